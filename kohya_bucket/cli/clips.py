@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given,
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, list_clips, read_clips
 from kohya_bucket.musubi.architectures import architecture_named
-from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys
+from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys, ImageKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
 
@@ -49,11 +48,7 @@ WayToTrain = tuple[str, "BucketRule", "TakenClip | None"]
 
 
 def clip_of(text: str) -> tuple[Path | None, Clip]:
-    """The clip that a command line names, as 1280x720x81, a video file or a folder of frames, and its file.
-
-    Raises:
-        KohyaBucketError: it cannot be read.
-    """
+    """The clip that a command line names, as 1280x720x81, a video file or a folder of frames, and its file."""
     if match := CLIP_SIZE.fullmatch(text.strip()):
         width, height, frames = map(int, match.groups())
         if min(width, height, frames) < 1:
@@ -70,11 +65,7 @@ def clip_of(text: str) -> tuple[Path | None, Clip]:
 def ways_to_train(
     context: typer.Context, config: Path | None, options: RuleOptions, how: ClipOptions, clip: Clip | None
 ) -> list[WayToTrain]:
-    """Each way to train a clip, or with --arch or a config of musubi-tuner an image.
-
-    Raises:
-        ConfigError: options that do not count here, or a config with nothing of this kind.
-    """
+    """Each way to train a clip, or with --arch or a config of musubi-tuner an image."""
     own = [field.name for field in fields(how) if field.name != "arch"]
     if clip is None and (beside := given(context, own)):
         raise ConfigError(f"{' and '.join(beside)}: for clips, and this is an image")
@@ -83,18 +74,20 @@ def ways_to_train(
     if config is not None:
         return _of_config(context, config, how, clip, own)
     if how.arch is not None:
-        kept = ("resolution", "bucket_no_upscale")
-        if beside := given(context, [name for name in options.fields if name not in kept]):
-            raise ConfigError(f"--arch places as musubi-tuner does: leave out {' and '.join(beside)}")
+        others = [name for name in options.fields if name not in ("resolution", "bucket_no_upscale")]
+        refuse_beside(context, "--arch places as musubi-tuner does", others)
         resolution = options.size if given(context, ["resolution"]) else (960, 544)
         model = architecture_named(how.arch)
-        keys = how.keys(resolution, options.bucket_no_upscale, clip is not None)
+        no_upscale = options.bucket_no_upscale
+        keys: DatasetKeys = ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
+        keys = keys if clip is None else how.clip_keys(resolution, no_upscale)
         return [_way(f"{resolution[0]}x{resolution[1]} for {model.title}", keys, model, clip)]
     if clip is None or how.source_fps is not None:
         raise ConfigError("--source-fps: name the model whose rate it is brought to, e.g. --arch wan")
-    keys, picture = how.keys(options.size, False, True), options.make()
-    assert isinstance(keys, ClipKeys)
-    rule = ClipBuckets(picture, keys.target_frames, extraction=keys.frame_extraction, max_frames=keys.max_frames)
+    of_clip, picture = how.clip_keys(options.size), options.make()
+    rule = ClipBuckets(
+        picture, of_clip.target_frames, extraction=of_clip.frame_extraction, max_frames=of_clip.max_frames
+    )
     return [(options.title, picture, TakenClip(clip, rule, None))]
 
 
@@ -103,8 +96,7 @@ def _of_config(
 ) -> list[WayToTrain]:
     if not is_musubi_config(config):
         raise ConfigError(f"{config} is no config of musubi-tuner, the only one here that trains clips")
-    if beside := given(context, own):
-        raise ConfigError(f"--config {config} brings its own rules: leave out {' and '.join(beside)}")
+    refuse_beside(context, f"--config {config} brings its own rules", own)
     out, read = [], musubi_config(config, how.arch)
     for number, keys in enumerate(read.datasets, 1):
         if isinstance(keys, ClipKeys) is (clip is not None):
@@ -189,88 +181,74 @@ class ComparedSet:
         scan: what is known of each.
         keys: how musubi-tuner trains them.
         model: as far as it is known.
-        given_rates: `source_fps` is not stated: it is each clip's own.
+        own_rates: `source_fps` is not stated: it is each clip's own.
     """
 
     title: str
     scan: ClipScan
     keys: ClipKeys
     model: Architecture
-    given_rates: bool = False
+    own_rates: bool
 
-    def placed(self, names: list[str]) -> list[tuple[str, ClipPlacement]]:
-        """By each of the rules, with its name."""
-        return [self._placed(name) for name in names]
+    @classmethod
+    def read(
+        cls, paths: list[str], source: str, keys: ClipKeys, model: Architecture, workers: int | None, quiet: bool,
+        own_rates: bool = False,
+    ) -> ComparedSet:  # fmt: skip
+        """`KohyaBucketError` if none can be read, or what reads them is not installed."""
+        with scan_progress("reading clips", quiet=quiet) as progress:
+            scan = read_clips(paths, workers=workers, progress=progress)
+        if not (scan.frames > 0).any():
+            why = scan.failures[0][2]
+            raise KohyaBucketError(f"{source}: none of {counted(len(paths), 'clip')} can be read: {why}")
+        broken = f" ({len(scan.failures):,} unreadable left out)" if scan.failures else ""
+        width, height = keys.resolution
+        rate = "as in the file" if model.target_fps is None else f"{model.target_fps:g} per second"
+        readable = counted(len(scan) - len(scan.failures), "clip")
+        title = f"{readable} of {source}{broken}, {width}x{height} for {model.title}, frames {rate}"
+        return cls(title, scan, keys, model, own_rates)
 
-    def _placed(self, name: str) -> tuple[str, ClipPlacement]:
+    def placed(self, name: str) -> ClipPlacement:
+        """By one of `CLIP_RULES`."""
         scan, keys, model = self.scan, self.keys, self.model
         if name == _OWN:
             own = keys.clip_rule(model)
             fps: npt.ArrayLike | None = keys.rates(model, scan.fps)
-            if self.given_rates and own.target_fps is not None:
+            if self.own_rates and own.target_fps is not None:
                 fps = np.where(scan.fps > 0, scan.fps, own.target_fps)
-            return name, own.place(scan.sizes, scan.frames, fps)
+            return own.place(scan.sizes, scan.frames, fps)
         lengths = keys.target_frames
         if keys.frame_extraction == "full":
             lengths = tuple(range(model.grid.base, keys.max_frames + 1, model.grid.stride))
         width, height = keys.resolution
         picture = DiffusionPipeBuckets(round((width * height) ** 0.5), multiple=model.steps)
-        rule = DiffusionPipeClips(picture, lengths, model.target_fps, model.grid)
-        return name, rule.place(scan.sizes, scan.frames, scan.fps)
+        return DiffusionPipeClips(picture, lengths, model.target_fps, model.grid).place(
+            scan.sizes, scan.frames, scan.fps
+        )
 
 
 def sets_of(context: typer.Context, sources: list[str], options: RuleOptions, how: ClipOptions, recursive: bool,
             workers: int | None, quiet: bool) -> list[ComparedSet]:  # fmt: skip
-    """The clips that a command line names: those of a musubi-tuner config by data set, or all together.
-
-    Raises:
-        KohyaBucketError: there are none, none can be read, what reads them is not installed, or options do not fit.
-    """
+    """The clips that a command line names: those of a musubi-tuner config by data set, or all together."""
     config = Path(sources[0])
     if len(sources) == 1 and config.suffix.lower() == ".toml" and config.is_file() and is_musubi_config(config):
         beside = [*options.fields, "target_frames", "frame_extraction"]
         refuse_beside(context, f"{config} brings its own rules", beside)
-        return _sets_of_config(config, how.arch, workers, quiet)
+        read = musubi_config(config, how.arch)
+        out = []
+        for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
+            if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.model)):
+                source = f"{config}, dataset {number}"
+                out.append(ComparedSet.read(paths, source, keys, read.model, workers, quiet))
+        if not out:
+            what = "none of its data sets has clips"
+            raise ConfigError(f"{config}: {what}; `compare` takes folders of images, not configs")
+        return out
     model = architecture_named(how.arch)
     size = options.size if given(context, ["resolution"]) else ClipKeys.resolution
-    keys = how.keys(size, False, clip=True)
-    assert isinstance(keys, ClipKeys)
+    keys = how.clip_keys(size)
     source = ", ".join(sources)
     paths = list_clips(sources, recursive=recursive)
     if not paths:
         raise KohyaBucketError(f"{source}: no clips found there")
-    scan = _read(paths, source, workers, quiet)
-    return [ComparedSet(_title(scan, source, keys, model), scan, keys, model, given_rates=True)]
-
-
-def _sets_of_config(path: Path, arch: str | None, workers: int | None, quiet: bool) -> list[ComparedSet]:
-    """The data sets of clips of a musubi-tuner config.
-
-    Raises:
-        KohyaBucketError: the config has a mistake or no clips, or they cannot be read.
-    """
-    out, read = [], musubi_config(path, arch)
-    for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.model)):
-            scan = _read(paths, f"{path}, dataset {number}", workers, quiet)
-            title = _title(scan, f"{path}, dataset {number}", keys, read.model)
-            out.append(ComparedSet(title, scan, keys, read.model))
-    if not out:
-        raise ConfigError(f"{path}: none of its data sets has clips; `compare` takes folders of images, not configs")
-    return out
-
-
-def _read(paths: Sequence[str], source: str, workers: int | None, quiet: bool) -> ClipScan:
-    with scan_progress("reading clips", quiet=quiet) as progress:
-        scan = read_clips(paths, workers=workers, progress=progress)
-    if not (scan.frames > 0).any():
-        raise KohyaBucketError(f"{source}: none of {counted(len(paths), 'clip')} can be read: {scan.failures[0][2]}")
-    return scan
-
-
-def _title(scan: ClipScan, source: str, keys: ClipKeys, model: Architecture) -> str:
-    broken = f" ({len(scan.failures):,} unreadable left out)" if scan.failures else ""
-    width, height = keys.resolution
-    rate = "as in the file" if model.target_fps is None else f"{model.target_fps:g} per second"
-    readable = counted(len(scan) - len(scan.failures), "clip")
-    return f"{readable} of {source}{broken}, {width}x{height} for {model.title}, frames {rate}"
+    return [ComparedSet.read(paths, source, keys, model, workers, quiet, own_rates=True)]

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
-    """The `[kohya_bucket]` table of a config, over that of the environment.
-
-    Raises:
-        ConfigError: all mistakes in it.
-    """
+    """The `[kohya_bucket]` table of a config, over that of the environment; `ConfigError` with all mistakes in it."""
     from kohya_bucket.adapter.options import required
 
     try:
@@ -39,10 +35,8 @@ def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
 def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, BucketRule]]:
     """What each data set of a config is trained by, at each of its resolutions, and its name for the reader.
 
-    The name says if the data set leaves out an image of this size.
-
-    Raises:
-        ConfigError: the config has a mistake other than missing images, or its rule depends on all images.
+    The name says if the data set leaves out an image of this size. `ConfigError` for a mistake other than missing
+    images, or a rule that depends on all images.
     """
     from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
     from kohya_bucket.buckets.rules.registry import named_rule
@@ -68,11 +62,7 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
 
 
 def only_one(argument: Path | None, option: Path | None) -> Path | None:
-    """A config that may be given as an argument or by `--config`.
-
-    Raises:
-        ConfigError: both are.
-    """
+    """A config that may be given as an argument or by `--config`, and not by both."""
     if argument is not None and option is not None:
         raise ConfigError(f"{argument} and --config {option}: give one config")
     return argument or option
@@ -88,22 +78,21 @@ def given_config(
         options: a dataset config in place of their bucket set counts as `--config`.
         images: a single TOML or JSON file in their place counts as `--config` too.
     """
-    named = list(images)
+    named, buckets = list(images), options.bucket_config
     if config is None and len(named) == 1 and _is_settings(Path(named[0])):
-        config, named = Path(named.pop()), []
-    if config is not None and options.bucket_config is None and _holds_buckets(config):
-        return None, replace(options, bucket_config=config), named
-    if config is None and options.bucket_config is not None and _holds_buckets(options.bucket_config) is False:
-        return options.bucket_config, replace(options, bucket_config=None), named
-    return config, options, named
+        config = Path(named.pop())
+    if config is not None and buckets is None and _holds_buckets(config):
+        config, buckets = None, config
+    elif config is None and buckets is not None and _holds_buckets(buckets) is False:
+        config, buckets = buckets, None
+    return config, replace(options, bucket_config=buckets), named
 
 
 def _is_settings(path: Path) -> bool:
-    if not path.is_file() or path.suffix.lower() != ".json":
-        return path.suffix.lower() == ".toml" and path.is_file()
     from kohya_bucket.images.shard_lists import is_shard_list
 
-    return not is_shard_list(path)
+    kind = path.suffix.lower()
+    return path.is_file() and (kind == ".toml" or (kind == ".json" and not is_shard_list(path)))
 
 
 def is_musubi_config(path: Path) -> bool:
@@ -114,11 +103,7 @@ def is_musubi_config(path: Path) -> bool:
 
 
 def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
-    """A config of musubi-tuner without mistakes, for the model that `--arch` names.
-
-    Raises:
-        ConfigError: another, or options in its table that musubi-tuner's caches cannot have.
-    """
+    """A config of musubi-tuner, for the model that `--arch` names. `ConfigError` for one with mistakes."""
     from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.musubi.architectures import architecture_named
     from kohya_bucket.musubi.config import read_config
@@ -153,44 +138,32 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
 
     Returns:
         the version; the checkout, where it is one.
-
-    Raises:
-        ConfigError: it names neither.
     """
     from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
 
-    if given is None:
-        found = nearby_checkout()
-        return (Release.in_checkout(found), found) if found else (NEWEST, None)
-    if _VERSION.fullmatch(given):
+    if given is not None and _VERSION.fullmatch(given):
         return Release.of(given), None
     try:
-        found = find_checkout(Path(given))
+        found = nearby_checkout() if given is None else find_checkout(Path(given))
     except CheckoutError as error:
         raise ConfigError(f"--sd-scripts is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
-    return Release.in_checkout(found), found
+    return (Release.in_checkout(found), found) if found else (NEWEST, None)
 
 
 Arch = Annotated[
-    str | None,
-    typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells."),
+    str | None, typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells.")
 ]
 
 
 def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None = None) -> Trainer:
-    """The trainers that `--arch` names, or all of them.
+    """The trainers that `--arch`, a family or a trainer's file, names, or all of them.
 
     Args:
-        arch: a family, or a trainer's file.
         checkout: the sd-scripts whose trainers say which steps they accept.
         config: what is trained; where it cannot be read, nobody knows whose models `arch` is of.
-
-    Raises:
-        ConfigError: it names none, or the config cannot be read.
     """
     from kohya_bucket.adapter.config_source import load_source
-    from kohya_bucket.errors import ConfigError
     from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
     from kohya_bucket.sdscripts.checkout import steps_in
 
@@ -206,12 +179,7 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
 def version_for(given: str) -> str:
     """The version of sd-scripts, as `Architecture.read_by` takes it.
 
-    Args:
-        given: a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
-
-    Raises:
-        ConfigError: neither a version nor a folder.
-        CheckoutError: a folder without a checkout.
+    `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
     from kohya_bucket.latents.architectures import is_version
     from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, npz_version

@@ -6,7 +6,7 @@ import codecs
 import contextlib
 import io
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kohya_bucket.texts import one_line
@@ -65,26 +65,16 @@ def columns(*head: str, left: int = 1) -> Table:
     return table
 
 
+def width_of(console: Console, table: Table) -> int:
+    """How many columns of a terminal all of it takes."""
+    return console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
+
+
 def print_table(console: Console, table: Table) -> None:
     """Print all of a table: where the terminal is too narrow its lines go on in the next, and no digit is lost."""
-    needed = console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
+    needed = width_of(console, table)
     wide = console if needed <= console.width else plain_console(stderr=console.stderr, width=needed)
     wide.print(table)
-
-
-def print_fitting(console: Console, table: Callable[[Collection[str]], Table], spare: Sequence[str]) -> None:
-    """Print a table; where the terminal is too narrow, without the first of its spare columns, and say so.
-
-    Args:
-        table: makes it without the named columns.
-        spare: names of columns that a reader can do without.
-    """
-    any_width = console.options.update(max_width=_ANY_WIDTH)
-    needed = [console.measure(table(spare[:n]), options=any_width).maximum for n in range(len(spare) + 1)]
-    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
-    print_table(console, table(spare[:missing]))
-    if missing:
-        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
 
 
 def _in_other_words(error: UnicodeError) -> tuple[str, int]:

@@ -41,14 +41,6 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
 
 
-@dataclass
-class Part:
-    """Items that are encoded in one go, and the folder that their names start from."""
-
-    wanted: LatentItems
-    root: Path
-
-
 @dataclass(frozen=True)
 class Chosen:
     """Images that a command line names; the rule is None where it is made from all sizes."""
@@ -58,9 +50,9 @@ class Chosen:
     options: RuleOptions
     rule: BucketRule | None
 
-    def parts(self, work: Work, encoding: EncodeOptions, engine: str) -> list[Part]:
-        """All of these images, in the buckets that the options say; reads their headers."""
-        found = self.images.read(engine_of(engine), quiet=work.quiet)
+    def parts(self, work: Work, encoding: EncodeOptions, engine: str) -> tuple[Path, list[LatentItems]]:
+        """The folder that names start from, and all of these images, in their buckets; reads their headers."""
+        found = self.images.read(engine_of(engine), work.quiet)
         if not len(found.images):
             raise ConfigError(f"{', '.join(self.names)}: no images found there")
         placement = (self.rule or self.options.make(found.sizes)).place(found.sizes)
@@ -70,7 +62,7 @@ class Chosen:
         )
         left_out = zip(np.flatnonzero(~placement.placed).tolist(), wanted.without_bucket, strict=True)
         wanted.without_bucket = [(name, found.reasons.get(i, reason)) for i, (name, reason) in left_out]
-        return [Part(wanted, root)]
+        return root, [wanted]
 
 
 @dataclass(frozen=True)
@@ -83,11 +75,7 @@ class Planned:
     gpus_said: bool
 
     def store(self) -> StorePath | None:
-        """Where training with this config looks for shards; None where it looks for npz.
-
-        Raises:
-            ConfigError: in several folders, one for each data set.
-        """
+        """Where training with this config looks for shards; None where it looks for npz."""
         if self.adapter.latent_cache != "shards":
             return None
         firsts = [one.images.paths[0] for one in self.read.datasets if len(one.images)]
@@ -99,38 +87,34 @@ class Planned:
             )
         return folders[0] if folders else None
 
-    def parts(self, work: Work, encoding: EncodeOptions, _: str) -> list[Part]:
-        """All that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
+    def parts(self, work: Work, encoding: EncodeOptions, _: str) -> tuple[Path, list[LatentItems]]:
+        """The same of all that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
         if self.adapter.moves_images and not work.quiet:
             self._say_what_it_is_for()
         root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:
-            found = wanted_by_config(
+            return root, wanted_by_config(
                 self.read, encoding, root, options=self.adapter, gpus=self.gpus, content_hash=work.hash,
                 progress=progress,
             )  # fmt: skip
-        return [Part(wanted, root) for wanted in found]
 
     def _say_what_it_is_for(self) -> None:
-        counts, by_gpus = self.gpus, self.adapter.same_shape is True
-        batches = " and ".join(str(n) for n in sorted({dataset.config.batch_size for dataset in self.read.datasets}))
-        where = f"on {', '.join(map(str, counts))} GPU{'s' * (counts != [1])} " if by_gpus else ""
-        more = "" if self.gpus_said or not by_gpus else "; for another number add --gpus"
+        batches = " and ".join(map(str, sorted({dataset.config.batch_size for dataset in self.read.datasets})))
+        where = more = ""
+        if self.adapter.same_shape is True:
+            where = f"on {', '.join(map(str, self.gpus))} GPU{'s' * (self.gpus != [1])} "
+            more = "" if self.gpus_said else "; for another number add --gpus"
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
 def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: str) -> Planned:
-    """A config of which everything can be cached, for a version of sd-scripts or "" for the one at hand.
+    """A config in which sd-scripts would stop at nothing, for a version of it or "" for the one at hand.
 
     `gpus` is "" for the number that this run has.
-
-    Raises:
-        KohyaBucketError: it has a mistake at which sd-scripts stops, or an option has an unknown value.
     """
     given = {} if train_batch_size is None else {"train_batch_size": train_batch_size}
     read = read_config(config, given, release=release_at_hand(sd_scripts or None)[0])
-    errors = read.findings.of(Severity.ERROR)
-    if errors:
+    if errors := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
     # Every process must come to the same list, whatever devices it sees.
     return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
@@ -146,7 +130,7 @@ def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
 _say = partial(say, err=True)
 
 
-def say_type(computes: str, stored: str, quiet: bool) -> None:
+def _say_type(computes: str, stored: str, quiet: bool) -> None:
     """The first line: the type that an encoder computes in, and why, where it says so."""
     if computes and not quiet and os.environ.get("RANK", "0") == "0":
         say(f"computes in {computes}{stored}")
@@ -171,18 +155,18 @@ class Work:
 
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
-        say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
-        todo = self._parts(encoder_hash(encoder), "local")
+        _say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
+        root, todo = self._parts(encoder_hash(encoder), "local")
         family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
-        options: list[dict[str, Any]] = [{"format": format, "architecture": vae.arch, "sd_scripts": sd_scripts}]
-        options *= len(todo)
-        if format == "npz" and family is not None and todo:  # without one, `encode_items` says what is missing
-            wanted = [part.wanted for part in todo]
-            paths = paths_of_run(wanted, family.read_by(sd_scripts), self.output, todo[0].root)
-            options = [one | {"npz_paths": its} for one, its in zip(options, paths, strict=True)]
+        own: list[dict[str, Any]] = [{}] * len(todo)
+        if format == "npz" and family is not None:  # without one, `encode_items` says what is missing
+            own = [{"npz_paths": its} for its in paths_of_run(todo, family.read_by(sd_scripts), self.output, root)]
         rank, processes = launched()
-        encode = partial(encode_items, encoder=encoder, rank=rank, processes=processes)
-        failed = self._encode(todo, encode, options)
+        encode = partial(
+            encode_items, encoder=encoder, rank=rank, processes=processes, images_root=root, format=format,
+            architecture=vae.arch, sd_scripts=sd_scripts,
+        )  # fmt: skip
+        failed = self._encode(todo, encode, own)
         end_launch(None if format == "npz" else self.output)
         return failed
 
@@ -191,27 +175,29 @@ class Work:
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
-            say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
-            todo = self._parts(crew.facts().identity, "ray")
-            return self._encode(todo, partial(encode_on_ray, crew=crew), [{}] * len(todo))
+            _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
+            root, todo = self._parts(crew.facts().identity, "ray")
+            return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
 
-    def _parts(self, encoder: str, engine: str) -> list[Part]:
+    def _parts(self, encoder: str, engine: str) -> tuple[Path, list[LatentItems]]:
         return self.source.parts(self, replace(self.recipe, vae=encoder), engine)
 
-    def _encode(self, todo: list[Part], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]) -> int:
+    def _encode(
+        self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]
+    ) -> int:
         """Encode the parts, each with its own `options`."""
         from kohya_bucket.latents.encode.worker import joined
 
         further: list[PrecomputeReport] = []
         failed = 0
-        for part, own in zip(todo, options, strict=True):
+        for wanted, own in zip(todo, options, strict=True):
             with scan_progress("encoding", quiet=self.quiet, done_as="encoded") as show:
                 report = encode(
-                    part.wanted, output_dir=self.output, images_root=part.root, batch_size=self.batch_size,
-                    workers=self.workers, progress_callback=show, say=_say, **own,
+                    wanted, output_dir=self.output, batch_size=self.batch_size, workers=self.workers,
+                    progress_callback=show, say=_say, **own,
                 )  # fmt: skip
             failed += len(report.failed)
-            if part.wanted.further:
+            if wanted.further:
                 further.append(report)
             elif not self.quiet:
                 _print_report(report)
@@ -233,12 +219,12 @@ def _print_report(report: PrecomputeReport) -> None:
     )
     if report.encoded:
         seconds = max(report.seconds, 1e-9)
-        idle = 100 * report.device_idle / seconds
-        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {idle:.0f} % of the time")
+        idle = report.device_idle / seconds
+        say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {100 * idle:.0f} % of the time")
     for path, reason in report.without_bucket[:10]:
         say(f"no bucket: {path}: {reason}")
-    if len(report.without_bucket) > 10:
-        say(f"no bucket: {len(report.without_bucket) - 10} more")
+    if (more := len(report.without_bucket) - 10) > 0:
+        say(f"no bucket: {more} more")
 
 
 _HOW = (
@@ -253,11 +239,7 @@ def encode_captions(
     context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
     batch_size: int, collection: str, quiet: bool, cluster: ClusterOptions,
 ) -> None:  # fmt: skip
-    """Encode what is missing of the captions of the store in `output`.
-
-    Raises:
-        KohyaBucketError: no store or no encoder is named, or options that belong to images; else as what is called.
-    """
+    """Encode what is missing of the captions of the store in `output`."""
     if output is None or not options.text_encoder:
         raise ConfigError(_HOW)
     what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
@@ -275,7 +257,7 @@ def encode_captions(
         load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
         layer=options.layer, apply_mask=options.apply_mask,
     )  # fmt: skip
-    say_outputs = partial(say_type, stored="; outputs are stored as they come", quiet=quiet)
+    say_outputs = partial(_say_type, stored="; outputs are stored as they come", quiet=quiet)
     name = collection or "text"
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
@@ -308,11 +290,7 @@ def _silence_libraries() -> None:
 
 
 def load_vae(vae: str, **options: Any) -> Any:
-    """An encoder from a hub name, a folder or a .safetensors file, loaded without a word; see `load_encoder`.
-
-    Raises:
-        KohyaBucketError: what is needed to load it is not installed, or it cannot be loaded.
-    """
+    """An encoder from a hub name, a folder or a .safetensors file, loaded without a word; see `load_encoder`."""
     _silence_libraries()
     try:
         from kohya_bucket.latents.vae.diffusers_vae import load_encoder

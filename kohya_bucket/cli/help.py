@@ -51,9 +51,12 @@ class PlainCommand(TyperCommand):
             title = getattr(p, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
             rows = rare if title == ADVANCED else groups.setdefault(title, [])
             rows.append((_word(p) if is_argument else _names(p), _text(p)))
-        groups["Options"].append((_names(help_option), _about_help(ctx, len(rare))))
+        more = ""
         if ctx.meta.get(_ALL):
             groups[ADVANCED] = rare
+        elif rare:
+            more = f"; --help-all has {counted(len(rare), 'more option')}"
+        groups["Options"].append((_names(help_option), f"This page{more}."))
         for title, rows in groups.items():
             write_section(formatter, title, rows)
 
@@ -97,11 +100,6 @@ def _text(parameter: Any) -> str:
     default = getattr(parameter, "default", None)
     shown = isinstance(default, (str, int, float)) and not isinstance(default, bool) and default != ""
     return (parameter.help or "") + (f" [default: {default}]" if shown else "")
-
-
-def _about_help(ctx: Any, rare: int) -> str:
-    more = f"; --help-all has {counted(rare, 'more option')}" if rare and not ctx.meta.get(_ALL) else ""
-    return f"This page{more}."
 
 
 def _quick_flag(option: Any) -> Any:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
     from kohya_bucket.latents.items import EncodeOptions
-    from kohya_bucket.musubi.keys import DatasetKeys as ClipOrImageKeys
+    from kohya_bucket.musubi.keys import ClipKeys
 
 
 _Command = Callable[..., None]
@@ -62,8 +62,7 @@ def with_option_groups(
             groups[p.name] = p.annotation, [option.name for option in options]
             parameters += options
         else:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(p.replace(kind=kind, annotation=_with_help(p.annotation)))
+            parameters.append(p.replace(kind=p.KEYWORD_ONLY, annotation=_with_help(p.annotation)))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -95,33 +94,31 @@ def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) 
             hints[field.name] = Annotated[hints[field.name], option(*field.metadata.get("spelled", ()), help=text)]
     for name in also:
         kind, option = get_args(hints[name])
-        names = f"--{name.replace('_', '-')}", also[name]
-        hints[name] = Annotated[kind, typer.Option(*names, help=option.help, rich_help_panel=option.rich_help_panel)]
+        panel = option.rich_help_panel
+        hints[name] = Annotated[kind, typer.Option(_spelled(name), also[name], help=option.help, rich_help_panel=panel)]
     for option in (option for hint in hints.values() for option in get_args(hint)[1:]):
         if isinstance(option, OptionInfo):
             option.rich_help_panel = option.rich_help_panel or getattr(group, "panel", None)
     kept = [field for field in fields(group) if field.name not in without and get_args(hints[field.name])[1:]]
     kept.sort(key=lambda field: "help" in field.metadata)  # those that a group inherits come last
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name]) for f in kept]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in kept]
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:
     """Those of a command's parameters that were given, as options: `bucket_reso_steps` is "--bucket-reso-steps"."""
     sources = ((name, context.get_parameter_source(name)) for name in names)
-    return [f"--{name.replace('_', '-')}" for name, source in sources if source and source.name == "COMMANDLINE"]
+    return [_spelled(name) for name, source in sources if source and source.name == "COMMANDLINE"]
+
+
+def _spelled(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> None:
-    """Refuse options that would be passed over in silence.
+    """Refuse parameters that would be passed over in silence, if one was given: `ConfigError`.
 
-    Args:
-        context: the command's.
-        what: why they do not count, as the beginning of a sentence, e.g. "--config c.toml brings its own rules".
-        names: the parameters, as the command's function names them; those that were not given are no matter.
-
-    Raises:
-        ConfigError: one of them was given.
+    `what` says why they do not count, as the beginning of a sentence, e.g. "--config c.toml brings its own rules".
     """
     options = given(context, names)
     if options:
@@ -167,14 +164,13 @@ def gpu_counts(text: str) -> list[int]:
     return numbers
 
 
-def is_made_here(file: Path) -> bool:
-    """Whether a file is a page or a picture of this package's."""
+def _is_made_here(file: Path) -> bool:
     with file.open("rb") as start:
         return MADE_BY.encode() in start.read(4096)
 
 
 def saved_as(picture: Image, kind: str) -> bytes:
-    """A picture as a file that `is_made_here`, in kinds that hold a text."""
+    """A picture as a file that `check_output` knows again, in kinds that hold a text."""
     from PIL.PngImagePlugin import PngInfo
 
     about, out = PngInfo(), io.BytesIO()
@@ -185,24 +181,23 @@ def saved_as(picture: Image, kind: str) -> bytes:
 
 def check_output(
     option: str, output: Path | None, what: str, inputs: Iterable[str | Path | None],
-    ours: Callable[[Path], bool] = is_made_here,
+    ours: Callable[[Path], bool] = _is_made_here,
 ) -> None:  # fmt: skip
-    """Before anything is read: an output that is a folder, in none, an image, or one of the inputs of the command.
+    """Before anything is read: an output that is far, a folder, in none, an image, or an input of the command.
+
+    All of them are refused, also a folder that does not exist, which may be a slip, and what is not `ours`.
 
     Args:
-        option: as the command line names it.
-        output: the file to write, or None.
         what: what is written, e.g. "a Parquet file"; a name ending in "picture" may have an image's ending.
         inputs: files and folders that the command reads.
         ours: whether a file is of this package's making, and may be written over.
-
-    Raises:
-        KohyaBucketError: `output` is one of them, is not ours, is a folder, is in one that does not exist (which may be
-            a slip, so none is made), or is named as an image and will hold none.
     """
     if output is None:
         return
-    refuse_address(option, output)
+    first = output.parts[0] if output.parts else ""
+    if first.endswith(":") and len(first) > 2 and not Path(first).exists():  # what a `Path` makes of an address
+        address = f"{first}//{'/'.join(output.parts[1:])}"
+        raise KohyaBucketError(f"{option} is {address}, but is written to this machine only: give a local path")
     if output.is_dir():
         raise KohyaBucketError(f"{option} is {output}, a folder: name a file in it")
     if not output.parent.is_dir():
@@ -220,18 +215,6 @@ def check_output(
             f"{option} is {output}, which is not known to be {what} of this package's making, and would be "
             "overwritten: give another name, or delete it first"
         )
-
-
-def refuse_address(option: str, output: Path) -> None:
-    """Before anything is made at "s3:/bucket", which is what a `Path` makes of an address.
-
-    Raises:
-        KohyaBucketError: `output` is one, and no folder here has such a name.
-    """
-    first = output.parts[0] if output.parts else ""
-    if first.endswith(":") and len(first) > 2 and not Path(first).exists():
-        address = f"{first}//{'/'.join(output.parts[1:])}"
-        raise KohyaBucketError(f"{option} is {address}, but is written to this machine only: give a local path")
 
 
 def _rules() -> str:
@@ -264,15 +247,12 @@ class RuleOptions(OptionsOfRules):
     @property
     def name(self) -> str:
         """The one rule that is named, as `rule_from_name` takes it."""
-        named = {
-            "--rule": self.rule,
-            "--preset": None if self.preset is None else f"preset:{self.preset}",
-            "--bucket-config": None if self.bucket_config is None else f"file:{self.bucket_config}",
-        }
-        given = [option for option, name in named.items() if name is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} both name a bucket set: give one of them")
-        return str(named[given[0]]) if given else "kohya"
+        kinds = {"rule": "", "preset": "preset:", "bucket_config": "file:"}
+        values = {name: getattr(self, name) for name in kinds}
+        named = {_spelled(name): f"{kinds[name]}{value}" for name, value in values.items() if value is not None}
+        if len(named) > 1:
+            raise ConfigError(f"{' and '.join(named)} both name a bucket set: give one of them")
+        return next(iter(named.values()), "kohya")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -286,11 +266,6 @@ class RuleOptions(OptionsOfRules):
         return named_rule(self.name).own_sizes
 
     @property
-    def from_images(self) -> bool:
-        """Whether the rule is made from all images."""
-        return named_rule(self.name).from_images
-
-    @property
     def size(self) -> tuple[int, int]:
         """The resolution as (width, height). `ConfigError` for what is none."""
         from kohya_bucket.sdscripts.config.keys import parse_resolution
@@ -302,13 +277,10 @@ class RuleOptions(OptionsOfRules):
         if not arch or self.brings_sizes:
             return self
         usual = family_named(arch)
-        values: dict[str, Any] = {
-            "resolution": str(usual.resolution),
-            "min_bucket_reso": usual.min_size,
-            "max_bucket_reso": usual.max_size,
-            "bucket_reso_steps": usual.reso_steps,
-        }
-        return replace(self, **{name: value for name, value in values.items() if not given(context, [name])})
+        names = "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"
+        values = str(usual.resolution), usual.min_size, usual.max_size, usual.reso_steps
+        changed: dict[str, Any] = dict(zip(names, values, strict=True))
+        return replace(self, **{name: value for name, value in changed.items() if not given(context, [name])})
 
     @property
     def title(self) -> str:
@@ -318,11 +290,7 @@ class RuleOptions(OptionsOfRules):
 
     @property
     def keys(self) -> DatasetKeys:
-        """The same as the keys of a dataset.
-
-        Raises:
-            BucketSettingsError: sd-scripts would stop at them, whatever the rule; says which and what to change.
-        """
+        """The same as the keys of a dataset; `BucketSettingsError` for what sd-scripts would stop at."""
         from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 
         limits = self.min_bucket_reso, self.max_bucket_reso, self.bucket_reso_steps
@@ -330,19 +298,8 @@ class RuleOptions(OptionsOfRules):
         rule_for(keys)
         return keys
 
-    @property
-    def limits(self) -> tuple[int, int]:
-        """Shortest and longest side of a bucket, rounded to the step as sd-scripts does."""
-        from kohya_bucket.adapter.dataset_keys import adjust_to_steps
-
-        return adjust_to_steps(self.keys)
-
     def make(self, sizes: IntArray | None = None) -> BucketRule:
-        """The rule. `sizes` [N, 2] are for those that are made from the data.
-
-        Raises:
-            KohyaBucketError: there is no such rule, or the options cannot work together.
-        """
+        """The rule. `sizes` [N, 2] are for those that are made from the data."""
         from kohya_bucket.adapter.dataset_keys import rule_for
         from kohya_bucket.adapter.options import AdapterOptions
         from kohya_bucket.buckets import rule_from_name
@@ -398,8 +355,7 @@ class TrainerArguments:
 CLIP_SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)\s*[xX×*,@]\s*(\d+)")
 
 
-def _extractions() -> str:
-    return described({name: choice for name, choice in EXTRACTIONS.items() if name not in ("largest", "full")})
+_EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not in ("largest", "full")}
 
 
 @dataclass(frozen=True)
@@ -411,15 +367,11 @@ class ClipOptions:
         typer.Option(help="sdxl, sd15, flux, … set usual sizes; wan, hv, zi, … place as musubi-tuner does."),
     ] = None
     target_frames: Annotated[str | None, rare(help="Of a clip: 1,25,45; else all up to 129.")] = None
-    frame_extraction: Annotated[str, rare(help="Of a clip: {}."), partial(_extractions)] = "head"
+    frame_extraction: Annotated[str, rare(help="Of a clip: {}."), partial(described, _EXTRACTIONS)] = "head"
     source_fps: Annotated[float | None, rare(help="Of a clip: as in musubi-tuner, with --arch.")] = None
 
     def family(self) -> tuple[str | None, ClipOptions]:
-        """The family of sd-scripts that `arch` names, which trains no clips, and the options without it.
-
-        Raises:
-            ConfigError: it is no family of musubi-tuner either.
-        """
+        """The family of sd-scripts that `arch` names, which trains no clips, and the options without it."""
         if self.arch is None:
             return None, self
         if is_family(self.arch):
@@ -436,15 +388,14 @@ class ClipOptions:
             ) from None
         return None, self
 
-    def keys(self, resolution: tuple[int, int], no_upscale: bool, clip: bool) -> ClipOrImageKeys:
+    def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:
         """The same as the keys of a data set. `ConfigError` for lengths that are none."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
-        from kohya_bucket.musubi.keys import ClipKeys, ImageKeys
+        from kohya_bucket.musubi.keys import ClipKeys
 
-        if not clip:
-            return ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
+        keys = ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
         if self.target_frames is None:
-            return ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
+            return keys
         try:
             lengths = tuple(int(part) for part in self.target_frames.split(","))
             if max(lengths) > MOST_FRAMES:
@@ -452,10 +403,7 @@ class ClipOptions:
         except ValueError:
             text = f"--target-frames is {self.target_frames!r}, but must be numbers of frames, e.g. 1,25,45"
             raise ConfigError(text) from None
-        how = self.frame_extraction
-        return ClipKeys(
-            resolution, True, no_upscale, target_frames=lengths, frame_extraction=how, source_fps=self.source_fps
-        )
+        return replace(keys, target_frames=lengths, frame_extraction=self.frame_extraction)
 
 
 FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."
@@ -479,11 +427,7 @@ class ClusterOptions:
     )
 
     def on_ray(self) -> bool:
-        """Whether it is the cluster.
 
-        Raises:
-            KohyaBucketError: there is no such engine, or what is given does not fit it.
-        """
         if engine_of(self.engine) != "ray":
             if self.concurrency is not None:
                 raise ConfigError("--concurrency says how many encoders Ray starts: add --engine ray, or leave it out")
@@ -506,20 +450,10 @@ class VaeOptions:
     xformers: Annotated[bool, rare("--xformers", help="xformers' attention.")] = False
     compile: Annotated[bool, rare("--compile", help="Let torch.compile translate the VAE.")] = False
 
-    def check(self) -> None:
-        """What can be said without loading anything.
-
-        Raises:
-            ConfigError: no VAE is named.
-        """
-        if not self.vae:
-            raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
-
     def load_options(self) -> dict[str, Any]:
         """The same as `load_vae` takes them."""
         options = asdict(self)
-        architecture = options.pop("arch")
-        return options | {"architecture": architecture}
+        return options | {"architecture": options.pop("arch")}
 
 
 @dataclass(frozen=True)
@@ -538,9 +472,6 @@ class StoreOptions:
         """How latents are made with these options; the hash of the encoder is still missing.
 
         With `dtype` "auto" they are stored in bfloat16 whatever computes them, so that a store serves on all machines.
-
-        Raises:
-            KohyaBucketError: an option has an unknown value, or the format cannot hold what is asked for.
         """
         from kohya_bucket.images.resize import choose_interpolation
         from kohya_bucket.latents.dtypes import dtype_name

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from rich.table import Table
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_fitting, say, wide_console
+from kohya_bucket.cli.console import print_table, say, scan_progress, wide_console, width_of
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -24,11 +25,10 @@ from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.musubi.config import MusubiConfig
-    from kohya_bucket.musubi.plan import Overview as MusubiOverview
     from kohya_bucket.musubi.plan import PlacedData
     from kohya_bucket.sdscripts.config import Config
     from kohya_bucket.sdscripts.config.read import RunLength
-    from kohya_bucket.sdscripts.plan import DatasetOverview, Overview
+    from kohya_bucket.sdscripts.plan import DatasetOverview
 
 
 _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
@@ -94,37 +94,42 @@ class Plan:
             console.print()
             _print_findings(console, self.findings, self.trainer, images)
         if self.unplanned:
-            one = len(self.unplanned) == 1
-            numbers = ", ".join(map(str, self.unplanned))
-            say(f"not planned, because of that: dataset{'' if one else 's'} {numbers}")
+            what = "dataset" if len(self.unplanned) == 1 else "datasets"
+            say(f"not planned, because of that: {what} {', '.join(map(str, self.unplanned))}")
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints, as `plan.schema.json` says. Keys are added; another change makes a new version."""
-        findings = {"findings": [finding.as_dict() for finding in self.findings]}
         return {
             **_FORMAT,
             **self.head,
             "settings": asdict(self.options),
             "datasets": [{"number": data.number, **data.entry} for data in self.datasets],
             "gpus": [row.as_dict() for row in self.gpus],
-            **findings,
+            "findings": [finding.as_dict() for finding in self.findings],
         }
 
 
-def of_sdscripts(read: Config, seen: Overview, images: bool, accumulate: int) -> Plan:
-    """A config of sd-scripts; with `images` also each image."""
+def plan_sdscripts(
+    read: Config, gpus: Sequence[int], accumulate: int | None, images: bool, *, quiet: bool = False
+) -> tuple[Plan, bool]:
+    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket."""
+    from kohya_bucket.sdscripts.plan import overview
+
+    batches = accumulate or (1 if read.length is None else read.length.batches)
+    with scan_progress("reading image headers", quiet=quiet) as progress:
+        seen = overview(read, read.options, gpus, batches, progress)
     datasets = [_of_dataset(dataset, seen.options, images) for dataset in seen.datasets]
     head = {"config": str(read.path) if read.path else None}
     unplanned = {dataset.config.number for dataset in read.datasets} - {data.number for data in datasets}
-    return Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options, accumulate, sorted(unplanned),
+    plan = Plan("sd-scripts", read.findings, head, datasets, seen.gpus, seen.options, batches, sorted(unplanned),
                 read.length)  # fmt: skip
+    return plan, any(data.left_out for data in seen.datasets)
 
 
 def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool) -> PlannedData:
     read, placed = dataset.read, dataset.images
     config = read.config
     width, height = config.resolution or (0, 0)
-    mode = "one size" if not config.enable_bucket else "no upscaling" if config.bucket_no_upscale else "buckets"
     kind = config.kind.name.lower()
     resolution = f"{width}x{height}" if options.resolutions is None else _resolutions(options)
     prescribed = read.images.predefined is not None
@@ -162,8 +167,13 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     }
     if images:
         entry["image_rows"] = rows
+    mode = _mode(config.enable_bucket, config.bucket_no_upscale)
     title = f"{kind.replace('_', '-')}, {resolution}, {mode}, batch size {config.batch_size}"
     return PlannedData(config.number, title, [rule, *_subset_lines(dataset)], entry, below, rows)
+
+
+def _mode(in_buckets: bool, no_upscale: bool) -> str:
+    return "one size" if not in_buckets else "no upscaling" if no_upscale else "buckets"
 
 
 def _resolutions(options: AdapterOptions) -> str:
@@ -193,8 +203,20 @@ def _times(repeats: list[int]) -> str:
     return ", once each" if repeats[0] == 1 else f", {repeats[0]} times each"
 
 
-def of_musubi(read: MusubiConfig, seen: MusubiOverview, images: bool, accumulate: int) -> Plan:
-    """A config of musubi-tuner; with `images` also each image and clip."""
+def plan_musubi(
+    config: Path, arch: str | None, gpus: Sequence[int], accumulate: int, images: bool, *, quiet: bool = False
+) -> Plan:
+    """The same of musubi-tuner; what is not trained is among the findings."""
+    from kohya_bucket.musubi.architectures import architecture_named
+    from kohya_bucket.musubi.config import read_config
+    from kohya_bucket.musubi.plan import overview
+
+    read = read_config(config, architecture_named(arch))
+    if not read.model.name:
+        message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
+        read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
+    with scan_progress("reading images and clips", quiet=quiet) as progress:
+        seen = overview(read, read.options, gpus, accumulate, progress=progress)
     head = {"config": str(read.path), "architecture": read.model.name or None}
     datasets = [_of_data(data, read, images) for data in seen.datasets]
     unplanned = sorted({*range(1, len(read.places) + 1)} - {data.number for data in datasets})
@@ -206,9 +228,6 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
 
     keys, what = data.keys, data.keys.what
     width, height = keys.resolution
-    in_buckets, no_upscale = keys.mode(read.model)
-    mode = "no upscaling" if no_upscale else "buckets" if in_buckets else "one size"
-    times = "once" if keys.num_repeats == 1 else f"{keys.num_repeats} times"
     rows = _clip_rows(data) if images else []
     buckets = data.items.rows()
     entry: dict[str, Any] = {
@@ -233,8 +252,9 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         }
     if images:
         entry["rows"] = rows
+    mode = _mode(*keys.mode(read.model))
     title = f"{what}s, {width}x{height}, {mode}, for {read.model.title}, batch size {keys.batch_size}"
-    source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}, {times} each"
+    source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}{_times([keys.num_repeats])}"
     above, below = [source, *_clip_lines(data, entry)], [] if cuts is None else [str(cuts)]
     return PlannedData(read.places.index(data.place) + 1, title, above, entry, below, rows)
 
@@ -329,16 +349,12 @@ def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
     if not rows:
         console.print("nothing is trained")
         return
-    total = {name: sum(row[name] for row in rows) for name in (what, "samples", "batches", "short_batches")}
-    total |= {
-        "mean_crop_loss": sum(row["mean_crop_loss"] * row[what] for row in rows) / total[what],
-        "worst_crop_loss": max(row["worst_crop_loss"] for row in rows),
-    }
-    if "enlarged" in rows[0]:
-        total["enlarged"] = sum(row["enlarged"] for row in rows)
-        total["largest_enlargement"] = max(row["largest_enlargement"] for row in rows)
-    cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what]})]
-    cells[-1] |= {"bucket": f"all {len(rows)}"}
+    sums = what, "samples", "batches", "short_batches", "enlarged"
+    total = {name: sum(row[name] for row in rows) for name in sums if name in rows[0]}
+    most = "worst_crop_loss", "largest_enlargement"
+    total |= {name: max(row[name] for row in rows) for name in most if name in rows[0]}
+    total["mean_crop_loss"] = sum(row["mean_crop_loss"] * row[what] for row in rows) / total[what]
+    cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what], "bucket": f"all {len(rows)}"})]
     _print_table(console, cells, ("aspect", "short", "samples", "batches"), total=True)
 
 
@@ -347,7 +363,7 @@ def _print_table(
 ) -> None:
     """Rows by their headings, the last set apart where it is the `total`; `spare` columns go where all do not fit."""
 
-    def table(without: Collection[str]) -> Table:
+    def table(without: Sequence[str]) -> Table:
         made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
         kept = [name for name in cells[0] if name not in without]
         for name in kept:
@@ -357,13 +373,17 @@ def _print_table(
         return made
 
     console.print()
-    print_fitting(console, table, spare)
-    console.print()
+    needed = [width_of(console, table(spare[:n])) for n in range(len(spare) + 1)]
+    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
+    print_table(console, table(spare[:missing]))
+    if missing:
+        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
 
 
 def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
-    size = row.get("bucket")
-    cells = {"bucket": _size(size), "aspect": f"{size[0] / size[1]:.3f}"} if size else {"bucket": "", "aspect": ""}
+    size = row["bucket"]
+    of_all = isinstance(size, str)
+    cells = {"bucket": size if of_all else _size(size), "aspect": "" if of_all else f"{size[0] / size[1]:.3f}"}
     cells |= {name: f"{row[name]:,}" for name in (what, "samples", "batches")}
     cells["short"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
     cells |= {"cut": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.checks import whole
 from kohya_bucket.cli.configs import is_musubi_config, release_at_hand, trainer_at_hand
-from kohya_bucket.cli.plan_view import Plan, of_musubi, of_sdscripts
+from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
-
-if TYPE_CHECKING:
-    from kohya_bucket.images.parallel import Progress
-    from kohya_bucket.sdscripts.config import Config
-
-
-Reading = Callable[[str], AbstractContextManager["Progress | None"]]  # shows that files are read, given a title
 
 
 @dataclass(frozen=True)
@@ -98,20 +91,17 @@ def preview(
     counts = [whole("gpus", gpus, 1)]
     with _file_of(config) as file:
         if is_musubi_config(file):
-            plan = plan_musubi(file, arch, counts, 1, True)
+            plan = plan_musubi(file, arch, counts, 1, True, quiet=True)
         else:
             from kohya_bucket.sdscripts.config import read_config
 
             release, checkout = release_at_hand(sd_scripts)
             trainer = trainer_at_hand(arch, checkout, file)
-            plan, _ = plan_sdscripts(read_config(file, release=release, trainer=trainer), counts, None, True)
+            read = read_config(file, release=release, trainer=trainer)
+            plan, _ = plan_sdscripts(read, counts, None, True, quiet=True)
     data = plan.as_dict()
-    if isinstance(config, Mapping) and "config" in data:
+    if isinstance(config, Mapping):
         data["config"] = None
-    return _preview(data)
-
-
-def _preview(data: Mapping[str, Any]) -> Preview:
     buckets: list[PreviewBucket] = []
     without: list[NotTrained] = []
     for entry in data["datasets"]:
@@ -123,13 +113,12 @@ def _preview(data: Mapping[str, Any]) -> Preview:
             NotTrained(number, row.get("image") or row["path"], row["reason"], row["mend"])
             for row in entry["not_trained"]
         ]
-    rows = data["gpus"]
-    for row in rows:
+    for row in data["gpus"]:
         why, mend = "it is in buckets that fill no batch", {"small_buckets": "keep"}
         without += [NotTrained(0, name, why, mend) for name in row["never_trained"]]
-    findings = data["findings"]
-    errors = tuple(finding["message"] for finding in findings if finding["severity"] == Severity.ERROR.value)
-    return Preview(rows[0]["steps"] if rows else 0, tuple(buckets), tuple(without), errors, data)
+    errors = tuple(one["message"] for one in data["findings"] if one["severity"] == Severity.ERROR.value)
+    steps = sum(row["steps"] for row in data["gpus"])
+    return Preview(steps, tuple(buckets), tuple(without), errors, data)
 
 
 def _files(entry: Mapping[str, Any]) -> dict[tuple[int, ...], list[str]]:
@@ -162,36 +151,3 @@ def _file_of(config: Any) -> Iterator[Path]:
             yield file
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(file), "config")) from None
-
-
-def _silently(_: str) -> AbstractContextManager[Progress | None]:
-    return nullcontext()
-
-
-def plan_sdscripts(
-    read: Config, gpus: Sequence[int], accumulate: int | None, images: bool, reading: Reading = _silently
-) -> tuple[Plan, bool]:
-    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket."""
-    from kohya_bucket.sdscripts.plan import overview
-
-    with reading("reading image headers") as progress:
-        batches = accumulate or (1 if read.length is None else read.length.batches)
-        seen = overview(read, read.options, gpus, batches, progress)
-    return of_sdscripts(read, seen, images, batches), any(data.left_out for data in seen.datasets)
-
-
-def plan_musubi(
-    config: Path, arch: str | None, gpus: Sequence[int], accumulate: int, images: bool, reading: Reading = _silently
-) -> Plan:
-    """The same of musubi-tuner; what is not trained is among the findings."""
-    from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import read_config
-    from kohya_bucket.musubi.plan import overview
-
-    read = read_config(config, architecture_named(arch))
-    if not read.model.name:
-        message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
-        read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
-    with reading("reading images and clips") as progress:
-        seen = overview(read, read.options, gpus, accumulate, progress=progress)
-    return of_musubi(read, seen, images, accumulate)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,24 +42,15 @@ _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
     """The index of the shards that are named; None where no tar and no index of tars is.
 
-    Args:
-        before: a file with an earlier index, of which shards that have not changed are taken.
-
-    Raises:
-        KohyaBucketError: tars beside something else, or one that cannot be read.
+    Of an earlier index, in the file `before`, those that have not changed are taken.
     """
-    shards = _shards_in(sources)
-    if shards is None:
-        return None
-    return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
+    if shards := _shards_in(sources):
+        return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
+    return None
 
 
-def _shards_in(sources: Sequence[str]) -> list[str] | None:
-    """The tars, and lists of them, that are named, each once; None where none is.
-
-    Raises:
-        KohyaBucketError: tars beside something else, or compressed ones.
-    """
+def _shards_in(sources: Sequence[str]) -> list[str]:
+    """The tars, and lists of them, that are named, each once."""
     names = _matches(sources, (".tar",))
     if packed := next((name for name in names if name.lower().endswith(_PACKED)), None):
         raise KohyaBucketError(
@@ -71,19 +62,16 @@ def _shards_in(sources: Sequence[str]) -> list[str] | None:
         is_list = name.lower().endswith(".json") and (len(names) > 1 or is_shard_list(name))
         return is_list or name.lower().endswith(".tar")
 
-    shards = [name for name in names if is_shard(name)]
-    if not shards:
-        return None
-    _refuse_other_kinds(names, shards, "is a tar shard or lists some")
-    return shards
+    return _of_one_kind(names, is_shard, "is a tar shard or lists some")
 
 
-def _refuse_other_kinds(names: Sequence[str], of_a_kind: Sequence[str], what: str) -> None:
-    """Refuse sources of several kinds; `what` says of `of_a_kind` which they are."""
-    if len(of_a_kind) < len(names):
-        known = set(of_a_kind)
-        other = next(name for name in names if name not in known)
-        raise KohyaBucketError(f"{of_a_kind[0]} {what}, and {other} is none: name one kind alone")
+def _of_one_kind(names: Sequence[str], is_one: Callable[[str], bool], what: str) -> list[str]:
+    """The names that are of a kind: none, or all. `KohyaBucketError` for a mixture; `what` says which kind it is."""
+    found = [name for name in names if is_one(name)]
+    if 0 < len(found) < len(names):
+        other = next(name for name in names if name not in found)
+        raise KohyaBucketError(f"{found[0]} {what}, and {other} is none: name one kind alone")
+    return found
 
 
 def _matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
@@ -106,28 +94,20 @@ _INFO = "dataset_info.json"
 _SPLITS = "dataset_dict.json"  # and `DatasetDict.save_to_disk`
 
 
-def tables_in(sources: Sequence[str]) -> list[str] | None:
-    """The files of the tables that are named, in their order; None where no source is one.
+def _tables_in(sources: Sequence[str]) -> list[str]:
+    """The files of the tables that are named, in their order."""
 
-    Raises:
-        KohyaBucketError: tables beside something else, several splits at once, or a damaged data set.
-    """
-    names = _matches(sources, TABLE_ENDINGS)
-    tables = [name for name in names if name.lower().endswith(TABLE_ENDINGS) or _is_saved(name) or _is_on_hub(name)]
-    if not tables:
-        return None
-    _refuse_other_kinds(names, tables, "is a table of images")
-    files = [file for name in tables for file in _files_of(name)]
-    return list(dict.fromkeys(absolute_paths(files)))
+    def is_table(name: str) -> bool:
+        folder = Path(name)
+        is_saved = (folder / _SPLITS).is_file() or all((folder / its).is_file() for its in (_STATE, _INFO))
+        return name.lower().endswith(TABLE_ENDINGS) or is_saved or _is_on_hub(name)
+
+    tables = _of_one_kind(_matches(sources, TABLE_ENDINGS), is_table, "is a table of images")
+    return list(dict.fromkeys(absolute_paths(file for name in tables for file in _files_of(name))))
 
 
 def _is_on_hub(name: str) -> bool:
     return name.startswith(_HUB) and len(name.removeprefix(_HUB).strip("/").split("/")) == 2
-
-
-def _is_saved(name: str) -> bool:
-    folder = Path(name)
-    return (folder / _SPLITS).is_file() or all((folder / its).is_file() for its in (_STATE, _INFO))
 
 
 def _files_of(name: str) -> list[str]:
@@ -205,10 +185,7 @@ def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
     """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of `sizes build`) or an
-    index of tar shards.
-
-    Raises:
-        KohyaBucketError: nothing readable there.
+    index of tar shards. `KohyaBucketError` where there is nothing readable.
     """
     source, foreign = ", ".join(sources), dict[str, str]()
     if (tars := tars_in(sources)) is not None:
@@ -237,79 +214,57 @@ class Found:
     captions: list[str | None]
 
 
-class ImageSource(Protocol):
+@dataclass(frozen=True)
+class ImageSource:
     """Images that a command line names.
 
     Attributes:
+        read: by (engine, quiet) the headers of all.
         unfit: options of `SourceOptions` that say nothing about such images.
         one: what holds them, with many in one file; "" where each has a file of its own.
     """
 
-    unfit: tuple[str, ...]
-    one: str
-
-    def read(self, engine: Engine, *, quiet: bool) -> Found:
-        """The headers of all."""
+    read: Callable[[Engine, bool], Found]
+    unfit: tuple[str, ...] = ("image_column", "caption_column")
+    one: str = ""
 
 
 def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) -> ImageSource:
-    """What `sources` name. No header is read yet, so mistakes are named at once.
-
-    Raises:
-        KohyaBucketError: no image is there, several kinds of sources, or captions that cannot be read.
-    """
+    """What `sources` name. No header is read yet, so mistakes are named at once."""
     ending = "." + options.caption_extension.removeprefix(".")
     if ending == "." or not {"/", "\\", "\0"}.isdisjoint(ending):
         raise ConfigError(f"--caption-extension is {options.caption_extension!r}: give an ending such as .txt")
     options = replace(options, caption_extension=ending)
-    if (shards := _shards_in(sources)) is not None:
-        return _Tars(shards, options)
-    if (tables := tables_in(sources)) is not None:
-        return _Tables(tables, options)
+    if shards := _shards_in(sources):
+        return ImageSource(partial(_read_tars, shards, options), one=shards[0])
+    if tables := _tables_in(sources):
+        return ImageSource(partial(_read_tables, tables, options), ("caption_extension",), tables[0])
     if paths := list_images(sources, recursive=recursive):
-        return _Files(paths, options)
+        beside = partial(caption_beside, ending=ending)
+        given = options.captions_file
+        captions = for_each(beside, paths, at_once=REQUESTS) if given is None else _lines(given, len(paths))
+        return ImageSource(partial(_read_files, paths, captions))
     held = list_images(sources, recursive=recursive, extensions=(".tar", *TABLE_ENDINGS))
     hint = f", but {counted(len(held), 'file')} such as {held[0]}: name these, or a pattern of them" if held else ""
     raise ConfigError(f"{', '.join(sources)}: no images found there{hint}")
 
 
-class _Files:
-    unfit: tuple[str, ...] = ("image_column", "caption_column")
-    one = ""
-
-    def __init__(self, paths: list[str], options: SourceOptions) -> None:
-        self._paths = paths
-        self._captions = _lines(options.captions_file, len(paths))
-        if options.captions_file is None:
-            self._captions = for_each(
-                partial(caption_beside, ending=options.caption_extension), paths, at_once=REQUESTS
-            )
-
-    def read(self, engine: Engine, *, quiet: bool) -> Found:
-        with scan_progress("reading headers", quiet=quiet) as progress:
-            scan = read_sizes(self._paths, engine=engine, progress=progress)
-        reasons = {i: why for i, _, why in scan.failures}
-        return Found(Origins.named(absolute_paths(self._paths)), scan.sizes, reasons, self._captions)
+def _read_files(paths: list[str], captions: list[str | None], engine: Engine, quiet: bool) -> Found:
+    with scan_progress("reading headers", quiet=quiet) as progress:
+        scan = read_sizes(paths, engine=engine, progress=progress)
+    return Found(Origins.named(absolute_paths(paths)), scan.sizes, {i: why for i, _, why in scan.failures}, captions)
 
 
-class _Tars:
-    unfit: tuple[str, ...] = ("image_column", "caption_column")
-
-    def __init__(self, shards: list[str], options: SourceOptions) -> None:
-        self._shards, self._options = shards, options
-        self.one = shards[0]
-
-    def read(self, engine: Engine, *, quiet: bool) -> Found:
-        options = self._options
-        ending = options.caption_extension if options.captions_file is None else None
-        with scan_progress("reading headers of shards", quiet=quiet) as progress:
-            index = TarIndex.build(self._shards, caption=ending, engine=engine, progress=progress)
-        images, again = Origins.of_tars(index)
-        sizes = index.sizes
-        sizes[list(again)] = 0
-        given = options.captions_file
-        captions = _captions_in(index, images) if given is None else _lines(given, len(index))
-        return Found(images, sizes, index.reasons | again, captions)
+def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> Found:
+    given = options.captions_file
+    with scan_progress("reading headers of shards", quiet=quiet) as progress:
+        ending = options.caption_extension if given is None else None
+        index = TarIndex.build(shards, caption=ending, engine=engine, progress=progress)
+    images, again = Origins.of_tars(index)
+    sizes = index.sizes
+    sizes[list(again)] = 0
+    captions = _captions_in(index, images) if given is None else _lines(given, len(index))
+    return Found(images, sizes, index.reasons | again, captions)
 
 
 def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
@@ -332,30 +287,20 @@ def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
     return caption_of_file(content, member)
 
 
-class _Tables:
-    unfit: tuple[str, ...] = ("caption_extension",)
-
-    def __init__(self, paths: list[str], options: SourceOptions) -> None:
-        self._paths, self._options = paths, options
-        self.one = paths[0]
-
-    def read(self, engine: Engine, *, quiet: bool) -> Found:
-        image, caption = self._options.image_column, self._options.caption_column
-        with scan_progress("reading headers of tables", quiet=quiet) as progress:
-            tables = for_each(partial(scan_rows, image, caption), self._paths, engine, progress)
-        containers = [Container(path, t.stamp, image) for path, t in zip(self._paths, tables, strict=True)]
-        images = Origins.of_rows(containers, tables)
-        sizes = np.concatenate([table.sizes for table in tables])
-        starts = accumulate((len(table.sizes) for table in tables), initial=0)
-        reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
-        captions = _lines(self._options.captions_file, len(images))
-        if caption is not None:
-            cells = [cell for table in tables for cell in table.captions or ()]
-            captions = [
-                None if cell is None else caption_of_cell(cell, name)
-                for cell, name in zip(cells, images.names, strict=True)
-            ]
-        return Found(images, sizes, reasons, captions)
+def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> Found:
+    image, caption = options.image_column, options.caption_column
+    with scan_progress("reading headers of tables", quiet=quiet) as progress:
+        tables = for_each(partial(scan_rows, image, caption), paths, engine, progress)
+    containers = [Container(path, t.stamp, image) for path, t in zip(paths, tables, strict=True)]
+    images = Origins.of_rows(containers, tables)
+    sizes = np.concatenate([table.sizes for table in tables])
+    starts = accumulate((len(table.sizes) for table in tables), initial=0)
+    reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
+    if caption is None:
+        return Found(images, sizes, reasons, _lines(options.captions_file, len(images)))
+    cells = zip((cell for table in tables for cell in table.captions or ()), images.names, strict=True)
+    captions = [None if cell is None else caption_of_cell(cell, name) for cell, name in cells]
+    return Found(images, sizes, reasons, captions)
 
 
 def _lines(file: Path | None, images: int) -> list[str | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, 
 from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.texts import counted
 
-if TYPE_CHECKING:
-    from kohya_bucket.images.tar_index import TarIndex
-
 
 @dataclass(frozen=True)
 class Reading:
@@ -53,27 +50,22 @@ class Reading:
 
     def table(self, paths: Sequence[str]) -> ImageTable:
         """The headers of `paths`, from the cache where it knows them."""
-        before = MetadataCache.load(self.cache) if self.cache is not None and self.cache.exists() else None
+        before = MetadataCache.load(self.cache) if self.cache is not None and self.cache.exists() else MetadataCache()
         with scan_progress("reading headers", quiet=self.quiet) as progress:
+            how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "progress": progress}
             if self.cache is None and not self.hash:
-                scan = read_sizes(absolute_paths(paths), workers=self.workers, engine=self.engine, progress=progress)
-                return ImageTable.from_scan(scan)
-            read = MetadataCache.build if before is None else before.refresh
-            known = read(paths, hash=self.hash, workers=self.workers, engine=self.engine, progress=progress)
+                return ImageTable.from_scan(read_sizes(absolute_paths(paths), **how))
+            known = before.refresh(paths, hash=self.hash, **how)
         if self.cache is not None:
             known.save(self.cache)
-        hashes = None
-        if self.hash and known.hashes is not None:
-            hashes = [content.decode("ascii") for content in known.hashes.tolist()]
-        return ImageTable.from_scan(known.scan(), hashes=hashes)
+        hashes = known.hashes.astype(str).tolist() if self.hash and known.hashes is not None else None
+        return ImageTable.from_scan(known.scan(), hashes)
 
     def clips(self, paths: Sequence[str]) -> tuple[ClipFacts, ImageTable]:
         """What is known of clips, and their frames as images."""
         with scan_progress("reading clips", quiet=self.quiet) as progress:
             scan = read_clips(paths, decode=self.decode, workers=self.workers, engine=self.engine, progress=progress)
-        return ClipFacts(scan), replace(
-            ImageTable.of(paths, scan.sizes), failures={i: why for i, _, why in scan.failures}
-        )
+        return ClipFacts(scan), ImageTable.of(paths, scan.sizes, failures={i: why for i, _, why in scan.failures})
 
     def undecodable(self, images: ImageTable) -> dict[str, str]:
         """{path: reason} of readable images whose pixels are not, where they are to be decoded."""
@@ -94,7 +86,10 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
         return Subject(name, images, options.make(images.sizes), batch_size, origin, reading.trainer, clips)
 
     if (tars := tars_in(sources)) is not None:
-        return [subject(name, _of_tars(tars))]
+        orientation = tars.rows["orientation"].astype(np.uint8)
+        names = [tars.name(i) for i in range(len(tars))]
+        images = ImageTable.of(names, tars.sizes, orientation=orientation, failures=tars.reasons, captions=())
+        return [subject(name, images)]
     paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
     clips = list(filter(is_video, paths))
     if clips:
@@ -112,19 +107,8 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
     return subjects
 
 
-def _of_tars(index: TarIndex) -> ImageTable:
-    """The images of tar shards, whose pixels are not looked at."""
-    names = [index.name(i) for i in range(len(index))]
-    images = ImageTable.of(names, index.sizes, orientation=index.rows["orientation"].astype(np.uint8))
-    return replace(images, failures=index.reasons, captions=())
-
-
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
-    """Every data set of an sd-scripts dataset config, and what is wrong with the config.
-
-    Raises:
-        ConfigError: the config cannot be read, or none of its data sets has an image.
-    """
+    """Every data set of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
     config, read, findings = images_of_config(path, reading)
     adapter = adapter_options(config)
     subjects = []
@@ -143,10 +127,10 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
 def images_of_config(
     path: Path, reading: Reading
 ) -> tuple[Config, list[tuple[ReadDataset, ImageTable]], list[Finding]]:
-    """A config, its data sets that can be trained with their images, and what is wrong. Raises as `from_config`."""
+    """A config, its data sets that can be trained with their images, and what is wrong; `ConfigError` for none."""
     config = read_config(path, release=reading.release, trainer=reading.trainer)
     usable = [d for d in config.datasets if len(d.images) and d.config.resolution is not None]
-    findings = [f for f in config.findings if f.severity is not Severity.NOTE]
+    findings = _serious(config.findings)
     if not usable:
         reasons = "; ".join(f.text for f in findings[:3])
         raise ConfigError(f"{path}: no data set with images and a resolution in it: {reasons or 'see its folders'}")
@@ -156,33 +140,24 @@ def images_of_config(
     row_of = {name: i for i, name in enumerate(paths)}
     read = []
     for dataset in usable:
-        rows = np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp)
-        read.append((dataset, _with_config(everything.take(rows), dataset).without(broken)))
+        images = everything.take(np.array([row_of[name] for name in dataset.images.paths], dtype=np.intp))
+        stated = dataset.images.stated_sizes
+        known = stated.min(axis=1, initial=1) > 0
+        endings = tuple(dict.fromkeys(s.caption_extension for s in dataset.config.subsets if s.caption_extension))
+        images = replace(
+            images, repeats=dataset.images.repeats, captions=endings or images.captions,
+            # sd-scripts trusts the sizes that metadata states
+            sizes=np.where(known[:, None], stated, images.sizes).astype(np.int32),
+            failures={i: why for i, why in images.failures.items() if not known[i]},
+        )  # fmt: skip
+        read.append((dataset, images.without(broken)))
     return config, read, findings
-
-
-def _with_config(images: ImageTable, dataset: ReadDataset) -> ImageTable:
-    stated = dataset.images.stated_sizes
-    known = stated.min(axis=1, initial=1) > 0
-    endings = tuple(dict.fromkeys(s.caption_extension for s in dataset.config.subsets if s.caption_extension))
-    return replace(
-        images,
-        # sd-scripts trusts the sizes that metadata states.
-        sizes=np.where(known[:, None], stated, images.sizes).astype(np.int32),
-        failures={i: why for i, why in images.failures.items() if not known[i]},
-        repeats=dataset.images.repeats,
-        captions=endings or images.captions,
-    )
 
 
 def from_musubi_config(
     path: Path, arch: str | None, batch_size: int | None, reading: Reading
 ) -> tuple[list[Subject], list[Finding]]:
-    """Every data set of a config, and what is wrong with it.
-
-    Raises:
-        ConfigError: the config cannot be read, or names nothing that is there.
-    """
+    """The same of musubi-tuner."""
     read = musubi_config(path, arch)
     model = read.model
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
@@ -205,8 +180,12 @@ def from_musubi_config(
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * max(keys.num_repeats, 0), captions=endings)
         subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts))
-    findings = [finding for finding in read.findings if finding.severity is not Severity.NOTE]
+    findings = _serious(read.findings)
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])
         raise ConfigError(f"{path}: no data set with images or clips in it: {reasons}")
     return subjects, findings
+
+
+def _serious(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.severity is not Severity.NOTE]

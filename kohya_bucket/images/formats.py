@@ -46,6 +46,14 @@ _BY_EXTENSION = {ending: kind for kind, endings in _EXTENSIONS.items() for endin
 IMAGE_EXTENSIONS = frozenset(_BY_EXTENSION)
 """File name endings, in lower case, that count as images when a folder is listed."""
 
+_BEGINNINGS: dict[ImageFormat, bytes | tuple[bytes, ...]] = {
+    ImageFormat.PNG: b"\x89PNG\r\n\x1a\n",
+    ImageFormat.JPEG: b"\xff\xd8\xff",
+    ImageFormat.GIF: (b"GIF87a", b"GIF89a"),
+    ImageFormat.BMP: b"BM",
+    ImageFormat.TIFF: (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    ImageFormat.JXL: (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n"),
+}
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1")
 
 
@@ -74,20 +82,11 @@ def frame_endings() -> frozenset[str]:
 
 def sniff(head: bytes) -> ImageFormat:
     """Format by the first bytes of a file (32 are enough)."""
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return ImageFormat.PNG
-    if head.startswith(b"\xff\xd8\xff"):
-        return ImageFormat.JPEG
+    for kind, beginnings in _BEGINNINGS.items():
+        if head.startswith(beginnings):
+            return kind
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return ImageFormat.WEBP
-    if head.startswith((b"GIF87a", b"GIF89a")):
-        return ImageFormat.GIF
-    if head.startswith(b"BM"):
-        return ImageFormat.BMP
-    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
-        return ImageFormat.TIFF
-    if head.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")):
-        return ImageFormat.JXL
     if head[4:8] == b"ftyp":
         brands = [head[8:12], *(head[i : i + 4] for i in range(16, 32, 4))]
         if b"avif" in brands or b"avis" in brands:

@@ -55,13 +55,8 @@ def say_orientations(orientations: Iterable[int]) -> str:
     return "; ".join(f"{count:,} {text}" for text, count in counts.most_common())
 
 
-_DEPTH_AND_COLOR = frozenset(
-    depth << 8 | color
-    for depth, color in [
-        (1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2),
-        (1, 3), (2, 3), (4, 3), (8, 3), (8, 4), (16, 4), (8, 6), (16, 6),
-    ]
-)  # fmt: skip
+_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the kind of colours
+_DEPTH_AND_COLOR = frozenset(depth << 8 | color for color, depths in _DEPTHS.items() for depth in depths)
 _MAX_CHUNKS = 256
 _MAX_EXIF = 1 << 16
 _PNG = int(ImageFormat.PNG)
@@ -264,7 +259,10 @@ def read_header(path: str) -> HeaderRow:
         # Asked only now, so that ordinary paths pay nothing for it.
         if is_url(path):
             return _remote_header(path)
-        raise UnreadableImageError(_why_unopened(path, error)) from None
+        why = explain_os_error(error) if isinstance(error, OSError) else f"not a usable path ({error})"
+        # Windows says "permission denied" for folders.
+        is_folder = isinstance(error, OSError) and os.path.isdir(path)
+        raise UnreadableImageError("a folder, not a file" if is_folder else why) from None
     try:
         head = os.read(fd, HEAD_BYTES)
         if head and (found := _readers[head[0]](head, fd)) and found[0] and found[1]:
@@ -326,10 +324,3 @@ def _remote_header(url: str) -> HeaderRow:
         return header_of(RemoteFile(url))
     except OSError as error:
         raise UnreadableImageError(explain_os_error(error)) from None
-
-
-def _why_unopened(path: str, error: OSError | ValueError) -> str:
-    if isinstance(error, OSError):
-        # Windows says "permission denied" for folders.
-        return "a folder, not a file" if os.path.isdir(path) else explain_os_error(error)
-    return f"not a usable path ({error})"

@@ -29,7 +29,7 @@ from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
 from kohya_bucket.images.pieces import length_of
 from kohya_bucket.images.remote import is_url, open_remote
-from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_of
+from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_or_refuse
 from kohya_bucket.texts import one_line
 
 IMAGE_COLUMN = "image"
@@ -74,7 +74,7 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     Raises:
         KohyaBucketError: no such file, no such column, one that holds no images, or a damaged file.
     """
-    stamp = _stamp_of(path)
+    stamp = stamp_or_refuse(path)
     sizes: list[tuple[int, int]] = []
     lengths: list[int] = []
     offsets: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -88,13 +88,15 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
                 data = _bytes_in(cell)
                 lengths.append(len(data or b""))
                 try:
-                    sizes.append(_size_of(data))
+                    if data is None:
+                        raise UnreadableImageError("no bytes of an image in this cell; a path alone is not followed")
+                    sizes.append(header_of(data)[:2])
                 except UnreadableImageError as error:
                     reasons[len(sizes)] = str(error)
                     sizes.append((0, 0))
             if captions is not None:
                 captions += part.captions.to_pylist()
-    check_unchanged(path, _stamp_of(path), stamp)
+    check_unchanged(path, stamp_or_refuse(path), stamp)
     return ScannedRows(
         stamp, np.array(sizes, np.int32).reshape(-1, 2), np.concatenate(offsets), np.array(lengths, np.int64),
         reasons, captions,
@@ -111,7 +113,7 @@ def places_of_rows(path: str, stamp: Stamp, image: str) -> dict[str, tuple[int, 
         for part in parts_of_table(path, image, None):
             lengths = [len(_bytes_in(cell) or b"") for cell in part.images]
             places += zip([] if part.offsets is None else part.offsets.tolist(), lengths, strict=True)
-    check_unchanged(path, _stamp_of(path), stamp)
+    check_unchanged(path, stamp_or_refuse(path), stamp)
     return {str(row): place for row, place in enumerate(places)}
 
 
@@ -136,20 +138,6 @@ def _bytes_in(cell: Any) -> bytes | None:
     value = cell.as_py()
     found: bytes | None = value.get("bytes") if isinstance(value, dict) else value
     return found
-
-
-def _size_of(data: bytes | None) -> tuple[int, int]:
-    if data is None:
-        raise UnreadableImageError("no bytes of an image in this cell; a path alone is not followed")
-    width, height, _, _ = header_of(data)
-    return width, height
-
-
-def _stamp_of(path: str) -> Stamp:
-    try:
-        return stamp_of(path)
-    except OSError as error:
-        raise KohyaBucketError(f"{path}: this table cannot be read ({explain_os_error(error)})") from None
 
 
 class _Kept:
@@ -211,7 +199,7 @@ class _Reader:
             part = next(self._parts).images
             found = (self._key, self._group, self._next)
             self._next += 1
-            check_unchanged(self._path, _stamp_of(self._path), self._stamp)
+            check_unchanged(self._path, stamp_or_refuse(self._path), self._stamp)
             _kept.put(found, part)
             if found[2] == number:
                 return part
@@ -304,7 +292,13 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
         file.seek(8 if file.read(len(_ARROW_FILE)) == _ARROW_FILE else 0)
         schema = pa.ipc.read_schema(file)
         _check(path, schema, image, caption)
-        while (message := _next_message(pa, file)) is not None:
+        while True:
+            try:
+                message = pa.ipc.read_message(file)
+            except EOFError:
+                return
+            if message is None:  # the end may be marked
+                return
             if message.type != "record batch":
                 raise KohyaBucketError(f"{path}: holds a {message.type}, which is not read here: write it as Parquet")
             batch = pa.ipc.read_record_batch(message, schema)
@@ -313,14 +307,6 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
             start = file.tell() - message.body.size
             offsets = start + _places(path, images, message.body)
             yield Part(images, None if caption is None else batch.column(caption), offsets)
-
-
-def _next_message(pa: Any, file: Any) -> Any:
-    """None at the end, which is marked, or is that of the file."""
-    try:
-        return pa.ipc.read_message(file)
-    except EOFError:
-        return None
 
 
 def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:

@@ -165,9 +165,8 @@ class MetadataCache:
             changes=Changes(reused, n - reused - added, added, dropped, len(scan.failures)),
         )  # fmt: skip
         if interrupted is not None:
-            keep = fresh.copy()
-            keep[stale[scan.read]] = True
-            interrupted.cache = cache.where(keep)
+            fresh[stale[scan.read]] = True
+            interrupted.cache = cache.where(fresh)
             raise interrupted
         if not hash and self.hashes is None:
             return cache
@@ -239,7 +238,7 @@ class MetadataCache:
         _, pq = pyarrow_modules()
         keep = self.paths.is_first()
         if not _is_unicode(self.paths.pool):
-            keep &= np.array([_is_unicode(os.fsencode(path)) for path in self.paths], dtype=bool)
+            keep &= [_is_unicode(os.fsencode(path)) for path in self.paths]
         table = _as_table(self if keep.all() else self.where(keep))
         replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
@@ -255,15 +254,11 @@ class MetadataCache:
 
     def joined(self, other: MetadataCache) -> MetadataCache:
         """These rows and then those of `other`; hashes only if both have them."""
-        hashes = None
-        if self.hashes is not None and other.hashes is not None:
-            hashes = np.concatenate([self.hashes, other.hashes])
-        numbers: dict[str, Any] = {
-            name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _NUMBERS
-        }
+        names = _NUMBERS if self.hashes is None or other.hashes is None else (*_NUMBERS, "hashes")
+        columns: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
         reasons = self.reasons | {len(self) + i: reason for i, reason in other.reasons.items()}
         paths = TextColumn.of([*self.paths, *other.paths])
-        return replace(self, paths=paths, hashes=hashes, reasons=reasons, **numbers)
+        return replace(self, paths=paths, reasons=reasons, **{"hashes": None} | columns)
 
     def where(self, keep: npt.NDArray[np.bool_]) -> MetadataCache:
         """The rows of a [N] bool mask."""
@@ -278,11 +273,11 @@ class MetadataCache:
         return replace(self, paths=self.paths.take(rows), hashes=hashes, reasons=reasons, **numbers)
 
     def __contains__(self, path: object) -> bool:
-        return isinstance(path, (str, os.PathLike)) and self._row(path) >= 0
+        return isinstance(path, (str, os.PathLike)) and self.get(path) is not None
 
     def get(self, path: str | os.PathLike[str]) -> MetadataRow | None:
         """Row of one file, or None if it is not in the cache."""
-        i = self._row(path)
+        i = int(self.paths.find(absolute_paths([path]))[0])
         return None if i < 0 else self._row_at(i)
 
     def __iter__(self) -> Iterator[MetadataRow]:
@@ -325,16 +320,11 @@ class MetadataCache:
     def is_stale(self, path: str | os.PathLike[str]) -> bool:
         """The file is unknown, gone, unreadable, or has changed since its header was read."""
         row = self.get(path)
-        if row is None or not row.width:
-            return True
         try:
             status = os.stat(path)
         except OSError:
             return True
-        return (status.st_mtime_ns, status.st_size) != (row.mtime_ns, row.bytes)
-
-    def _row(self, path: str | os.PathLike[str]) -> int:
-        return int(self.paths.find(absolute_paths([path]))[0])
+        return row is None or not row.width or (status.st_mtime_ns, status.st_size) != (row.mtime_ns, row.bytes)
 
 
 def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
@@ -431,18 +421,16 @@ def _from_table(table: Any) -> dict[str, Any]:
 
 def _refuse_impossible(sizes: npt.NDArray[np.int32], orientation: npt.NDArray[np.uint8]) -> None:
     wrong = (sizes < 0).any(axis=1) | ((sizes == 0).any(axis=1) & (sizes != 0).any(axis=1))
-    if wrong.any():
-        width, height = sizes[int(wrong.argmax())].tolist()
-        raise ValueError(f"an image of {width}x{height} pixels in row {int(wrong.argmax())}")
-    wrong = (orientation < 1) | (orientation > 8)
-    if wrong.any():
-        raise ValueError(f"an orientation of {orientation[int(wrong.argmax())]} in row {int(wrong.argmax())}")
+    for i in np.flatnonzero(wrong)[:1].tolist():
+        raise ValueError(f"an image of {sizes[i, 0]}x{sizes[i, 1]} pixels in row {i}")
+    for i in np.flatnonzero((orientation < 1) | (orientation > 8))[:1].tolist():
+        raise ValueError(f"an orientation of {orientation[i]} in row {i}")
 
 
 def _numbers(column: Any, dtype: Any) -> npt.NDArray[Any]:
-    if column.null_count or column.type != np.dtype(dtype).name:
-        raise ValueError(f"a column of {column.type} with {column.null_count} gaps where {np.dtype(dtype)} belongs")
-    return np.array(numpy_of(column))
+    if column.type != np.dtype(dtype).name:
+        raise ValueError(f"a column of {column.type} where {np.dtype(dtype)} belongs")
+    return np.array(numpy_of(_whole(column)))
 
 
 def _formats(column: Any, pa: Any) -> npt.NDArray[np.uint8]:

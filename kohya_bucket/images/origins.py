@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.image_rows import (
     IMAGE_COLUMN,
     TABLE_ENDINGS,
@@ -32,7 +31,15 @@ from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.pixels import Pixels, load_pixels
 from kohya_bucket.images.remote import fetched, is_url
 from kohya_bucket.images.scan import STAT, Job
-from kohya_bucket.images.stamps import Stamp, check_unchanged, hash_bytes, hash_file, read_unchanged, stamp_of
+from kohya_bucket.images.stamps import (
+    Stamp,
+    check_unchanged,
+    hash_bytes,
+    hash_file,
+    read_unchanged,
+    stamp_of,
+    stamp_or_refuse,
+)
 from kohya_bucket.images.tar_index import TarIndex
 
 _IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
@@ -65,10 +72,7 @@ class Container:
         Raises:
             KohyaBucketError: it has changed, or is gone.
         """
-        try:
-            found = stamp_of(self.path)
-        except OSError as error:
-            raise KohyaBucketError(f"{self.path}: cannot be read ({explain_os_error(error)})") from None
+        found = stamp_or_refuse(self.path)
         if self.stamp is not None:
             check_unchanged(self.path, found, self.stamp)
         return replace(self, stamp=found)
@@ -257,10 +261,7 @@ class Origins:
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""
-        every = range(len(self))
-        if self.are_far:
-            return for_each(self._hash_or_none, every, at_once=REQUESTS)
-        return [self._hash_or_none(i) for i in every]
+        return for_each(self._hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
 
     def _hash_or_none(self, i: int) -> str:
         try:

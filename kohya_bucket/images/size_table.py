@@ -19,8 +19,6 @@ from kohya_bucket.images.arrow_files import pyarrow_modules, read_table
 from kohya_bucket.images.formats import MAX_SIDE
 from kohya_bucket.texts import parse_json, read_regular, read_text
 
-TABLE_SUFFIXES = (".csv", ".json", ".parquet", ".pkl", ".pickle")
-
 _COLUMNS = ("id", "width", "height")
 _MAX_PICKLE = 1 << 30
 _INTS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4")
@@ -60,16 +58,10 @@ def read_size_table(path: str | Path) -> SizeTable:
     """
     source = Path(path)
     suffix = source.suffix.lower()
-    if suffix == ".csv":
-        return _table(_csv_rows(source), source)
-    if suffix == ".json":
-        return _table(_json_rows(source), source)
-    if suffix == ".parquet":
-        return _table(_parquet_rows(source), source)
-    if suffix in (".pkl", ".pickle"):
-        return _table(_mapping_rows(_unpickled(source), source), source)
-    raise KohyaBucketError(f"{path}: no table of sizes is read from {suffix or 'a file without suffix'}; "
-                           f"give a .csv, .json, .parquet or .pkl file")  # fmt: skip
+    if suffix not in _READERS:
+        raise KohyaBucketError(f"{path}: no table of sizes is read from {suffix or 'a file without suffix'}; "
+                               f"give a .csv, .json, .parquet or .pkl file")  # fmt: skip
+    return _table(_READERS[suffix](source), source)
 
 
 def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
@@ -113,8 +105,8 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"asks for {module}.{name}")
 
 
-def _unpickled(path: Path) -> dict[Any, Any]:
-    """The mapping in a pickle made of one dict, pairs, ints and strings only."""
+def _pickle_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
+    """Of the mapping in a pickle made of one dict, pairs, ints and strings only."""
     data = read_regular(path, _MAX_PICKLE)
     with as_damage(f"{path} is damaged or no pickle", error=KohyaBucketError):
         if odd := _odd(data):
@@ -125,7 +117,7 @@ def _unpickled(path: Path) -> dict[Any, Any]:
         found = _Unpickler(io.BytesIO(data), encoding="utf-8", errors="surrogatepass").load()
     if type(found) is not dict:
         raise KohyaBucketError(f"{path} holds a {type(found).__name__}, but must be a dict of id: (width, height)")
-    return found
+    return _mapping_rows(found, path)
 
 
 def _odd(data: bytes) -> str | None:
@@ -197,11 +189,18 @@ def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
 
 
 def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(value)
-    if isinstance(value, float) and not value.is_integer():
-        raise ValueError(value)
-    number = int(value)
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(value)
-    return number
+    if type(value) in (int, str) or (isinstance(value, float) and value.is_integer()):
+        number = int(value)
+        if -(2**63) <= number < 2**63:
+            return number
+    raise ValueError(value)
+
+
+_READERS = {
+    ".csv": _csv_rows,
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+    ".pkl": _pickle_rows,
+    ".pickle": _pickle_rows,
+}
+TABLE_SUFFIXES = tuple(_READERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,20 +89,6 @@ class SizeScan:
         ]
 
 
-class KeptSizes(Protocol):
-    """Sizes that an earlier scan read: a `MetadataCache`."""
-
-    def refresh(
-        self, paths: Sequence[str], *, workers: int | None, engine: Engine, progress: Progress | None
-    ) -> KeptSizes:
-        """The same of exactly `paths`, where only what changed is read."""
-        ...
-
-    def scan(self) -> SizeScan:
-        """The rows as a scan."""
-        ...
-
-
 class ScanInterrupted(KeyboardInterrupt):
     """Ctrl-C during a scan.
 
@@ -124,7 +110,7 @@ def read_sizes(
     engine: Engine = "auto",
     progress: Progress | None = None,
     verify: bool = False,
-    cached: KeptSizes | None = None,
+    cached: Any = None,
 ) -> SizeScan:
     """Read the stored size of each file: what `PIL.Image.open(path).size` says.
 
@@ -138,7 +124,7 @@ def read_sizes(
             three by measuring.
         progress: called as `progress(done, total)` about ten times a second, from the main thread.
         verify: decode every image too; those that fail are listed in `failures` and get size (0, 0).
-        cached: rows to reuse for files that have not changed since (their time and length are looked at).
+        cached: a `MetadataCache`, whose rows are reused for files of the same time and length.
 
     Raises:
         ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
@@ -147,7 +133,7 @@ def read_sizes(
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]
     if cached is not None and not verify:
-        scan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
+        scan: SizeScan = cached.refresh(texts, workers=workers, engine=engine, progress=progress).scan()
         return replace(scan, paths=texts, failures=[(i, texts[i], reason) for i, _, reason in scan.failures])
     job = Job(_SIZE, texts, workers=workers, engine=engine, progress=progress)
     checked: Job | None = None

@@ -7,6 +7,7 @@ import os
 import stat
 
 from kohya_bucket.errors import FileChangedError, KohyaBucketError
+from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
 
 Stamp = tuple[int, int]
@@ -26,12 +27,16 @@ def stamp_of(path: str) -> Stamp:
     return status.st_size, status.st_mtime_ns
 
 
-def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
-    """Refuse a file that has another stamp than the one that it had.
+def stamp_or_refuse(path: str) -> Stamp:
+    """The same, with a `KohyaBucketError` for what a user named."""
+    try:
+        return stamp_of(path)
+    except OSError as error:
+        raise KohyaBucketError(f"{path}: cannot be read ({explain_os_error(error)})") from None
 
-    Raises:
-        FileChangedError: it has changed.
-    """
+
+def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
+    """Raises `FileChangedError` for a file that has another stamp than the one that it had."""
     if found != stamp:
         raise FileChangedError(
             f"{path}: has changed since it was looked at, so that its images may lie elsewhere: run again, and it is "

@@ -12,10 +12,12 @@ import io
 import logging
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,13 +26,13 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.arrow_files import bounded_table, is_marked, numpy_of, pyarrow_modules
-from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError, explain_os_error
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
 from kohya_bucket.images.pieces import Region, read_at
 from kohya_bucket.images.remote import is_url, open_remote
 from kohya_bucket.images.shard_lists import Shard, listed_shards
-from kohya_bucket.images.stamps import Stamp, stamp_of
+from kohya_bucket.images.stamps import Stamp, stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.texts import one_line
 
@@ -95,35 +97,32 @@ class TarIndex:
             raise KohyaBucketError("no shards: the list of tar files is empty")
         listed = listed_shards(shards)
         texts = [shard.path for shard in listed]
-        if before is not None and (before.caption, before.image) != (caption, image):
-            before = None
-        known = {} if before is None else {s: i for i, s in enumerate(before.shards)}
+        if before is None or (before.caption, before.image) != (caption, image):
+            before = cls([], [], TextColumn.of([]), np.zeros(0, dtype=ROW), {})
         stamps = for_each(_stamp, listed)
-        kept = {
-            number: before.rows["shard"] == known[shard]
-            for number, shard in enumerate(texts)
-            if before is not None and shard in known and before.stamps[known[shard]] == stamps[number]
-        }
-        new = [number for number in range(len(listed)) if number not in kept]
+        known = {shard: i for i, shard in enumerate(before.shards)}
+        new = [
+            number for number, shard in enumerate(texts)
+            if shard not in known or before.stamps[known[shard]] != stamps[number]
+        ]  # fmt: skip
         indexed = for_each(partial(scan_shard, caption, image), [texts[i] for i in new], engine, progress)
         made = dict(zip(new, indexed, strict=True))
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
         reasons: dict[int, str] = {}
         for number, shard in enumerate(texts):
-            if before is not None and number in kept:
-                at = np.flatnonzero(kept[number])
-                part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
-                why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
-            else:
+            if number in made:
                 part, names, why, odd = made[number]
                 odd.warn(shard)
+            else:
+                at = np.flatnonzero(before.rows["shard"] == known[shard])
+                part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
+                why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
             part["shard"] = number
-            reasons.update({len(keys) + i: reason for i, reason in why.items()})
+            reasons |= {len(keys) + i: reason for i, reason in why.items()}
             keys += names
             parts.append(part)
-        rows = np.concatenate(parts) if parts else np.zeros(0, dtype=ROW)
-        return cls(texts, stamps, TextColumn.of(keys), rows, reasons, caption, image)
+        return cls(texts, stamps, TextColumn.of(keys), np.concatenate(parts), reasons, caption, image)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,10 +139,9 @@ class TarIndex:
     def is_current(self) -> bool:
         """Every shard is what it was when it was indexed."""
         try:
-            found = [stamp_of(shard) for shard in self.shards]
+            return [stamp_of(shard) for shard in self.shards] == self.stamps
         except OSError:
             return False
-        return found == self.stamps
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as Parquet, atomically."""
@@ -151,11 +149,8 @@ class TarIndex:
         names = list(ROW.names or ())
         columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
         reasons = [self.reasons.get(i) for i in range(len(self))]
-        meta = {
-            _VERSION_KEY: _VERSION,
-            _CAPTION_KEY: (self.caption or "").encode(),
-            _IMAGE_KEY: (self.image or "").encode(),
-        }
+        endings = {_CAPTION_KEY: (self.caption or "").encode(), _IMAGE_KEY: (self.image or "").encode()}
+        meta = {_VERSION_KEY: _VERSION, **endings}
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
         table = pa.table(
@@ -204,10 +199,7 @@ class TarIndex:
 
 
 def _stamp(shard: Shard) -> Stamp:
-    try:
-        found = stamp_of(shard.path)
-    except OSError as error:
-        raise KohyaBucketError(f"{shard.path}: this shard cannot be read ({explain_os_error(error)})") from None
+    found = stamp_or_refuse(shard.path)
     if shard.nbytes not in (None, found[0]):
         raise KohyaBucketError(
             f"{shard.path}: has {found[0]} bytes, but {shard.nbytes} by its index: one of the two is another "
@@ -248,24 +240,17 @@ def grouped(shard: str, members: Iterable[tuple[str, Place]]) -> Iterator[tuple[
     Raises:
         KohyaBucketError: a name is there twice in one sample.
     """
-    current: str = ""
-    sample: dict[str, Place] = {}
-    for name, place in members:
-        key, ending = split_key(name)
-        if not key:
-            continue
-        if key != current:
-            if sample:
-                yield current, sample
-            current, sample = key, {}
-        if ending in sample:
-            raise KohyaBucketError(
-                f"{shard}: {name} is there twice in one sample, so it is not clear which one to use: build the "
-                "shard again without one of them"
-            )
-        sample[ending] = place
-    if sample:
-        yield current, sample
+    split = ((split_key(name), name, place) for name, place in members)
+    for key, of_key in groupby((one for one in split if one[0][0]), lambda one: one[0][0]):
+        sample: dict[str, Place] = {}
+        for (_, ending), name, place in of_key:
+            if ending in sample:
+                raise KohyaBucketError(
+                    f"{shard}: {name} is there twice in one sample, so it is not clear which one to use: build the "
+                    "shard again without one of them"
+                )
+            sample[ending] = place
+        yield key, sample
 
 
 def plain_ending(ending: str | None) -> str | None:
@@ -273,20 +258,11 @@ def plain_ending(ending: str | None) -> str | None:
     return None if ending is None else ending.removeprefix(".").lower() or None
 
 
-@dataclass
-class _Some:
-    """How many there were, and the first of them."""
-
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-
-    def add(self, name: str, endings: Iterable[str]) -> None:
-        self.count += 1
-        if len(self.first) < _SHOWN:
-            self.first.append(f"{name} ({', '.join(endings)})")
-
-    def __str__(self) -> str:
-        return ", ".join(self.first) + (" and others" if self.count > _SHOWN else "")
+_WITHOUT = "no image in %d of the samples, so these are left out: %s; the members of a sample must follow each other"
+_SEVERAL = (
+    "several images in %d of the samples, so the first one is used: %s; in Python, image=... chooses another by its "
+    "ending"
+)
 
 
 @dataclass
@@ -300,8 +276,8 @@ class Oddities:
 
     image: str | None
     caption: str | None
-    _without: _Some = field(default_factory=_Some)
-    _several: _Some = field(default_factory=_Some)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _first: dict[str, str] = field(default_factory=dict)
     _endings: dict[str, None] = field(default_factory=dict)
 
     def image_of(self, key: str, endings: Collection[str]) -> str | None:
@@ -311,25 +287,19 @@ class Oddities:
             found = [ending for ending in endings if ending == self.image]
         else:
             found = [ending for ending in endings if "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS]
-        if not found:
-            self._without.add(key, endings)
-            return None
-        if len(found) > 1:
-            self._several.add(key, endings)
-        return found[0]
+        if len(found) != 1:
+            what = _SEVERAL if found else _WITHOUT
+            self._counts[what] += 1
+            if self._counts[what] <= _SHOWN:
+                before = f"{self._first[what]}, " if what in self._first else ""
+                self._first[what] = f"{before}{key} ({', '.join(endings)})"
+        return found[0] if found else None
 
     def warn(self, where: str) -> None:
         """Say what was odd about the samples of `where`."""
-        without = (
-            "no image in %d of the samples, so these are left out: %s; the members of a sample must follow each other"
-        )
-        several = (
-            "several images in %d of the samples, so the first one is used: %s; in Python, image=... chooses another "
-            "by its ending"
-        )
-        for some, what in ((self._without, without), (self._several, several)):
-            if some.count:
-                _log.warning(f"%s: {what}", one_line(where), some.count, one_line(some))
+        for what, count in self._counts.items():
+            some = self._first[what] + (" and others" if count > _SHOWN else "")
+            _log.warning(f"%s: {what}", one_line(where), count, one_line(some))
         if self.caption is not None and self._endings and self.caption not in self._endings:
             _log.warning(
                 "%s: no captions: no member ends in .%s, only in %s; choose another ending with "
@@ -379,22 +349,18 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
     """A shard. Whoever reads of it seeks before: `tarfile` looks for members, and headers of images lie between."""
     try:
         with open_remote(shard) if is_url(shard) else open(shard, "rb") as file:
-            _refuse_compressed(shard, file.read(8))
+            start = file.read(8)
+            if packed := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
+                raise KohyaBucketError(
+                    f"{shard}: compressed with {packed}, so that samples cannot be read at random: unpack it to a "
+                    "plain .tar, or read it in order with stream_from_shards"
+                )
             file.seek(0)
             yield file
     except KohyaBucketError:
         raise
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: numbers that are none
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
-
-
-def _refuse_compressed(shard: str, start: bytes) -> None:
-    for magic, name in _COMPRESSED.items():
-        if start.startswith(magic):
-            raise KohyaBucketError(
-                f"{shard}: compressed with {name}, so that samples cannot be read at random: unpack it to a plain "
-                ".tar, or read it in order with stream_from_shards"
-            )
 
 
 def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Place]]]:

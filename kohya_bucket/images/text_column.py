@@ -7,7 +7,6 @@ A Python list of paths costs about 130 bytes per path, and every forked worker c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
 from pickle import PickleBuffer
 from typing import Any, SupportsIndex, overload
 
@@ -63,17 +62,8 @@ class TextColumn(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1:
-                return [self[i] for i in range(start, stop, step)]
-            at = self.offsets[start : max(start, stop) + 1].tolist()
-            pool = self.pool
-            return [str(pool[a:b], *_ENCODING) for a, b in pairwise(at)]
-        index = int(index)
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
+            return self._at(index)
+        index = range(len(self))[index]
         return str(self.pool[int(self.offsets[index]) : int(self.offsets[index + 1])], *_ENCODING)
 
     def __iter__(self) -> Iterator[str]:
@@ -113,7 +103,7 @@ class TextColumn(Sequence[str]):
             rows[i] = row if text == texts[i] else next((k for k, own in enumerate(self) if own == texts[i]), -1)
         return rows
 
-    def _at(self, rows: npt.NDArray[Any]) -> list[str]:
+    def _at(self, rows: npt.NDArray[Any] | slice) -> list[str]:
         pool = self.pool
         starts, ends = self.offsets[:-1][rows].tolist(), self.offsets[1:][rows].tolist()
         return [str(pool[a:b], *_ENCODING) for a, b in zip(starts, ends, strict=True)]

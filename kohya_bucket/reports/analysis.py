@@ -121,20 +121,8 @@ class Analysis:
         divisor = np.maximum(images, 1)
         mean = np.bincount(index, weights=loss, minlength=k) / divisor
         enlarged = np.bincount(index, weights=scale > BARELY, minlength=k) / divisor
-        return [
-            BucketUse(bucket, *row)
-            for bucket, *row in zip(
-                placement.bucket_set,
-                images.tolist(),
-                samples.tolist(),
-                (-(-samples // batch)).tolist(),
-                (samples % batch).tolist(),
-                mean.tolist(),
-                worst.tolist(),
-                enlarged.tolist(),
-                strict=True,
-            )
-        ]
+        columns = images, samples, -(-samples // batch), samples % batch, mean, worst, enlarged
+        return [*map(BucketUse, placement.bucket_set, *(column.tolist() for column in columns))]
 
     @property
     def used_buckets(self) -> list[BucketUse]:
@@ -223,14 +211,10 @@ class Analysis:
             others = ", ".join(images.short_name(other) for other in groups[i][1:20])
             return f"{len(groups[i])} times the same: {others}"
 
-        def turn(i: int) -> str:
-            return ORIENTATIONS.get(int(images.orientation[i]), "")
-
-        far = math.exp(self.outlier_threshold)
-
         def lost(i: int) -> str:
             return f"{self.placement.crop_loss[i]:.1%} cropped off"
 
+        far = math.exp(self.outlier_threshold)
         lists = [
             ListedImages("most_cropped", "Cropped most", "Largest share cut off first.",
                          self.most_cropped.tolist(), lost),
@@ -246,7 +230,7 @@ class Analysis:
                          self.unplaced.tolist(), self.reason),
             ListedImages("exif_rotated", "Asking for a rotation",
                          "Their EXIF asks for it; training takes the pixels as they are stored.",
-                         self.rotated.tolist(), turn),
+                         self.rotated.tolist(), lambda i: ORIENTATIONS.get(int(images.orientation[i]), "")),
             ListedImages("broken", "Broken", "These cannot be read or decoded; they are not trained.",
                          sorted(images.failures), images.failures.__getitem__, True),
             ListedImages("mislabelled", "Named wrongly", "They load anyway.",
@@ -259,11 +243,8 @@ class Analysis:
 
     def reason(self, i: int) -> str:
         """Why image `i` is not trained; empty if it is."""
-        failure = self.images.failures.get(i)
-        if failure is not None:
-            return failure
         reason = self.placement.reason(i)
-        return "" if reason == Reason.PLACED else reason.text
+        return self.images.failures.get(i, "" if reason == Reason.PLACED else reason.text)
 
     def without(self, broken: Mapping[str, str]) -> Analysis:
         """The same with the images at these paths broken, for the reasons given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Protocol
+from itertools import pairwise
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -17,14 +17,7 @@ from kohya_bucket.texts import counted
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 
-class Shape(Protocol):
-    """One of the classes below."""
-
-    def svg(self) -> str:
-        """The element."""
-
-    def paint(self, image: Image.Image, draw: ImageDraw.ImageDraw, factor: int) -> None:
-        """Onto `image`, of which `draw` is the brush."""
+# Each shape has its element as `svg`, and is painted onto an image, whose brush is `draw`, by `paint`.
 
 
 @dataclass(frozen=True)
@@ -59,10 +52,9 @@ class Box:
         return f'<rect {place} fill="{self.colour}"/>'
 
     def paint(self, image: Image.Image, draw: ImageDraw.ImageDraw, factor: int) -> None:
-        left, top, width, height = (v * factor for v in (self.x, self.y, self.width, self.height))
-        if width >= 1 and height >= 1:
-            end = (self.x + self.width) * factor - 1, (self.y + self.height) * factor - 1
-            draw.rectangle((left, top, *end), fill=self.colour)
+        left, top, right, bottom = (v * factor for v in (self.x, self.y, self.x + self.width, self.y + self.height))
+        if right - left >= 1 and bottom - top >= 1:
+            draw.rectangle((left, top, right - 1, bottom - 1), fill=self.colour)
 
 
 @dataclass(frozen=True)
@@ -117,10 +109,8 @@ class Text:
         x, y = self.x * factor, self.y * factor
         if self.upright:
             mask = mask.rotate(90, expand=True)
-            corner = (x - mask.width / 2, y - mask.height * (1 - along))
-        else:
-            corner = (x - mask.width * along, y - mask.height / 2)
-        image.paste(self.colour, (round(corner[0]), round(corner[1])), mask)
+        left, top = (0.5, 1 - along) if self.upright else (along, 0.5)
+        image.paste(self.colour, (round(x - mask.width * left), round(y - mask.height * top)), mask)
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
@@ -135,8 +125,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
         return ImageFont.load_default()
 
 
-# PNGs are drawn larger and scaled down, which smooths lines.
-_OVERSAMPLING = 2
+_OVERSAMPLING = 2  # PNGs are drawn larger and scaled down, which smooths lines
 
 
 @dataclass
@@ -146,22 +135,20 @@ class Drawing:
     width: int
     height: int
     title: str = ""
-    shapes: list[Shape] = field(default_factory=list)
+    shapes: list[Line | Box | Dot | Text] = field(default_factory=list)
 
-    def add(self, shape: Shape) -> None:
-        self.shapes.append(shape)
+    def add(self, *shapes: Line | Box | Dot | Text) -> None:
+        self.shapes += shapes
 
     def to_svg(self) -> str:
         """The drawing as an SVG document."""
-        out = [
+        shapes = "\n".join(shape.svg() for shape in self.shapes)
+        return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
-            f'viewBox="0 0 {self.width} {self.height}" font-family="{FONT}" role="img">',
-            f"<!-- {MADE_BY} -->",
-            f"<title>{escape(self.title)}</title>",
-            f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>',
-        ]
-        out += [shape.svg() for shape in self.shapes]
-        return "\n".join([*out, "</svg>", ""])
+            f'viewBox="0 0 {self.width} {self.height}" font-family="{FONT}" role="img">\n<!-- {MADE_BY} -->\n'
+            f"<title>{escape(self.title)}</title>\n"
+            f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>\n{shapes}\n</svg>\n'
+        )
 
     def to_image(self, scale: int = 1) -> Image.Image:
         """The drawing as an RGB picture, `scale` times as large."""
@@ -179,24 +166,19 @@ def spread_labels(wanted: FloatArray, gap: float, low: float, high: float) -> Fl
     Minimises the sum of squared shifts (pooling of neighbours that would overlap). The caller makes sure that
     `(len(wanted) - 1) * gap` fits into the range.
     """
-    n = len(wanted)
-    if not n:
+    if not len(wanted):
         return wanted
-    offsets = np.arange(n) * gap
+    offsets = np.arange(len(wanted)) * gap
     # With the gaps taken off, the positions only have to be ascending.
     means: list[float] = []
     sizes: list[int] = []
-    for value in wanted - offsets:
-        means.append(float(value))
-        sizes.append(1)
-        while len(means) > 1 and means[-2] > means[-1]:
-            total = sizes[-2] + sizes[-1]
-            means[-2] = (means[-2] * sizes[-2] + means[-1] * sizes[-1]) / total
-            sizes[-2] = total
-            means.pop()
-            sizes.pop()
-    flat = np.clip(np.repeat(means, sizes), low, high - offsets[-1])
-    return np.asarray(flat + offsets)
+    for mean, size in zip((wanted - offsets).tolist(), [1] * len(wanted), strict=True):
+        while means and means[-1] > mean:
+            total = sizes[-1] + size
+            mean, size = (means.pop() * sizes.pop() + mean * size) / total, total
+        means.append(mean)
+        sizes.append(size)
+    return np.asarray(np.clip(np.repeat(means, sizes), low, high - offsets[-1]) + offsets)
 
 
 _WIDTH, _LEFT, _RIGHT = 1180, 46, 24
@@ -231,7 +213,8 @@ def aspect_chart(
     Raises:
         BucketSettingsError: an unknown method.
     """
-    images = np.zeros(0) if sizes is None else _aspects_of(sizes)
+    readable = np.zeros((0, 2)) if sizes is None else sizes[sizes.min(axis=1, initial=1) > 0]
+    images = np.asarray(readable[:, 0] / readable[:, 1])
     sides = [_side(bucket_set, method, images, portrait) for portrait in (False, True)]
     sides = [side for side in sides if len(side.aspects)]
     reach = max(1.3, max(float(side.aspects.max()) for side in sides) * 1.06)
@@ -247,11 +230,6 @@ def aspect_chart(
     for number, side in enumerate(sides):
         _panel(drawing, side, 64 + panel * number, reach, rug)
     return drawing
-
-
-def _aspects_of(sizes: IntArray) -> FloatArray:
-    readable = sizes[sizes.min(axis=1, initial=1) > 0]
-    return np.asarray(readable[:, 0] / readable[:, 1])
 
 
 def _side(bucket_set: BucketSet, method: str, images: FloatArray, portrait: bool) -> _Side:
@@ -283,35 +261,31 @@ def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) ->
     drawing.add(Text(left, top + 14, side.title, size=15, bold=True))
     if rug:
         beyond = int((side.images > reach).sum())
-        count = f"{counted(len(side.images), 'image')}" + (f", {beyond:,} of them beyond the axis" if beyond else "")
+        count = counted(len(side.images), "image") + (f", {beyond:,} of them beyond the axis" if beyond else "")
         drawing.add(Text(left + 108, top + 15, count, size=12, colour="#555555"))
     drawing.add(Text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end"))
     strip = top + 154 + rug
     edges = np.concatenate([[left], at(side.points), [right]])
-    for j in range(len(edges) - 1):
-        drawing.add(Box(edges[j], strip, edges[j + 1] - edges[j], 26, _BANDS[j % 2]))
+    drawing.add(*(Box(a, strip, b - a, 26, _BANDS[j % 2]) for j, (a, b) in enumerate(pairwise(edges.tolist()))))
     if rug:
         _bars(drawing, side, strip - 6, reach)
     _labels(drawing, at(side.aspects), side.names, strip - rug - 8, strip + 13, _BLUE, above=True)
-    for x in at(side.aspects):
-        drawing.add(Dot(float(x), strip + 13, 4, _BLUE))
-    for x in at(side.points):
-        drawing.add(Line([(float(x), strip - 4), (float(x), strip + 30)], _ORANGE, 1.4))
+    drawing.add(*(Dot(x, strip + 13, 4, _BLUE) for x in at(side.aspects).tolist()))
+    drawing.add(*(Line([(x, strip - 4), (x, strip + 30)], _ORANGE, 1.4) for x in at(side.points).tolist()))
     _labels(drawing, at(side.points), [f"{p:.4f}" for p in side.points], strip + 44, strip + 30, _ORANGE, above=False)
     axis = strip + 112
     drawing.add(Line([(left, axis), (right, axis)], _GREY))
     for tick in (t for t in _TICKS if t <= reach):
         x = float(at(float(tick)))
-        drawing.add(Line([(x, axis), (x, axis + 5)], _GREY))
-        drawing.add(Text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle"))
+        number = Text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle")
+        drawing.add(Line([(x, axis), (x, axis + 5)], _GREY), number)
 
 
 def _labels(
     drawing: Drawing, marks: FloatArray, names: list[str], at: float, mark_at: float, colour: str, above: bool
 ) -> None:
     """Upright names joined to their marks; where there are too many, only as many as fit, evenly."""
-    room = _WIDTH - _LEFT - _RIGHT
-    every = max(1, -(-int(len(names) * _GAP) // room))
+    every = max(1, -(-int(len(names) * _GAP) // (_WIDTH - _LEFT - _RIGHT)))
     marks, names = marks[::every], names[::every]
     places = spread_labels(marks, _GAP, _LEFT, _WIDTH - _RIGHT)
     bend = at + 4 if above else at - 4
@@ -323,9 +297,7 @@ def _labels(
 def _bars(drawing: Drawing, side: _Side, base: float, reach: float) -> None:
     """How many images have each aspect, in narrow bars; those beyond the axis are counted in the last one."""
     room, bar = _WIDTH - _LEFT - _RIGHT, 4
-    inside = np.minimum(side.images, reach)
-    counts, _ = np.histogram(np.log(inside), bins=room // bar, range=(0, np.log(reach)))
-    most = counts.max(initial=0)
+    counts, _ = np.histogram(np.log(np.minimum(side.images, reach)), bins=room // bar, range=(0, np.log(reach)))
     for j in np.flatnonzero(counts):
-        height = max(1.0, 50 * counts[j] / most)
+        height = max(1.0, 50 * counts[j] / counts.max())
         drawing.add(Box(_LEFT + j * bar, base - height, bar - 1, height, "#9aa7b5"))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketRule
 from kohya_bucket.buckets.clips import ClipPlacement
@@ -43,10 +44,13 @@ def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batc
     out = []
     for name, rule in rules:
         placement = rule.place(readable)
-        counts = np.bincount(placement.reasons[~placement.placed], minlength=len(Reason))
-        reasons = {Reason(i).text: int(n) for i, n in enumerate(counts.tolist()) if n}
+        reasons = _reasons(placement.reasons[~placement.placed])
         out.append(Compared(name, summarize(readable, placement, repeats, batch_size), reasons))
     return out
+
+
+def _reasons(numbers: npt.NDArray[Any]) -> dict[str, int]:
+    return {Reason(i).text: n for i, n in enumerate(np.bincount(numbers).tolist()) if n}
 
 
 def conclusion(results: Sequence[Compared]) -> str:
@@ -107,7 +111,6 @@ def compare_clips(rules: Sequence[tuple[str, ClipPlacement]], scan: ClipScan) ->
         left = readable & ~placed.placed
         share = placed.kept / np.maximum(placed.frames, 1)
         crop = placed.picture.crop_loss[placed.placed]
-        counts = np.bincount(placed.reasons[left], minlength=len(Reason)).tolist()
         kept = int(placed.kept.sum())
         out.append(
             ComparedClips(
@@ -119,7 +122,7 @@ def compare_clips(rules: Sequence[tuple[str, ClipPlacement]], scan: ClipScan) ->
                 seconds_lost=float((seconds * (1 - share))[readable].sum()),
                 unplaced=int(left.sum()),
                 mean_crop=float(crop.mean()) if len(crop) else 0.0,
-                reasons={Reason(i).text: n for i, n in enumerate(counts) if n},
+                reasons=_reasons(placed.reasons[left]),
             )
         )
     return out

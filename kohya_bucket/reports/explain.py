@@ -43,13 +43,13 @@ class Explanation:
     size: tuple[int, int]
     bucket: Bucket | None
     reason: str
-    resized: tuple[int, int]
-    cut: tuple[int, int, int, int]
-    crop_loss: float
-    scale: float
-    distance: float
-    exact: bool
-    neighbours: tuple[Neighbour, ...]
+    resized: tuple[int, ...] = (0, 0)
+    cut: tuple[int, ...] = (0, 0, 0, 0)
+    crop_loss: float = 0.0
+    scale: float = 0.0
+    distance: float = 0.0
+    exact: bool = False
+    neighbours: tuple[Neighbour, ...] = ()
     focus: tuple[float, ...] | None = None
     focus_cut: tuple[float, float] | None = None
 
@@ -72,24 +72,24 @@ def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] 
     placement = focused(middle, rectangle)
     bucket = placement.bucket(0)
     if bucket is None:
-        reason = placement.reason(0).text
-        return Explanation((width, height), None, reason, (0, 0), (0, 0, 0, 0), 0.0, 0.0, 0.0, False, ())
-    resized = placement.resized_sizes[0].tolist()
-    cut = placement.cuts[0].tolist()
-    lost = None if rectangle is None else [float(cut_rectangles(p, rectangle)[0]) for p in (middle, placement)]
+        return Explanation((width, height), None, placement.reason(0).text)
+    resized = tuple(placement.resized_sizes[0].tolist())
+    lost = None
+    if rectangle is not None:
+        lost = float(cut_rectangles(middle, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
     return Explanation(
         size=(width, height),
         bucket=bucket,
         reason="",
-        resized=(resized[0], resized[1]),
-        cut=(cut[0], cut[1], cut[2], cut[3]),
+        resized=resized,
+        cut=tuple(placement.cuts[0].tolist()),
         crop_loss=float(placement.crop_loss[0]),
         scale=resized[0] / width,
         distance=abs(float(placement.aspect_errors[0])),
         exact=bucket.as_tuple() == (width, height),
         neighbours=_neighbours(rule, bucket, width / height),
         focus=focus,
-        focus_cut=None if lost is None else (lost[0], lost[1]),
+        focus_cut=lost,
     )
 
 

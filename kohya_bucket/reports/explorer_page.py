@@ -77,12 +77,9 @@ class GivenFocus:
         if where != BESIDE and not where.lower().endswith(".parquet"):
             path = Path(where).absolute()
             return cls(path.name, path.parent.as_posix(), read_text(path, limit=None))
-        everything = ImageTable.of([p for images in tables for p in images.paths], np.zeros((0, 2), dtype=np.int32))
-        names = [
-            everything.short_name(i).replace("\\" if os.name == "nt" else "/", "/") for i in range(len(everything))
-        ]
+        folder, names = _named(tables)
         rows = {n: box for n, box in zip(names, np.concatenate(focus).tolist(), strict=True) if box[0] == box[0]}
-        return cls("focus.jsonl", _shared_folder(everything).as_posix(), focus_lines(rows.items()))
+        return cls("focus.jsonl", folder.as_posix(), focus_lines(rows.items()))
 
 
 def render_explorer(
@@ -110,21 +107,22 @@ def render_explorer(
             f"{name} has {count:,} images, but the explorer shows {MOST_IMAGES:,} at most: name a folder in it, or see "
             "kohya-bucket analyze --html, whose page does not grow"
         )
-    start: dict[str, Any] | None = None
-    if images:
-        numbers = None if config is None else config.datasets
-        start = {"name": name, "images": _columns(images, numbers), "config": None, "dataset": 0}
-        start["focus"] = None if focus is None else asdict(focus)
-        if config is not None:
-            start.update(config={"name": config.name, "text": config.text}, dataset=config.datasets[0])
+    start = images and {
+        "name": name,
+        "images": _columns(images, None if config is None else config.datasets),
+        "config": config and {"name": config.name, "text": config.text},
+        "dataset": config.datasets[0] if config else 0,
+        "focus": focus and asdict(focus),
+    }
+    bundled = map(load_preset, list_presets())
     data = {
         "version": __version__,
         "endings": sorted(IMAGE_EXTENSIONS),
         "trained": None if trained is None else sorted(trained),
         "reasons": {int(r): r.text for r in Reason},
         "families": list(FAMILIES.values()),
-        "sets": {preset: _bundled(preset) for preset in list_presets()},
-        "start": start,
+        "sets": {s.name: {"sizes": [list(b) for b in s], "about": s.description} for s in bundled},
+        "start": start or None,
     }
     title = f"{name}: {counted(count, 'image')} - bucket explorer" if images else "Bucket explorer - kohya-bucket"
     return one_file(
@@ -139,20 +137,15 @@ def render_explorer(
     )
 
 
-def _bundled(name: str) -> dict[str, Any]:
-    bucket_set = load_preset(name)
-    return {"sizes": [list(bucket) for bucket in bucket_set], "about": bucket_set.description}
-
-
 def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> dict[str, Any]:
     """All images as columns: short, and quick to read for a browser."""
-    everything = ImageTable.of([p for images in tables for p in images.paths], np.zeros((0, 2), dtype=np.int32))
+    shared, names = _named(tables)
     groups: dict[tuple[str, int, int], int] = {}
     out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
     row = 0
     for number, images in zip(datasets or [0], tables, strict=True):
         for i in range(len(images)):
-            folder, _, name = everything.short_name(row).replace("\\" if os.name == "nt" else "/", "/").rpartition("/")
+            folder, _, name = names[row].rpartition("/")
             key = folder, int(images.repeats[i]), number
             out["group"].append(groups.setdefault(key, len(groups)))
             out["names"].append(name)
@@ -163,12 +156,14 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
             row += 1
         out["sizes"] += images.sizes.reshape(-1).tolist()
     out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
-    shared = _shared_folder(everything)
-    out["root"] = shared.as_posix()
-    out["base"] = f"{shared.as_uri().rstrip('/')}/"
-    return out
+    return out | {"root": shared.as_posix(), "base": f"{shared.as_uri().rstrip('/')}/"}
 
 
-def _shared_folder(images: ImageTable) -> Path:
-    length = len(images.paths[0]) - len(images.short_name(0)) if len(images) else 0
-    return Path(images.paths[0][:length] if length else ".").absolute()
+def _named(tables: Sequence[ImageTable]) -> tuple[Path, list[str]]:
+    """The folder that all images share, and their paths in it."""
+    paths = [path for images in tables for path in images.paths]
+    images = ImageTable.of(paths, np.zeros((0, 2), dtype=np.int32))
+    names = [images.short_name(i) for i in range(len(paths))]
+    length = len(paths[0]) - len(names[0]) if paths else 0
+    folder = Path(paths[0][:length] if length else ".").absolute()
+    return folder, [name.replace("\\", "/") for name in names] if os.name == "nt" else names

@@ -54,11 +54,9 @@ def one_file(
         "ABOUT": markup_safe(about),
         "FALLBACK": fallback,
     }
-    out = []
     # Cut first, then fill: what is filled in is never searched for marks.
-    for i, piece in enumerate(_template("shared/page.html").split("@@")):
-        out.append(parts[piece] if i % 2 else piece)
-    return "".join(out)
+    pieces = _template("shared/page.html").split("@@")
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 # The mark: three buckets about one middle, in a colour that light and dark pages show.
@@ -70,7 +68,7 @@ _ICON = "data:image/svg+xml;base64," + base64.b64encode(
 ).decode("ascii")
 
 
-def markup_safe(text: str) -> str:
+def markup_safe(text: object) -> str:
     """A text of anybody's making as markup that shows it."""
     # File names may hold bytes that are no text; a file in UTF-8 cannot.
     return html.escape(one_line(text))
@@ -80,9 +78,7 @@ def table_markup(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     """A table as markup; the first cell of a row is its header."""
     top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
     body = "".join(
-        f'<tr><th scope="row">{markup_safe(str(first))}</th>'
-        + "".join(f"<td>{markup_safe(str(cell))}</td>" for cell in cells)
-        + "</tr>"
+        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(markup_safe, cells))}</td></tr>'
         for first, *cells in rows
     )
     return f"<table><caption>{markup_safe(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"

@@ -26,7 +26,7 @@ from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, one_line, some
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_MOST_NAMED = 12
+_MOST, _MOST_NAMED = 60, 12
 _NARROW = 76  # columns that all of a bucket's numbers take
 
 
@@ -39,7 +39,9 @@ def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None
         parts += [_aspects(analysis, 40 if narrow else 64), _buckets(analysis, narrow)]
     parts += _lists(analysis, limit)
     if recommendations:
-        parts.append(Text.assemble(("\nWhat to change", "bold"), (_valid_for(analysis), "dim")))
+        model = analysis.subject.trainer.title
+        valid_for = f", for {model}" if model else f", whatever the model; {NAME_THE_MODEL}"
+        parts.append(Text.assemble(("\nWhat to change", "bold"), (valid_for, "dim")))
         texts = [_recommendation(r) for r in recommendations]
         parts += [Padding(text, (0, 0, 0, 2)) if wrap else _indented(text) for text in texts]
     # in a file no path is broken over two lines, and no line is filled up or cut
@@ -80,7 +82,7 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
     return text
 
 
-def _aspects(analysis: Analysis, width: int = 64) -> RenderableType:
+def _aspects(analysis: Analysis, width: int) -> RenderableType:
     """Histogram over the logarithm of the aspect, portrait left, landscape right."""
     logs = np.log2(analysis.aspects)
     reach = max(0.5, float(np.abs(logs).max()))
@@ -97,34 +99,33 @@ def _aspects(analysis: Analysis, width: int = 64) -> RenderableType:
     return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n  {numbers}\n")
 
 
-def _buckets(analysis: Analysis, narrow: bool, most: int = 60) -> RenderableType:
-    # All of them fit into 80 columns, and without the bar and the last batch into 60.
-    names = ("bucket", "aspect", "images", "", "samples", "batches", "last", "cut", "worst", "enl.")
-    kept = [k for k, name in enumerate(names) if not narrow or name not in ("", "last")]
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for k in kept:
-        table.add_column(names[k], justify="left" if names[k] in ("bucket", "") else "right", no_wrap=True)
+def _buckets(analysis: Analysis, narrow: bool) -> RenderableType:
     used = analysis.used_buckets
     # Where there are more than fit, the fullest are shown, in the set's order.
-    shown = sorted(sorted(used, key=lambda b: -b.images)[:most], key=lambda b: (b.bucket.aspect_ratio, b.bucket))
-    top = max((b.images for b in used), default=1)
-    for use in shown:
-        row = (
-            str(use.bucket),
-            f"{use.bucket.aspect_ratio:.3f}",
-            f"{use.images:,}",
-            "█" * max(1, round(8 * use.images / top)),
-            f"{use.samples:,}",
-            f"{use.batches:,}",
-            f"{use.last_batch}/{analysis.subject.batch_size}" if use.last_batch else "full",
-            f"{use.mean_crop:.1%}",
-            f"{use.worst_crop:.1%}",
-            f"{use.enlarged:.0%}",
-        )
-        table.add_row(*(row[k] for k in kept), style="yellow" if use.underfilled else "")
+    shown = sorted(sorted(used, key=lambda b: -b.images)[:_MOST], key=lambda b: (b.bucket.aspect_ratio, b.bucket))
+    top, batch = max((b.images for b in used), default=1), analysis.subject.batch_size
+    # All of them fit into 80 columns, and without the bar and the last batch into 60.
+    columns: dict[str, list[str]] = {
+        "bucket": [str(b.bucket) for b in shown],
+        "aspect": [f"{b.bucket.aspect_ratio:.3f}" for b in shown],
+        "images": [f"{b.images:,}" for b in shown],
+        "": ["█" * max(1, round(8 * b.images / top)) for b in shown],
+        "samples": [f"{b.samples:,}" for b in shown],
+        "batches": [f"{b.batches:,}" for b in shown],
+        "last": [f"{b.last_batch}/{batch}" if b.last_batch else "full" for b in shown],
+        "cut": [f"{b.mean_crop:.1%}" for b in shown],
+        "worst": [f"{b.worst_crop:.1%}" for b in shown],
+        "enl.": [f"{b.enlarged:.0%}" for b in shown],
+    }
+    kept = [name for name in columns if not narrow or name not in ("", "last")]
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in kept:
+        table.add_column(name, justify="left" if name in ("bucket", "") else "right", no_wrap=True)
+    for use, *row in zip(shown, *(columns[name] for name in kept), strict=True):
+        table.add_row(*row, style="yellow" if use.underfilled else "")
     notes = []
-    if len(used) > most:
-        notes.append(f"{len(used) - most} smaller buckets are not shown; --html and --json hold all.")
+    if len(used) > _MOST:
+        notes.append(f"{len(used) - _MOST} smaller buckets are not shown; --html and --json hold all.")
     for what, some_of in (
         (f"fewer than {analysis.min_count} images", analysis.rarely_used),
         ("no image", analysis.empty),
@@ -152,28 +153,15 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
     return out
 
 
-def _valid_for(analysis: Analysis) -> str:
-    trainer = analysis.subject.trainer
-    return f", for {trainer.title}" if trainer.title else f", whatever the model; {NAME_THE_MODEL}"
-
-
 def _recommendation(r: Recommendation) -> Text:
-    text = Text()
-    text.append(one_line(f"{r.setting}: {r.current} → {r.proposed}") + "\n", style="cyan")
-    text.append(one_line(r.why) + ".\n")
-    if r.gain:
-        text.append(f"Gain: {one_line(r.gain)}\n", style="green")
-    if r.cost:
-        text.append(f"Cost: {one_line(r.cost)}\n", style="yellow")
-    return text
+    lines = [(f"{r.setting}: {r.current} → {r.proposed}", "cyan"), (f"{r.why}.", "")]
+    lines += [(f"{what}: {text}", style) for what, text, style in
+              (("Gain", r.gain, "green"), ("Cost", r.cost, "yellow")) if text]  # fmt: skip
+    return Text.assemble(*((one_line(text) + "\n", style) for text, style in lines))
 
 
 def _indented(text: Text) -> Text:
     return Text("\n").join(Text.assemble("  ", line) if line else line for line in text.split("\n", allow_blank=True))
-
-
-FORMAT = "kohya-bucket-analysis"
-VERSION = 1
 
 
 def report_as_dict(
@@ -184,21 +172,21 @@ def report_as_dict(
     `findings` are what is wrong with the config that named the images, if one did.
     """
     return {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": "kohya-bucket-analysis",
+        "version": 1,
         "kohya_bucket": __version__,
         "findings": list(findings),
-        "datasets": [analysis_as_dict(a, limit) for a in analyses],
+        "datasets": [_analysis_as_dict(a, limit) for a in analyses],
     }
 
 
-def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
+def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
     """One data set. Shares are between 0 and 1; numbers that do not exist are null."""
-    images, subject = analysis.images, analysis.subject
+    images, subject, ratios = analysis.images, analysis.subject, analysis.aspect_summary
     readable = images.readable
     sizes = images.sizes[readable]
-    aspects = analysis.aspects
     duplicates = analysis.duplicates
+    copies = None if duplicates is None else [[images.paths[i] for i in group] for group in duplicates]
     return {
         "name": subject.name,
         "rule": repr(subject.rule),
@@ -214,12 +202,12 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
             "samples_per_epoch": None if subject.clips else analysis.summary.samples,
         },
         "aspects": {
-            "min": _number(aspects.min() if len(aspects) else None),
-            "median": _number(np.median(aspects) if len(aspects) else None),
-            "max": _number(aspects.max() if len(aspects) else None),
-            "mean_log": _number(analysis.aspect_summary.mean_log_ar),
-            "median_log": _number(analysis.aspect_summary.median_log_ar),
-            "std_log": _number(analysis.aspect_summary.std_log_ar),
+            "min": _number(ratios.min_ar),
+            "median": _number(np.median(analysis.aspects)) if ratios.count else None,
+            "max": _number(ratios.max_ar),
+            "mean_log": _number(ratios.mean_log_ar),
+            "median_log": _number(ratios.median_log_ar),
+            "std_log": _number(ratios.std_log_ar),
             "portrait": int((sizes[:, 0] < sizes[:, 1]).sum()),
             "square": int((sizes[:, 0] == sizes[:, 1]).sum()),
             "landscape": int((sizes[:, 0] > sizes[:, 1]).sum()),
@@ -236,43 +224,33 @@ def analysis_as_dict(analysis: Analysis, limit: int = 100) -> dict[str, Any]:
         "focus": None if analysis.focus_cuts is None else analysis.focus_cuts._asdict(),
         "exif_rotated": _images(analysis, analysis.rotated, limit),
         "mislabelled": _reasons(images.mislabelled, images, limit),
-        "duplicates": None
-        if duplicates is None
-        else _listed([[images.paths[i] for i in group] for group in duplicates], limit),
+        "duplicates": None if copies is None else _listed(copies, limit),
         "recommendations": [asdict(r) for r in recommend(analysis)],
     }
 
 
 def _bucket(use: BucketUse) -> dict[str, Any]:
-    return {
-        "width": use.bucket.width,
-        "height": use.bucket.height,
-        "aspect": use.bucket.aspect_ratio,
-        "images": use.images,
-        "samples": use.samples,
-        "batches": use.batches,
-        "last_batch": use.last_batch,
-        "mean_crop": use.mean_crop if use.images else None,
-        "worst_crop": use.worst_crop if use.images else None,
-        "enlarged": use.enlarged if use.images else None,
-        "underfilled": use.underfilled,
-    }
+    row = {"width": use.bucket.width, "height": use.bucket.height, "aspect": use.bucket.aspect_ratio, **vars(use)}
+    row |= {} if use.images else dict.fromkeys(("mean_crop", "worst_crop", "enlarged"))
+    del row["bucket"]
+    return row | {"underfilled": use.underfilled}
 
 
 def _images(analysis: Analysis, indices: npt.NDArray[np.intp], limit: int, reason: bool = False) -> dict[str, Any]:
-    placement = analysis.placement
-    rows = []
-    for i in indices[:limit].tolist():
-        width, height = analysis.images.sizes[i].tolist()
-        row: dict[str, Any] = {"path": analysis.images.paths[i], "width": width, "height": height}
-        bucket = placement.bucket(i)
-        row["bucket"] = None if bucket is None else list(bucket)
-        row["crop_loss"] = _number(placement.crop_loss[i])
-        row["scale"] = _number(analysis.scale[i])
-        row["orientation"] = int(analysis.images.orientation[i])
-        if reason:
-            row["reason"] = analysis.reason(i)
-        rows.append(row)
+    images, placement = analysis.images, analysis.placement
+    rows = [
+        {
+            "path": images.paths[i],
+            "width": int(images.sizes[i, 0]),
+            "height": int(images.sizes[i, 1]),
+            "bucket": [*(placement.bucket(i) or ())] or None,
+            "crop_loss": _number(placement.crop_loss[i]),
+            "scale": _number(analysis.scale[i]),
+            "orientation": int(images.orientation[i]),
+            **({"reason": analysis.reason(i)} if reason else {}),
+        }
+        for i in indices[:limit].tolist()
+    ]
     return {"count": len(indices), "listed": rows}
 
 
@@ -284,5 +262,5 @@ def _listed(rows: list[Any], limit: int) -> dict[str, Any]:
     return {"count": len(rows), "listed": rows[:limit]}
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else float(value)
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

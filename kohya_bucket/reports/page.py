@@ -48,29 +48,21 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
     return None
 
 
-def describe_rule(rule: BucketRule) -> str:
+def _describe_rule(rule: BucketRule) -> str:
     """The rule in words, for a heading."""
-    extras = []
+    if isinstance(rule, (KohyaBuckets, FixedBuckets)):
+        cropped = "" if rule.max_crop is None else f"at most {rule.max_crop:.0%} cropped"
     if isinstance(rule, KohyaBuckets):
         width, height = rule.max_reso
-        if rule.switching != "midpoint":
-            extras.append(f"{rule.switching} switching")
-        if rule.no_upscale_fit != "kohya":
-            extras.append(f"{rule.no_upscale_fit} fit")
-        if rule.max_crop is not None:
-            extras.append(f"at most {rule.max_crop:.0%} cropped")
+        text = f"sd-scripts, {width}×{height}, sides {rule.min_size}–{rule.max_size} in steps of {rule.reso_steps}"
         if rule.no_upscale:
             text = f"sd-scripts without upscaling, up to {width}×{height} pixels, steps of {rule.reso_steps}"
-        else:
-            text = f"sd-scripts, {width}×{height}, sides {rule.min_size}–{rule.max_size} in steps of {rule.reso_steps}"
-        return ", ".join([text, *extras])
+        switching = "" if rule.switching == "midpoint" else f"{rule.switching} switching"
+        fit = "" if rule.no_upscale_fit == "kohya" else f"{rule.no_upscale_fit} fit"
+        return ", ".join(filter(None, (text, switching, fit, cropped)))
     if isinstance(rule, FixedBuckets):
-        extras.append(f"{rule.switching} switching")
-        if rule.no_upscale:
-            extras.append("never enlarging")
-        if rule.max_crop is not None:
-            extras.append(f"at most {rule.max_crop:.0%} cropped")
-        return f"{rule.bucket_set.name or 'a given set'}, {len(rule.bucket_set)} buckets, {', '.join(extras)}"
+        text = f"{rule.bucket_set.name or 'a given set'}, {len(rule.bucket_set)} buckets, {rule.switching} switching"
+        return ", ".join(filter(None, (text, "never enlarging" * rule.no_upscale, cropped)))
     if rule.bucket_set is not None and len(rule.bucket_set) == 1:
         return f"no bucketing: everything is cropped to {rule.bucket_set[0]}"
     return repr(rule)
@@ -138,24 +130,19 @@ def size_scatter(analysis: Analysis) -> list[list[float]]:
     if not len(sizes):
         return []
     loss = np.where(analysis.placement.placed, analysis.placement.crop_loss, np.nan)[readable]
-    cells = sizes
-    resolution = 96.0
+    cells, resolution = sizes, 96.0
     while True:
-        _, first, inverse, counts = np.unique(
-            cells[:, 0] << 32 | cells[:, 1], return_index=True, return_inverse=True, return_counts=True
-        )
+        keys = cells[:, 0] << 32 | cells[:, 1]
+        _, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         if len(counts) <= _MOST_POINTS:
             break
         cells = np.rint(np.log2(sizes) * resolution).astype(np.int64)
         resolution *= 0.8
-    has_bucket = ~np.isnan(loss)
-    with_bucket = np.bincount(inverse, weights=has_bucket)
-    total = np.bincount(inverse, weights=np.where(has_bucket, loss, 0.0))
+    with_bucket = np.bincount(inverse, weights=~np.isnan(loss))
+    total = np.bincount(inverse, weights=np.nan_to_num(loss))
     mean = np.where(with_bucket > 0, total / np.maximum(with_bucket, 1), -1.0)
-    shown = sizes[first]
-    return [
-        [*map(int, row), int(n), round(float(m), 4)] for row, n, m in zip(shown.tolist(), counts, mean, strict=True)
-    ]
+    rows = zip(sizes[first].tolist(), counts.tolist(), mean.tolist(), strict=True)
+    return [[*size, n, round(m, 4)] for size, n, m in rows]
 
 
 def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
@@ -168,16 +155,8 @@ def image_lists(analysis: Analysis, limit: int) -> list[dict[str, Any]]:
         else:
             shown = some.key in ("without_bucket", "exif_rotated", "focus_cut")  # other texts are in the columns
             kind, rows = "images", [image_row(analysis, i, some.text(i) if shown else "") for i in first]
-        out.append(
-            {
-                "key": some.key,
-                "title": some.title,
-                "count": len(some.images),
-                "rows": rows,
-                "about": some.about,
-                "kind": kind,
-            }
-        )
+        out.append({"key": some.key, "title": some.title, "count": len(some.images), "rows": rows, "about": some.about,
+                    "kind": kind})  # fmt: skip
     return out
 
 
@@ -191,6 +170,7 @@ def image_row(analysis: Analysis, i: int, note: str) -> list[Any]:
     return [analysis.images.short_name(i), width, height, k, round(loss, 5), round(scale, 4), note]
 
 
+_PLAIN = "Charts, small pictures and the field to try a size need JavaScript, but no network. The numbers do not:"
 _MOST_ROWS = 100
 _WORST_FOCUS = 20
 
@@ -206,22 +186,11 @@ def in_one_line(analyses: Sequence[Analysis]) -> str:
     return f"{counted(placed, 'image')} in {buckets}, {crop:.1%} cut off on average{more}"
 
 
-def plain_report(analyses: Sequence[Analysis]) -> str:
-    """Markup."""
-    note = "Charts, small pictures and the field to try a size need JavaScript, but no network. The numbers do not:"
-    return f'<div class="plain"><p>{note}</p>{"".join(map(_plain_dataset, analyses))}</div>'
-
-
 def _plain_dataset(analysis: Analysis) -> str:
     subject, images = analysis.subject, analysis.images
     used = sorted(analysis.used_buckets, key=lambda b: -b.images)
     rows = [
-        (
-            str(b.bucket),
-            f"{b.images:,}",
-            f"{b.batches:,}",
-            *(f"{x:.1%}" for x in (b.mean_crop, b.worst_crop, b.enlarged)),
-        )
+        (b.bucket, f"{b.images:,}", f"{b.batches:,}", f"{b.mean_crop:.1%}", f"{b.worst_crop:.1%}", f"{b.enlarged:.1%}")
         for b in used[:_MOST_ROWS]
     ]
     head = ("Bucket", "Images", "Batches", "Cut off, mean", "Worst", "Enlarged")
@@ -233,7 +202,7 @@ def _plain_dataset(analysis: Analysis) -> str:
         for i in analysis.most_cropped[:_MOST_ROWS].tolist()
     ]
     return (
-        f"<h1>{markup_safe(subject.name)}</h1><p>{markup_safe(describe_rule(subject.rule))}. "
+        f"<h1>{markup_safe(subject.name)}</h1><p>{markup_safe(_describe_rule(subject.rule))}. "
         f"{markup_safe(in_one_line([analysis]))}.</p>"
         + _plain_table("Buckets", head, rows, len(used))
         + _plain_table("Not trained", ("Image", "Why"), lost[:_MOST_ROWS], len(lost))
@@ -294,7 +263,7 @@ def render_page(
         ["shared/page.css"],
         title=f"{title}: {about} - kohya-bucket",
         about=f"kohya-bucket on {title}: {about}.",
-        fallback=plain_report(analyses),
+        fallback=f'<div class="plain"><p>{_PLAIN}</p>{"".join(map(_plain_dataset, analyses))}</div>',
     )
 
 
@@ -304,7 +273,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "name": subject.name,
         "source": subject.source,
         "rule": browser_rule(subject.rule),
-        "rule_text": describe_rule(subject.rule),
+        "rule_text": _describe_rule(subject.rule),
         "batch_size": subject.batch_size,
         "found": len(images),
         "broken": int((~images.readable).sum()),
@@ -426,12 +395,12 @@ def _thumbnail(kind: str, path: str) -> tuple[str, int, int] | None:
             scale = min(1.0, (_AREA / (image.width * image.height)) ** 0.5, _LONGEST / max(image.size))
             size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
             image.draft("RGB", (2 * size[0], 2 * size[1]))
-            return (*_encode(image, size, kind), *size)
+            return _encode(image, size, kind), *size
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError):
         return None
 
 
-def _encode(image: Image.Image, size: tuple[int, int], kind: str) -> tuple[str]:
+def _encode(image: Image.Image, size: tuple[int, int], kind: str) -> str:
     if image.mode in ("P", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
     elif image.mode.startswith("I;16") or image.mode in ("I", "F"):
@@ -444,11 +413,7 @@ def _encode(image: Image.Image, size: tuple[int, int], kind: str) -> tuple[str]:
         small = flat
     buffer = io.BytesIO()
     small.convert("RGB").save(buffer, kind, quality=55)
-    return (data_uri(buffer.getvalue(), kind),)
-
-
-def data_uri(content: bytes, kind: str) -> str:
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(content).decode('ascii')}"
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
 def caption_beside(path: str, endings: Sequence[str], longest: int = 300) -> str | None:

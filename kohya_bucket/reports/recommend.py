@@ -96,27 +96,20 @@ def worth(before: Summary, after: Summary) -> float:
 def differences(before: Summary, after: Summary) -> tuple[str, str]:
     """What gets better and what gets worse, as text."""
     lines: tuple[list[str], list[str]] = ([], [])
-
-    def note(better: bool, text: str) -> None:
-        lines[0 if better else 1].append(text)
-
-    for name, old, new, floor in (
-        ("mean crop loss", before.mean_crop, after.mean_crop, 0.0005),
-        ("95th percentile of crop loss", before.p95_crop, after.p95_crop, 0.002),
-        ("worst crop loss", before.worst_crop, after.worst_crop, 0.01),
-        ("enlarged images", before.enlarged, after.enlarged, 0.002),
+    short = f"{before.short_batches:,} of {before.batches:,} → {after.short_batches:,} of {after.batches:,}"
+    for name, old, new, floor, text in (
+        ("mean crop loss", before.mean_crop, after.mean_crop, 0.0005, ""),
+        ("95th percentile of crop loss", before.p95_crop, after.p95_crop, 0.002, ""),
+        ("worst crop loss", before.worst_crop, after.worst_crop, 0.01, ""),
+        ("enlarged images", before.enlarged, after.enlarged, 0.002, ""),
+        ("images without a bucket", before.unplaced, after.unplaced, 1, f"{before.unplaced:,} → {after.unplaced:,}"),
+        ("batches that are not full", _short_share(before), _short_share(after), 0.002, short),
     ):
-        if abs(old - new) >= floor and before.placed and after.placed:
-            note(new < old, f"{name} {_percent(old)} → {_percent(new)}")
-    if before.unplaced != after.unplaced:
-        note(after.unplaced < before.unplaced, f"images without a bucket {before.unplaced:,} → {after.unplaced:,}")
-    old, new = _short_share(before), _short_share(after)
-    if abs(old - new) >= 0.002 and before.placed and after.placed:
-        text = f"batches that are not full {before.short_batches:,} of {before.batches:,}"
-        note(new < old, f"{text} → {after.short_batches:,} of {after.batches:,}")
+        if abs(old - new) >= floor and (floor == 1 or (before.placed and after.placed)):
+            lines[new > old].append(f"{name} {text or f'{_percent(old)} → {_percent(new)}'}")
     if before.mean_pixels and abs(after.mean_pixels / before.mean_pixels - 1) >= 0.01:
         text = f"pixels trained per image {before.mean_pixels / 1e6:.3g} → {after.mean_pixels / 1e6:.3g} million"
-        note(after.mean_pixels > before.mean_pixels, text)
+        lines[after.mean_pixels < before.mean_pixels].append(text)
     return "; ".join(lines[0]), "; ".join(lines[1])
 
 
@@ -162,11 +155,11 @@ def _too_long(analysis: Analysis) -> Mask:
 
 def _long(analysis: Analysis) -> Iterator[Recommendation]:
     long = _too_long(analysis)
-    if long.any():
+    if count := int(long.sum()):
         sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
         aspects = sizes.max(axis=1) / sizes.min(axis=1)
         yield _without(
-            analysis, long, f"{_images(long)} far longer than a bucket", "split or leave out",
+            analysis, long, f"{counted(count, 'image')} far longer than a bucket", "split or leave out",
             f"They are {_span(aspects, '{:.1f}')} times as long as wide, and {loss.mean():.0%} of them is cut off",
             "outliers",
         )  # fmt: skip
@@ -174,9 +167,9 @@ def _long(analysis: Analysis) -> Iterator[Recommendation]:
 
 def _small(analysis: Analysis) -> Iterator[Recommendation]:
     small = too_small(analysis.images.sizes, analysis.placement)
-    if small.any():
+    if count := int(small.sum()):
         yield _without(
-            analysis, small, f"{_images(small)} enlarged more than {MUCH_ENLARGED:g} times",
+            analysis, small, f"{counted(count, 'image')} enlarged more than {MUCH_ENLARGED:g} times",
             "replace by larger ones or leave out",
             f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
             "most_enlarged",
@@ -188,7 +181,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
     turned = analysis.rotated
     if len(turned):
         sizes = np.where(images.orientation[:, None] >= 5, images.sizes[:, ::-1], images.sizes)
-        placement = analysis.subject.rule.place(np.ascontiguousarray(sizes))
+        placement = analysis.subject.rule.place(sizes)
         after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes).any(axis=1).sum())
         yield Recommendation(
@@ -199,11 +192,10 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
 
 
 def _copies(analysis: Analysis) -> Iterator[Recommendation]:
-    duplicates = analysis.duplicates
-    if duplicates:
+    if duplicates := analysis.duplicates:
         spare = np.zeros(len(analysis.images), dtype=np.bool_)
         spare[[i for group in duplicates for i in group[1:]]] = True
-        after = _summary_without(analysis, spare)
+        after = _summary_of(analysis, ~spare, analysis.subject.rule)
         yield Recommendation(
             "files", f"{int(spare.sum()):,} copies", "keep one of each group",
             f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
@@ -212,24 +204,20 @@ def _copies(analysis: Analysis) -> Iterator[Recommendation]:
 
 
 def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, why: str, listed: str) -> Recommendation:
-    before, after = analysis.summary, _summary_without(analysis, left_out)
+    before, after = analysis.summary, _summary_of(analysis, ~left_out, analysis.subject.rule)
     gain, cost = differences(before, after)
     cost = "; ".join(filter(None, (_samples(before, after), cost)))
     return Recommendation("files", current, proposed, why, gain, cost, before, after, listed)
 
 
-def _summary_without(analysis: Analysis, left_out: Mask) -> Summary:
-    images, subject = analysis.images, analysis.subject
-    sizes = np.ascontiguousarray(images.sizes[~left_out])
-    return summarize(sizes, subject.rule.place(sizes), images.repeats[~left_out], subject.batch_size)
+def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
+    """Of the images that are kept, under a rule."""
+    sizes = analysis.images.sizes[kept]
+    return summarize(sizes, rule.place(sizes), analysis.images.repeats[kept], analysis.subject.batch_size)
 
 
 def _samples(before: Summary, after: Summary) -> str:
     return f"samples per epoch {before.samples:,} → {after.samples:,}"
-
-
-def _images(chosen: Mask) -> str:
-    return counted(int(chosen.sum()), "image")
 
 
 def _span(values: npt.NDArray[np.float64], form: str) -> str:
@@ -304,7 +292,8 @@ def _limits(rule: KohyaBuckets, tried: Tried) -> Iterator[Change]:
     if longest > rule.max_size:
         loss = shortened(rule, tried.sizes, rule.place(tried.sizes), longest)
         why = loss.text if loss else f"no bucket is longer than {rule.max_size}, so long images are cropped"
-        yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), _sentence(why), rule, max_size=longest)
+        why = why[:1].upper() + why[1:]
+        yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
     if lowest < rule.min_size:
         why = f"No bucket is narrower than {rule.min_size}, so long images are cropped to a shorter aspect"
         yield from _tried("min_bucket_reso", str(rule.min_size), str(lowest), why, rule, min_size=lowest)
@@ -325,14 +314,11 @@ def _upscaling(rule: KohyaBuckets) -> Iterator[Change]:
             "[kohya_bucket] no_upscale_fit", rule.no_upscale_fit, "largest", why, rule, no_upscale_fit="largest"
         )
     why = "Without upscaling, every size that occurs becomes a bucket of its own"
-    setting, now, then = "bucket_no_upscale", "true", "false"
+    texts = "bucket_no_upscale", "true", "false"
     if rule.no_upscale_fit != "kohya":  # refused with upscaling
-        setting, now, then = (
-            f"{setting} and [kohya_bucket] no_upscale_fit",
-            f"{now} and {rule.no_upscale_fit}",
-            (f"{then} and none"),
-        )
-    yield from _tried(setting, now, then, why, rule, no_upscale=False, no_upscale_fit="kohya")
+        now = f"true and {rule.no_upscale_fit}"
+        texts = "bucket_no_upscale and [kohya_bucket] no_upscale_fit", now, "false and none"
+    yield from _tried(*texts, why, rule, no_upscale=False, no_upscale_fit="kohya")
 
 
 def _tried(
@@ -351,25 +337,21 @@ def _lower_resolution(tried: Tried, rule: KohyaBuckets) -> Iterator[Change]:
         return
     steps = rule.reso_steps
     side = int(math.sqrt(rule.max_area)) // steps * steps
-    low = max(steps, rule.min_size)
-    why = "Most images hold fewer pixels than the resolution asks for"
-    for resolution in range(side - steps, max(low, side // 2) - 1, -steps):
-        now = f"{rule.max_reso[0]},{rule.max_reso[1]}"
+    now, why = "{},{}".format(*rule.max_reso), "Most images hold fewer pixels than the resolution asks for"
+    for resolution in range(side - steps, max(steps, rule.min_size, side // 2) - 1, -steps):
         for change in _tried("resolution", now, str(resolution), why, rule, max_reso=(resolution, resolution)):
-            if _enlarged(change.rule, tried.sizes) <= _ENLARGED_GOAL:
+            placement = change.rule.place(tried.sizes)
+            scale = enlargement(tried.sizes, placement)[placement.placed]
+            if np.count_nonzero(scale > BARELY) <= _ENLARGED_GOAL * len(scale):
                 yield change
                 return
-
-
-def _enlarged(rule: BucketRule, sizes: IntArray) -> float:
-    placement = rule.place(sizes)
-    scale = enlargement(sizes, placement)[placement.placed]
-    return float(np.mean(scale > BARELY)) if len(scale) else 0.0
 
 
 def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
     """Presets of about the same area, whose sides the trainer accepts."""
     area = float(np.median([b.pixel_count for b in rule.bucket_set]))
+    own = rule.bucket_set.name
+    own = "auto" if isinstance(rule, AutoBuckets) else f"preset:{own}" if own in list_presets() else own or "own set"
     for name in list_presets():
         bucket_set = load_preset(name)
         other = float(np.median([b.pixel_count for b in bucket_set]))
@@ -377,24 +359,12 @@ def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
         if accepted and bucket_set.buckets != rule.bucket_set.buckets and 0.8 < other / area < 1.25:
             proposed = _fixed(rule, bucket_set, rule.switching)
             why = f"Preset {name} has {len(bucket_set)} buckets instead of {len(rule.bucket_set)}"
-            yield Change("[kohya_bucket] rule", _name_of(rule), f"preset:{name}", why, proposed)
-
-
-def _name_of(rule: FixedBuckets) -> str:
-    """The rule as `rule_from_name` knows it, or its set's name."""
-    if isinstance(rule, AutoBuckets):
-        return "auto"
-    name = rule.bucket_set.name
-    return f"preset:{name}" if name in list_presets() else name or "own set"
+            yield Change("[kohya_bucket] rule", own, f"preset:{name}", why, proposed)
 
 
 def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
     """Another set or switching within the limits of the rule."""
     return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 _MANY = 0.25  # of the images: so many are no exceptions, and a setting may be what is wrong
@@ -417,51 +387,32 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
 def most_worth(analysis: Analysis, found: Sequence[Recommendation]) -> Recommendation | None:
     """The one to begin with; None if nothing is recommended."""
     broken = 100 * len(analysis.images.failures) / max(len(analysis.images), 1)
-
-    def weight(one: Recommendation) -> float:
-        return math.inf if one.must else broken if one.before is one.after else worth(one.before, one.after)
-
-    return max(found, key=weight, default=None)
+    return max(found, key=lambda one: broken if one.before is one.after else _weight(one), default=None)
 
 
 def _about_settings(analysis: Analysis) -> list[Recommendation]:
     subject, images = analysis.subject, analysis.images
     odd = misfits(analysis)
-    few = 0 < odd.sum() <= _MANY * analysis.summary.placed
+    count = int(odd.sum())
+    few = 0 < count <= _MANY * analysis.summary.placed
     kept = ~odd if few else np.ones(len(images), dtype=np.bool_)
-    sizes, repeats = np.ascontiguousarray(images.sizes[kept]), images.repeats[kept]
-
-    def measured(change: Change) -> Summary:
-        return summarize(sizes, change.rule.place(sizes), repeats, subject.batch_size)
-
-    unchanged = Change("", "", "", "", subject.rule)
-    before = measured(unchanged) if few else analysis.summary
-    beside = f"; measured without the {_files(int(odd.sum()))} above" if few else ""
-    found: list[tuple[float, Recommendation]] = []
-    for change in changes(Tried(sizes, subject.rule, subject.trainer, before)):
-        after = measured(change)
-        weight = worth(before, after)
-        if weight > 0 or change.must:
+    before = _summary_of(analysis, kept, subject.rule) if few else analysis.summary
+    beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
+    found: list[Recommendation] = []
+    for change in changes(Tried(images.sizes[kept], subject.rule, subject.trainer, before)):
+        after = _summary_of(analysis, kept, change.rule)
+        if worth(before, after) > 0 or change.must:
             texts = change.setting, change.current, change.proposed, change.why + beside
-            advice = Recommendation(*texts, *differences(before, after), before, after, must=change.must)
-            found.append((np.inf if change.must else weight, advice))
-    found.sort(key=lambda pair: -pair[0])
-    return _each_once([advice for _, advice in found])
-
-
-def _each_once(ranked: list[Recommendation]) -> list[Recommendation]:
-    """The best for each setting, and of several that come to the same the first, which is the simplest."""
+            found.append(Recommendation(*texts, *differences(before, after), before, after, must=change.must))
     out: list[Recommendation] = []
-    for advice in ranked:
-        if not any(other.setting == advice.setting or _equal(other, advice) for other in out):
+    # The best for each setting, and of several that come to the same the first, which is the simplest.
+    for advice in sorted(found, key=_weight, reverse=True):
+        # They gain and cost the same, however many buckets stand empty.
+        same = replace(advice.after, buckets=0)
+        if not any(other.setting == advice.setting or replace(other.after, buckets=0) == same for other in out):
             out.append(advice)
     return out
 
 
-def _equal(one: Recommendation, other: Recommendation) -> bool:
-    """They gain and cost the same, however many buckets stand empty."""
-    return replace(one.after, buckets=0) == replace(other.after, buckets=0)
-
-
-def _files(count: int) -> str:
-    return "file" if count == 1 else f"{count:,} files"
+def _weight(one: Recommendation) -> float:
+    return math.inf if one.must else worth(one.before, one.after)

@@ -107,41 +107,21 @@ class ImageTable:
     captions: tuple[str, ...] = (".txt", ".caption")
 
     @classmethod
-    def of(
-        cls,
-        paths: Sequence[str],
-        sizes: IntArray,
-        repeats: npt.NDArray[np.int64] | None = None,
-        orientation: npt.NDArray[np.uint8] | None = None,
-    ) -> ImageTable:
-        """A table of paths and sizes; what is not given is one repeat and upright."""
+    def of(cls, paths: Sequence[str], sizes: IntArray, **more: Any) -> ImageTable:
+        """A table of paths and sizes, and `more` of the fields; what is not given is one repeat and upright."""
         n = len(paths)
-        return cls(
-            paths,
-            sizes,
-            np.ones(n, dtype=np.int64) if repeats is None else repeats,
-            np.ones(n, dtype=np.uint8) if orientation is None else orientation,
-        )
+        columns: dict[str, Any] = {"repeats": np.ones(n, np.int64), "orientation": np.ones(n, np.uint8)}
+        return cls(paths, sizes, **columns | more)
 
     @classmethod
-    def from_scan(
-        cls,
-        scan: SizeScan,
-        repeats: npt.NDArray[np.int64] | None = None,
-        hashes: Sequence[str] | None = None,
-        captions: tuple[str, ...] = (".txt", ".caption"),
-    ) -> ImageTable:
+    def from_scan(cls, scan: SizeScan, hashes: Sequence[str] | None = None) -> ImageTable:
         """What `kohya_bucket.images.read_sizes` returned."""
-        return cls(
-            paths=scan.paths,
-            sizes=scan.sizes,
-            repeats=np.ones(len(scan), dtype=np.int64) if repeats is None else repeats,
-            orientation=scan.orientation,
-            failures={i: reason for i, _, reason in scan.failures},
-            mislabelled={i: what for i, _, what in scan.mislabelled()},
+        failures = {i: reason for i, _, reason in scan.failures}
+        mislabelled = {i: what for i, _, what in scan.mislabelled()}
+        return cls.of(
+            scan.paths, scan.sizes, orientation=scan.orientation, failures=failures, mislabelled=mislabelled,
             hashes=hashes,
-            captions=captions,
-        )
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -149,16 +129,15 @@ class ImageTable:
     def take(self, rows: npt.NDArray[np.intp]) -> ImageTable:
         """The images of these rows, in this order; a row may stand several times."""
         chosen = rows.tolist()
-        return ImageTable(
-            paths=[self.paths[i] for i in chosen],
-            sizes=self.sizes[rows],
-            repeats=self.repeats[rows],
-            orientation=self.orientation[rows],
-            failures={at: self.failures[i] for at, i in enumerate(chosen) if i in self.failures},
-            mislabelled={at: self.mislabelled[i] for at, i in enumerate(chosen) if i in self.mislabelled},
+
+        def moved(notes: Mapping[int, str]) -> dict[int, str]:
+            return {at: notes[i] for at, i in enumerate(chosen) if i in notes}
+
+        return replace(
+            self, paths=[self.paths[i] for i in chosen], sizes=self.sizes[rows], repeats=self.repeats[rows],
+            orientation=self.orientation[rows], failures=moved(self.failures), mislabelled=moved(self.mislabelled),
             hashes=None if self.hashes is None else [self.hashes[i] for i in chosen],
-            captions=self.captions,
-        )
+        )  # fmt: skip
 
     def without(self, broken: Mapping[str, str]) -> ImageTable:
         """The same with the images at these paths unreadable, for the reasons given."""

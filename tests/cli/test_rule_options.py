@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kohya_bucket.adapter.dataset_keys import adjust_to_steps
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
 from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, TRAINERS, described
@@ -81,7 +82,7 @@ def test_a_preset_is_taken_whatever_its_step(name: str) -> None:
 
 
 def test_sides_are_rounded_to_the_step_as_sd_scripts_does() -> None:
-    assert RuleOptions(min_bucket_reso=300, max_bucket_reso=1000).limits == (256, 1024)
+    assert adjust_to_steps(RuleOptions(min_bucket_reso=300, max_bucket_reso=1000).keys) == (256, 1024)
 
 
 def test_what_sd_scripts_stops_at_is_refused_for_every_rule() -> None:

@@ -82,8 +82,8 @@ MISTAKES = [
     (["images", "t.parquet"], "t.parquet is a table of images, and images is none: name one kind alone"),
     (["x.tar.gz"], "x.tar.gz: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"),
     (["packed.tar"], "packed.tar: compressed with gzip, so that samples cannot be read at random: unpack it"),
-    (["gone.tar"], "gone.tar: this shard cannot be read (no such file)"),
-    (["gone.parquet"], "gone.parquet: this table cannot be read (no such file)"),
+    (["gone.tar"], "gone.tar: cannot be read (no such file)"),
+    (["gone.parquet"], "gone.parquet: cannot be read (no such file)"),
     (["text.tar"], "text.tar: cannot be read as a tar file ("),
     (["text.parquet"], "text.parquet: cannot be read as a table: "),
     (["cut.parquet"], "cut.parquet: cannot be read as a table: "),
@@ -106,7 +106,7 @@ MISTAKES = [
     (["damaged"], "state.json: not that of a saved data set ("),
     (["old"], "state.json: not that of a saved data set (it refers to rows of other files; save it again)"),
     (["outside"], "state.json: not that of a saved data set (its files are ['../../t.parquet'])"),
-    (["gone"], "d.arrow: this table cannot be read (no such file)"),
+    (["gone"], "d.arrow: cannot be read (no such file)"),
     (["memory://x/d.arrow"], "memory://x/d.arrow: Arrow files are read on this machine only: name Parquet files there"),
     (["hf://datasets/some/one"], "hf://datasets/some/one: has no Parquet files; the Hub's own copy in Parquet, if it "
      "made one, is at hf://datasets/some/one@~parquet"),
@@ -146,8 +146,8 @@ def test_a_mistake_is_one_line(here, run, monkeypatch, arguments, message) -> No
 def test_a_data_set_on_the_hub_is_its_parquet_files(monkeypatch) -> None:
     files = [f"hf://datasets/some/one/data/{k}.parquet" for k in range(2)]
     monkeypatch.setattr(sources, "list_remote", lambda *asked: files if asked[0] == "hf://datasets/some/one" else [])
-    assert sources.tables_in(["hf://datasets/some/one"]) == files
-    assert sources.tables_in(files) == files
+    assert sources._tables_in(["hf://datasets/some/one"]) == files
+    assert sources._tables_in(files) == files
 
 
 def test_what_has_no_image_is_named_and_the_rest_is_encoded(here, run, caplog) -> None:

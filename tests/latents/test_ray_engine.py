@@ -371,7 +371,7 @@ def test_images_in_containers(cluster, s3, images, tmp_path, monkeypatch, expect
     for kind, named in kinds.items():
         options = SourceOptions() if "tars" in kind else SourceOptions(caption_column="text")
         source = source_in(named, options, recursive=True)
-        found, here = source.read("ray", quiet=True), source.read("auto", quiet=True)
+        found, here = source.read("ray", True), source.read("auto", True)
         assert (found.images.names, found.sizes.tolist()) == (here.images.names, here.sizes.tolist())
         assert found.captions == here.captions == [*(f"caption {k} é" for k in range(31)), None]
         wanted = LatentItems.from_placement(

@@ -54,8 +54,7 @@ def analyze(
     as_json: AsJson = False,
     options: RuleOptions,
     cache: Annotated[
-        Path | None,
-        rare(help="A file of `sizes build`. Unchanged images are not opened, and the file is updated."),
+        Path | None, rare(help="A file of `sizes build`. Unchanged images are not opened, and the file is updated.")
     ] = None,
     recursive: Recursive = True,
     workers: Workers = None,
@@ -83,10 +82,18 @@ def analyze(
         analyses = _write_page(analyses, html, "" if config is None else config.name, thumbnails, limit or 300, quiet)
     if list_bad is not None:
         _write_list(analyses, list_bad)
+    from kohya_bucket.reports.output import print_analysis, report_as_dict
+
     if as_json:
-        _print_json(analyses, findings, limit or 100)
-    else:
-        _print(analyses, findings, limit or 5)
+        report = report_as_dict(analyses, limit or 100, [f.as_dict() for f in findings])
+        sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        return
+    console = plain_console()
+    for finding in findings:
+        console.print(f"{finding.severity.value}: ", style="yellow", end="")
+        console.print(finding.text, markup=False, soft_wrap=True)
+    for analysis in analyses:
+        print_analysis(analysis, console, limit or 5)
 
 
 def _subjects(
@@ -95,18 +102,17 @@ def _subjects(
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
     from kohya_bucket.cli.subjects import from_config, from_folders, from_musubi_config
 
-    of_musubi = config is not None and is_musubi_config(config)
-    if not of_musubi:
-        release, checkout = release_at_hand(None)
-        reading = replace(reading, trainer=trainer_at_hand(arch, checkout, config), release=release)
+    if config is not None:
+        what = f"--config {config} brings its own images and rules"
+        if path:
+            raise ConfigError(f"{what}: leave out {' '.join(path)}")
+        refuse_beside(context, what, (*options.fields, "recursive"))
+        if is_musubi_config(config):
+            return from_musubi_config(config, arch, batch_size, reading)
+    release, checkout = release_at_hand(None)
+    reading = replace(reading, trainer=trainer_at_hand(arch, checkout, config), release=release)
     if config is None:
         return from_folders(path, options.for_arch(context, reading.trainer.family), batch_size or 1, reading), []
-    what = f"--config {config} brings its own images and rules"
-    if path:
-        raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, (*options.fields, "recursive"))
-    if of_musubi:
-        return from_musubi_config(config, arch, batch_size, reading)
     return from_config(config, batch_size, reading)
 
 
@@ -131,28 +137,8 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
     listed = [name for name in bad if not {"\n", "\r"} & set(name)]
     replace_file(target, "".join(f"{line}\n" for line in (f"# {MADE_BY}", *listed)).encode("utf-8", "surrogateescape"))
-    unlisted = ""
-    if left := len(bad) - len(listed):
-        names = counted(left, "name", "has", "have")
-        unlisted = f"; {names} a line break, so the list leaves {'it' if left == 1 else 'them'} out"
+    left, unlisted = len(bad) - len(listed), ""
+    if left:
+        names, them = counted(left, "name", "has", "have"), "it" if left == 1 else "them"
+        unlisted = f"; {names} a line break, so the list leaves {them} out"
     say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
-
-
-def _print_json(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:
-    from kohya_bucket.reports.output import report_as_dict
-
-    report = report_as_dict(analyses, limit, [f.as_dict() for f in findings])
-    sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
-
-
-def _print(analyses: Sequence[Analysis], findings: Sequence[Finding], limit: int) -> None:
-    """The findings and the report, with at most so many images in each list."""
-    from rich.markup import escape
-
-    from kohya_bucket.reports.output import print_analysis
-
-    console = plain_console()
-    for finding in findings:
-        console.print(f"[yellow]{finding.severity.value}[/yellow]: {escape(finding.text)}", soft_wrap=True)
-    for analysis in analyses:
-        print_analysis(analysis, console, limit)

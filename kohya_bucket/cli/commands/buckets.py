@@ -34,22 +34,19 @@ from kohya_bucket.files import replace_file
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets import BucketRule, BucketSet
+    from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.rules.auto import AutoBucketResult
 
-_LOW_FILL = 0.75
+_TARGET_HELP = "Instead of --resolution: one side, without limits for the sides of buckets."
 _DEFAULT = "sd-scripts"  # its own buckets
-_OF_OTHER_RULES = (
-    "rule", "preset", "bucket_config", "bucket_no_upscale", "switching", "no_upscale_fit", "max_crop",
-)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
     app.command("list")(with_option_groups(list_))
     without = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
     app.command()(with_option_groups(chart, without, also={"switching": "--method"}))
-    also = {"bucket_reso_steps": "--vae-factor"}
-    app.command()(with_option_groups(make, without=_OF_OTHER_RULES, also=also))
+    others = ("rule", "preset", "bucket_config", "switching", *without)
+    app.command()(with_option_groups(make, others, also={"bucket_reso_steps": "--vae-factor"}))
 
 
 def make(
@@ -57,16 +54,11 @@ def make(
     path: TableOrSources,
     *,
     options: RuleOptions,
-    target: Annotated[
-        int | None,
-        typer.Option(
-            "--target", "-t", help="Instead of --resolution: one side, without limits for the sides of buckets."
-        ),
-    ] = None,
+    target: Annotated[int | None, typer.Option("--target", "-t", help=_TARGET_HELP)] = None,
     method: Annotated[str, typer.Option(help="{}."), partial(described, AUTO_METHODS)] = "kmeans",
     min_fill: Annotated[
         float, typer.Option(help="For optimal: a bucket has at least this share of the target's area; 0 allows any.")
-    ] = _LOW_FILL,
+    ] = 0.75,
     name: Annotated[str, typer.Option("--name", help="Name in the file.")] = "auto",
     seed: Annotated[int, rare("--seed", help="Only used if k-means can start in several ways.")] = 0,
     compare_to: Annotated[
@@ -82,6 +74,7 @@ def make(
     """Make a bucket set from the aspects of your images, and print what it crops."""
     import numpy as np
 
+    from kohya_bucket.adapter.dataset_keys import adjust_to_steps
     from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
     from kohya_bucket.cli.sources import sizes_of
 
@@ -90,7 +83,7 @@ def make(
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
-    size, *sides = (options.size, *options.limits) if target is None else ((target, target), None, None)
+    size, *sides = (options.size, *adjust_to_steps(options.keys)) if target is None else ((target, target), None, None)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     result = generate_buckets(
         images.sizes, method=method, min_fill=min_fill, num_buckets=options.num_buckets, target=size,
@@ -107,7 +100,11 @@ def make(
         return
     say(str(images))
     _print(result, losses, size[0] * size[1])
-    _say_if_worse(rules, losses)
+    if losses["auto"] > losses.get(_DEFAULT, 1.0):
+        made, own = (len(rules[name].bucket_set or ()) for name in ("auto", _DEFAULT))
+        what = "This bucket crops" if made == 1 else f"These {made} buckets crop"
+        say()
+        say(f"{what} more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
     _say_use(output, options.bucket_reso_steps)
 
 
@@ -140,11 +137,10 @@ def _say_use(output: Path | None, steps: int) -> None:
     """The lines of a dataset config that train with the file."""
     import toml
 
+    say()
     if output is None:
-        say()
         say("To train with it, write it to a file: --output my_buckets.toml")
         return
-    say()
     say(f"Wrote bucket set to {output}")
     say("To train with it, in the dataset config:")
     say("  [kohya_bucket]")
@@ -154,8 +150,9 @@ def _say_use(output: Path | None, steps: int) -> None:
 
 
 def _print(result: AutoBucketResult, losses: Mapping[str, float], area: int) -> None:
-    converged = f"k-means converged in {counted(result.iterations, 'iteration')}"
-    how = converged if result.method == "kmeans" else "exact optimum"
+    how = "exact optimum"
+    if result.method == "kmeans":
+        how = f"k-means converged in {counted(result.iterations, 'iteration')}"
     say()
     say(f"Generated {counted(len(result.bucket_set), 'bucket')} (requested {result.requested_k}, {how}):")
     for bucket, centre, size in zip(result.bucket_set, result.cluster_centers, result.cluster_sizes, strict=True):
@@ -166,14 +163,6 @@ def _print(result: AutoBucketResult, losses: Mapping[str, float], area: int) -> 
     for name, loss in losses.items():
         points = "" if name == "auto" else f"  (auto is {(losses['auto'] - loss) * 100:+.2f} pts vs {name})"
         say(f"Mean crop loss {f'({name})':<{width}}  {loss:6.2%}{points}")
-
-
-def _say_if_worse(rules: Mapping[str, BucketRule], losses: Mapping[str, float]) -> None:
-    if losses["auto"] > losses.get(_DEFAULT, 1.0):
-        made, own = (len(rules[name].bucket_set or ()) for name in ("auto", _DEFAULT))
-        what = "This bucket crops" if made == 1 else f"These {made} buckets crop"
-        say()
-        say(f"{what} more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
 
 
 def _summary(result: AutoBucketResult, losses: Mapping[str, float], compare_to: str | None) -> dict[str, Any]:
@@ -212,34 +201,28 @@ def chart(
     check_output("--output", output, "a picture", inputs)
     sizes = sizes_of(path, recursive=recursive).sizes if path else None
     rule = options.make(sizes)
-    if rule.bucket_set is None:
+    bucket_set, switching = rule.bucket_set, str(getattr(rule, "switching", "midpoint"))
+    if bucket_set is None:
         raise ConfigError(f"rule {options.name!r} has no fixed set of buckets, so there is nothing to draw")
-    switching = str(getattr(rule, "switching", "midpoint"))
     if output is None:
-        _print_points(rule.bucket_set, switching)
+        from kohya_bucket.buckets import switching_points
+
+        table = columns("from", "to", "at width / height", "at height / width", left=4)
+        for point in switching_points(bucket_set, switching):
+            table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
+        console = plain_console()
+        console.print(f"{bucket_set.name}: {counted(len(bucket_set), 'bucket')}, switching by {switching}")
+        print_table(console, table)
         return
     from kohya_bucket.reports.chart import aspect_chart
 
-    drawing = aspect_chart(rule.bucket_set, switching, sizes)
+    drawing = aspect_chart(bucket_set, switching, sizes)
     suffix = output.suffix.lower()
-    if suffix == ".svg":
-        replace_file(output, drawing.to_svg().encode("utf-8"))
-    elif suffix == ".png":
-        replace_file(output, saved_as(drawing.to_image(2), "PNG"))
-    else:
+    if suffix not in (".svg", ".png"):
         raise ConfigError(f"--output is {output}, but a chart is drawn as .svg or .png")
+    svg = suffix == ".svg"
+    replace_file(output, drawing.to_svg().encode("utf-8") if svg else saved_as(drawing.to_image(2), "PNG"))
     say(f"wrote {output}")
-
-
-def _print_points(bucket_set: BucketSet, switching: str) -> None:
-    from kohya_bucket.buckets import switching_points
-
-    table = columns("from", "to", "at width / height", "at height / width", left=4)
-    for point in switching_points(bucket_set, switching):
-        table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
-    console = plain_console()
-    console.print(f"{bucket_set.name}: {counted(len(bucket_set), 'bucket')}, switching by {switching}")
-    print_table(console, table)
 
 
 def list_(as_json: AsJson = False) -> None:
@@ -249,12 +232,8 @@ def list_(as_json: AsJson = False) -> None:
     sets = [load_preset(name) for name in list_presets()]
     if as_json:
         rows = {
-            s.name: {
-                "description": s.description,
-                "vae_factor": s.vae_factor,
-                "n_buckets": len(s),
-                "buckets": [list(b) for b in s],
-            }
+            s.name: {"description": s.description, "vae_factor": s.vae_factor, "n_buckets": len(s)}
+            | {"buckets": [list(b) for b in s]}
             for s in sets
         }
         typer.echo(json.dumps(rows, indent=2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,14 +15,13 @@ from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
     from kohya_bucket.latents.maintenance import MaintenanceReport
     from kohya_bucket.latents.npz.exchange import Exchange
-    from kohya_bucket.latents.npz.read_write import TextFamily
     from kohya_bucket.latents.store.state import StoreStatus
 
 
@@ -72,8 +71,8 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     with scan_progress("reading", quiet=quiet) as progress:
         bad = state.verify(opened, progress=progress)
     sources = opened.strings("source")
-    rows = [*files, *((sources[i], problem) for i, problem in bad)]
-    _print_lines([f"{name}: {problem}" for name, problem in rows], len(rows))
+    for name, problem in [*files, *((sources[i], problem) for i, problem in bad)]:
+        say(f"  {name}: {problem}")
     say(f"{counted(len(opened), 'item')} read, {len(bad)} damaged, {counted(len(files), 'file')} unusable")
     if bad or files:
         again = "precompute encodes it again" if opened.of_images else "training encodes these captions again"
@@ -94,15 +93,14 @@ def prune(
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
     from kohya_bucket.latents.maintenance import prune as prune_store
-    from kohya_bucket.latents.store import state
-    from kohya_bucket.latents.store.state import check_sources
+    from kohya_bucket.latents.store.state import check_sources, source_paths
 
     opened = _open(store)
     drop: set[int] = set()
     if (gone or stale) and not opened.of_images:
         raise ConfigError(f"{store} holds captions, not images, so nothing there is gone or stale: leave that out")
     if gone or stale:
-        absent, changed = check_sources(opened, state.source_paths(opened, images))
+        absent, changed = check_sources(opened, source_paths(opened, images))
         if gone and len(opened) and absent.all():
             raise ConfigError(
                 f"not one image of {store} is there: it was carried away from them; nothing is dropped. "
@@ -174,24 +172,32 @@ def import_(
     """
     from kohya_bucket.cli.encoding import vae_hash_of
     from kohya_bucket.images import list_images
+    from kohya_bucket.latents.captions import TEXT_FOLDER
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.npz.exchange import import_npz
+    from kohya_bucket.latents.npz.exchange import import_npz, import_text_npz
+    from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
     from kohya_bucket.latents.store.layout import common_root
 
     if text:
-        _import_texts(path, output, arch, caption_extension, quiet=quiet)
-        return
-    family = _arch(arch)
-    if vae and vae_hash:
-        raise ConfigError("--vae and --vae-hash say the same: leave one out")
+        texts, output = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")], output / TEXT_FOLDER
+    else:
+        family = ARCHITECTURES[_arch(arch)]
+        if vae and vae_hash:
+            raise ConfigError("--vae and --vae-hash say the same: leave one out")
     images = list_images(path)
+    root = common_root(images, output)
     with scan_progress("importing", quiet=quiet) as progress:
-        done = import_npz(
-            images, output, family, images_root=common_root(images, output), dtype=dtype_name(dtype),
-            vae=vae_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
-            progress=progress,
-        )  # fmt: skip
-    _print_exchange(done, "imported")
+        if text:
+            ending = caption_extension
+            captions = [_older_caption(image, texts.suffix, ending) if ending else None for image in images]
+            done = import_text_npz(images, captions, output, texts, images_root=root, progress=progress)
+        else:
+            done = import_npz(
+                images, output, family, images_root=root, dtype=dtype_name(dtype),
+                vae=vae_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
+                progress=progress,
+            )  # fmt: skip
+    _print_exchange(done, "imported", text)
 
 
 def export(
@@ -209,15 +215,29 @@ def export(
     quiet: Quiet = False,
 ) -> None:
     """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
-    if text:
-        _export_texts(store, images, arch, caption_extension, quiet=quiet)
-        return
-    from kohya_bucket.latents.npz.exchange import export_npz
+    from kohya_bucket.images import list_images
+    from kohya_bucket.latents.captions import TEXT_FOLDER
+    from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz
+    from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
+    from kohya_bucket.sdscripts.config.files import read_caption
 
-    family = _arch(arch).read_by(version_for(for_))
+    if text:
+        texts = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")]
+        if images is None:
+            what = "a store does not know which images have its captions"
+            raise ConfigError(f"--text: {what}: name their folder by --images")
+        store = captions_of if (captions_of := store / TEXT_FOLDER).is_dir() else store
+        paths = list_images([str(images)])
+    else:
+        family = ARCHITECTURES[_arch(arch)].read_by(version_for(for_))
+    opened = _open(store)
     with scan_progress("exporting", quiet=quiet) as progress:
-        done = export_npz(_open(store), family, output, images_root=images, collection=collection, progress=progress)
-    _print_exchange(done, "exported")
+        if text:
+            captions = [read_caption(image, caption_extension) for image in paths]
+            done = export_text_npz(opened, paths, captions, texts, progress=progress)
+        else:
+            done = export_npz(opened, family, output, images_root=images, collection=collection, progress=progress)
+    _print_exchange(done, "exported", text)
 
 
 def _open(store: Path) -> LatentStore:
@@ -226,8 +246,8 @@ def _open(store: Path) -> LatentStore:
     return LatentStore(store)
 
 
-def _arch(name: str) -> Architecture:
-    return ARCHITECTURES[one_of("--arch", name, ARCHITECTURES, ConfigError)]
+def _arch(name: str, known: Iterable[str] = ARCHITECTURES, option: str = "--arch") -> str:
+    return one_of(option, name, known, ConfigError)
 
 
 _SHOWN = 10
@@ -270,79 +290,31 @@ def _print_status(found: StoreStatus, store: Path) -> None:
     say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
 
 
-def _print_lines(lines: Sequence[str], limit: int = _SHOWN) -> None:
-    for line in lines[:limit]:
+def _print_lines(lines: Sequence[str]) -> None:
+    for line in lines[:_SHOWN]:
         say(f"  {line}")
-    if len(lines) > limit:
-        say(f"  … and {len(lines) - limit:,} more")
+    if len(lines) > _SHOWN:
+        say(f"  … and {len(lines) - _SHOWN:,} more")
 
 
 def _print_files_in_use(done: MaintenanceReport) -> None:
-    """Files that could not be removed."""
     if done.in_use:
-        say(
-            f"{counted(len(done.in_use), 'file', 'is', 'are')} open in another program and not removed yet: "
-            f"{done.in_use[0]}",
-            err=True,
-        )
+        files = counted(len(done.in_use), "file", "is", "are")
+        say(f"{files} open in another program and not removed yet: {done.in_use[0]}", err=True)
 
 
-def _print_exchange(done: Exchange, verb: str, what: str = "latents") -> None:
-    """How many latents, or outputs of text encoders, were imported or exported, and which were not."""
+def _print_exchange(done: Exchange, verb: str, text: bool) -> None:
     _print_lines([f"{name}: {why}" for name, why in done.skipped])
-    say(f"{done.done} {what} {verb}, {len(done.skipped)} skipped")
+    say(f"{done.done} {'outputs' if text else 'latents'} {verb}, {len(done.skipped)} skipped")
 
 
-def _import_texts(folders: list[str], output: Path, arch: str, ending: str, *, quiet: bool) -> None:
-    """The npz beside the images of `folders` into the captions of the store in `output`."""
-    from kohya_bucket.images import list_images
-    from kohya_bucket.latents.captions import TEXT_FOLDER
-    from kohya_bucket.latents.npz.exchange import import_text_npz
-    from kohya_bucket.latents.store.layout import common_root
-
-    family = _family(arch)
-    images = list_images(folders)
-    folder = output / TEXT_FOLDER
-    captions = [_older_caption(image, family, ending) for image in images] if ending else [None] * len(images)
-    with scan_progress("importing", quiet=quiet) as progress:
-        done = import_text_npz(
-            images, captions, folder, family, images_root=common_root(images, folder), progress=progress
-        )
-    _print_exchange(done, "imported", "outputs")
-
-
-def _export_texts(store: Path, images_root: Path | None, arch: str, ending: str, *, quiet: bool) -> None:
-    """The captions of a store as npz beside the images that have these captions."""
-    from kohya_bucket.images import list_images
-    from kohya_bucket.latents.captions import TEXT_FOLDER
-    from kohya_bucket.latents.npz.exchange import export_text_npz
-    from kohya_bucket.sdscripts.config.files import read_caption
-
-    family = _family(arch)
-    if images_root is None:
-        raise ConfigError("--text: a store does not know which images have its captions: name their folder by --images")
-    folder = store / TEXT_FOLDER
-    opened = _open(folder if folder.is_dir() else store)
-    images = list_images([str(images_root)])
-    with scan_progress("exporting", quiet=quiet) as progress:
-        captions = [read_caption(image, ending) for image in images]
-        done = export_text_npz(opened, images, captions, family, progress=progress)
-    _print_exchange(done, "exported", "outputs")
-
-
-def _family(name: str) -> TextFamily:
-    from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
-
-    return TEXT_FAMILIES[one_of("--arch with --text", name, TEXT_FAMILIES, ConfigError)]
-
-
-def _older_caption(image: str, family: TextFamily, ending: str) -> str | None:
+def _older_caption(image: str, suffix: str, ending: str) -> str | None:
     """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
     from kohya_bucket.sdscripts.config.files import read_caption
 
     file = Path(image)
     try:
-        npz = file.with_name(file.stem + family.suffix).stat()
+        npz = file.with_name(file.stem + suffix).stat()
         if file.with_name(file.stem + ending).stat().st_mtime_ns > npz.st_mtime_ns:
             return None
     except OSError:

@@ -72,9 +72,9 @@ def compare(
         known = {"trainers": CLIP_RULES, "all": CLIP_RULES}
         names = names_of(rules if given(context, ["rules"]) else "all", CLIP_RULES, known)
         names = [one_of("rule for clips", name, CLIP_RULES, ConfigError) for name in names]
-        sets = sets_of(context, path, options, clip_options, recursive, workers, quiet or as_json)
-        _print_clips(sets, names, as_json)
+        _print_clips(sets_of(context, path, options, clip_options, recursive, workers, quiet), names, as_json)
 
+    quiet = quiet or as_json
     arch, clip_options = clip_options.family()
     options = options.for_arch(context, arch)
     if clip_options != ClipOptions() or (len(path) == 1 and _is_config(path[0])):
@@ -82,17 +82,16 @@ def compare(
         return
     names = names_of(rules, comparable(), groups())
     try:
-        images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
+        images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet)
     except KohyaBucketError:
         if set(_are_clips(path, recursive)) != {True}:
             raise
         of_clips()
         return
-    if not (quiet or as_json) and (clips := sum(_are_clips([p for p in path if Path(p).is_dir()], recursive))):
+    if not quiet and (clips := sum(_are_clips([p for p in path if Path(p).is_dir()], recursive))):
         say(f"{counted(clips, 'clip')} left out: --arch, e.g. --arch wan, compares clips instead of images", err=True)
-    results = compare_rules(
-        [(name, compared_rule(name, options, images.sizes)) for name in names], images.sizes, batch_size
-    )
+    chosen = [(name, compared_rule(name, options, images.sizes)) for name in names]
+    results = compare_rules(chosen, images.sizes, batch_size)
     if as_json:
         counts = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size}
         typer.echo(json.dumps(counts | {"rules": [result.as_dict() for result in results]}, indent=2))
@@ -110,8 +109,8 @@ def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
     from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
     from kohya_bucket.images.listing import list_images
 
-    return [is_video(path) for path in list_images(sources, recursive=recursive,
-                                                   extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)]  # fmt: skip
+    both = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
+    return [is_video(path) for path in list_images(sources, recursive=recursive, extensions=both)]
 
 
 def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int) -> None:
@@ -133,7 +132,7 @@ def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], 
 def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> None:
     from kohya_bucket.reports.compare import compare_clips
 
-    compared = [(one, compare_clips(one.placed(names), one.scan)) for one in sets]
+    compared = [(one, compare_clips([(name, one.placed(name)) for name in names], one.scan)) for one in sets]
     if as_json:
         report = [
             {
@@ -198,12 +197,7 @@ def names_of(text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]
 def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRule:
     """A rule by one of the names in `comparable()`; other trainers' at the side of the resolution's area.
 
-    Args:
-        options: those that all rules share.
-        sizes: [N, 2] sizes of the images, for rules that are made from them.
-
-    Raises:
-        KohyaBucketError: there is no such rule, or the options cannot work.
+    `sizes` [N, 2] are for rules that are made from the images.
     """
     if name in TRAINERS:
         width, height = options.size
@@ -212,5 +206,4 @@ def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRul
     own = _own()
     if name not in own and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
-    changes = dict(own.get(name, {"rule": name}))
-    return replace(options, **changes).make(sizes)
+    return replace(options, **own.get(name, {"rule": name})).make(sizes)

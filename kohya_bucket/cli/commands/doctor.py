@@ -43,14 +43,14 @@ def doctor(
     Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
     """
     config = only_one(config, config_option)
-    given = {"resolution": resolution, "train_batch_size": train_batch_size}
-    given = {key: value for key, value in given.items() if value is not None}
-    found = _sections(config, sd_scripts, given, arch, quick)
     if config is not None and is_musubi_config(config):
         own = ("sd_scripts", "resolution", "train_batch_size")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found = _musubi_sections(config, arch, quick)
-    sections = list(found)
+        sections = [*_musubi_sections(config, arch, quick)]
+    else:
+        given = {"resolution": resolution, "train_batch_size": train_batch_size}
+        given = {key: value for key, value in given.items() if value is not None}
+        sections = [*_sections(config, sd_scripts, given, arch, quick)]
     if as_json:
         typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
     else:

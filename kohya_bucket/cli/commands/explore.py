@@ -34,8 +34,9 @@ def explore(
     if out is None and not open_:
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
     default = next(iter(FAMILIES.values()))
-    begins = "" if _is_config(source) else f" and begins at {default.resolution}x{default.resolution} ({default.title})"
-    page = _page(source, recursive, workers, quiet)
+    of_config = source is not None and source.lower().endswith(".toml") and Path(source).is_file()
+    begins = "" if of_config else f" and begins at {default.resolution}x{default.resolution} ({default.title})"
+    page = _page(source, of_config, recursive, workers, quiet)
     target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
     replace_file(target, page.encode("utf-8"))
     say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser{begins}", err=True)
@@ -43,11 +44,7 @@ def explore(
         say("no browser was found here: open that file in one", err=True)
 
 
-def _is_config(source: str | None) -> bool:
-    return source is not None and source.lower().endswith(".toml") and Path(source).is_file()
-
-
-def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool) -> str:
+def _page(source: str | None, of_config: bool, recursive: bool, workers: int | None, quiet: bool) -> str:
     from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
     from kohya_bucket.sdscripts.config.files import supported_extensions
 
@@ -64,7 +61,7 @@ def _page(source: str | None, recursive: bool, workers: int | None, quiet: bool)
     reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
     if path.suffix.lower() == ".json" and path.is_file():
         raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
-    if not _is_config(source):
+    if not of_config:
         images = reading.table(images_in([source], recursive=recursive))
         images = images.without(not_read(images.paths))
         focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None

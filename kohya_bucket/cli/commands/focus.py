@@ -54,8 +54,7 @@ def import_(
     with scan_progress("reading headers", quiet=quiet) as progress:
         scan = read_sizes(paths, progress=progress)
     rows = _rectangles([(box, path) for box, path in named if path is not None], scan, upright=upright)
-    folder = output.absolute().parent
-    replace_file(output, focus_lines((_relative(path, folder), box) for path, box in rows).encode("utf-8"))
+    replace_file(output, focus_lines((_relative(path, output), box) for path, box in rows).encode("utf-8"))
     say(f"{output}: {counted(len(rows), 'image')}, {counted(len(wanted), 'box')}")
     missing = list(dict.fromkeys(box.image for box, path in named if path is None))
     if missing:
@@ -78,9 +77,9 @@ def _key(name: str) -> str:
     return os.path.normcase(os.path.normpath(name))
 
 
-def _relative(path: str, folder: Path) -> str:
+def _relative(path: str, output: Path) -> str:
     try:
-        return Path(os.path.relpath(path, folder)).as_posix()
+        return Path(os.path.relpath(path, output.absolute().parent)).as_posix()
     except ValueError:  # on another drive
         return Path(path).absolute().as_posix()
 
@@ -98,9 +97,15 @@ def _rectangles(found: list[tuple[Box, str]], scan: SizeScan, *, upright: bool) 
         i = row_of[path]
         if not scan.readable[i]:
             raise KohyaBucketError(f"{path} cannot be read as an image, and {box.where} is of it: repair or remove it")
-        turn = int(scan.orientation[i]) if upright else 1
-        stored = scan.sizes[i].tolist()
-        _check_size(box, path, stored[::-1] if turn >= 5 else stored, turns=int(scan.orientation[i]) >= 5)
+        turns, stored = int(scan.orientation[i]), scan.sizes[i].tolist()
+        turn = turns if upright else 1
+        width, height = stored[::-1] if turn >= 5 else stored
+        drawn_on = box.size or (width, height)
+        # of a picture of another aspect
+        if abs(drawn_on[0] * height - drawn_on[1] * width) * _ROUNDED > drawn_on[0] * height:
+            remedy = ": add --upright, if they were drawn on the image turned as its EXIF asks" if turns >= 5 else ""
+            what = f"its boxes are of a picture of {drawn_on[0]}x{drawn_on[1]}"
+            raise KohyaBucketError(f"{box.where}: {what}, but {path} is {width}x{height}{remedy}")
         left, top, right, bottom = (min(max(side, 0.0), 1.0) for side in box.sides)
         if left >= right or top >= bottom:
             raise KohyaBucketError(f"{box.where}: the box {[round(s, 4) for s in box.sides]} (shares) is empty or lies "
@@ -108,15 +113,3 @@ def _rectangles(found: list[tuple[Box, str]], scan: SizeScan, *, upright: bool) 
         sides = upright_to_stored(np.array([(left, top, right, bottom)]), np.array([turn]))[0].tolist()
         boxes.setdefault(path, []).append(tuple(sides))
     return [(path, tuple(round(side, 9) for side in around(some))) for path, some in boxes.items()]
-
-
-def _check_size(box: Box, path: str, size: list[int], *, turns: bool) -> None:
-    """Refuse a box that was drawn on a picture of another aspect."""
-    if box.size is None:
-        return
-    width, height = box.size
-    if abs(width * size[1] - height * size[0]) * _ROUNDED > width * size[1]:
-        remedy = ": add --upright, if they were drawn on the image turned as its EXIF asks" if turns else ""
-        raise KohyaBucketError(
-            f"{box.where}: its boxes are of a picture of {width}x{height}, but {path} is {size[0]}x{size[1]}{remedy}"
-        )

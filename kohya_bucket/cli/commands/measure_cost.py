@@ -40,7 +40,9 @@ def measure_cost(
     tokens = grid.tokens([size for size, _ in shapes], [n for _, n in shapes]).tolist()
     if len(set(tokens)) < 2:
         raise ConfigError(f"--sizes {sizes} --frames {frames} are all of {tokens[0]:,} tokens: name a second shape")
-    measure_model, chosen, kind = _on_device(device, dtype)
+    chosen, kind = _on_device(device, dtype)
+    from kohya_bucket.latents.transformer_block import measure_model
+
     with scan_progress("timing steps", quiet=quiet or as_json) as progress:
         fit = measure_model(grid, tokens, chosen, kind, rounds, progress, None if quiet else _say_how_long)
     where = f"{chosen}, {str(kind).removeprefix('torch.')}"
@@ -68,22 +70,16 @@ def _print(model: str, shapes: list[str], fit: CostFit) -> None:
     print_table(plain_console(), table)
     a, b = fit.token_cost
     most = int(fit.tokens.argmax())
-    for line in (
-        f"the fit is {fit.residual:.1%} off",
-        "",
-        "[kohya_bucket]",
-        f'model = "{model}"',
-        f"cost = [{a:.3e}, {b:.3e}]  # seconds for L and for L * L",
-        f"# max_cost = {fit.fitted[most]:.3g}  # seconds of a step: as one of {shapes[most]} takes",
-    ):
-        typer.echo(line)
+    typer.echo(
+        f'the fit is {fit.residual:.1%} off\n\n[kohya_bucket]\nmodel = "{model}"\n'
+        f"cost = [{a:.3e}, {b:.3e}]  # seconds for L and for L * L\n"
+        f"# max_cost = {fit.fitted[most]:.3g}  # seconds of a step: as one of {shapes[most]} takes"
+    )
 
 
-def _on_device(device: str | None, dtype: str | None) -> tuple[Any, Any, Any]:
+def _on_device(device: str | None, dtype: str | None) -> tuple[Any, Any]:
     try:
         import torch
-
-        from kohya_bucket.latents.transformer_block import measure_model
     except ModuleNotFoundError as missing:
         raise KohyaBucketError(f"timing needs {missing.name}, which is not installed: {pip_install('torch')}") from None
     try:
@@ -95,7 +91,7 @@ def _on_device(device: str | None, dtype: str | None) -> tuple[Any, Any, Any]:
     kind = getattr(torch, name, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ConfigError(f"--dtype is {name!r}, but must be float32, bfloat16 or float16")
-    return measure_model, chosen, kind
+    return chosen, kind
 
 
 def _sizes(text: str) -> list[tuple[int, int]]:

@@ -14,22 +14,20 @@ from kohya_bucket.cli.console import say
 if TYPE_CHECKING:
     from kohya_bucket.adapter.checkout_patch import CheckoutPatch, PatchStatus, Trial
 
+_FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
     Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
 ]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("install")(_install)
-    app.command("status")(_status)
-    app.command("remove")(_remove)
+    for command in (install, status, remove):
+        app.command()(command)
 
 
-def _install(
+def install(
     folder: Checkout,
-    force: Annotated[
-        bool, typer.Option("--force", help="write the block though the adapter could not be tried")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help=_FORCE_HELP)] = False,
 ) -> None:
     """Write the marked block into the trainer's package, once the adapter was tried there."""
     from kohya_bucket.adapter.checkout_patch import CheckoutError
@@ -52,20 +50,20 @@ def _install(
         raise CheckoutError(f"the block is written, but Python does not run it when it imports {patch.file}")
 
 
-def _status(folder: Checkout) -> None:
+def status(folder: Checkout) -> None:
     """Say whether the block is there, and what the adapter does in this checkout."""
     patch = _patch_of(folder)
-    status, trial = patch.status(folder), patch.attempt(patch.find(folder))
-    _print(status)
+    found, trial = patch.status(folder), patch.attempt(patch.find(folder))
+    _print(found)
     _print_trial(patch, trial)
-    if status.installed and not trial.runs_block:
+    if found.installed and not trial.runs_block:
         say(
             "but Python does not run the block when it imports this file: trainings start WITHOUT kohya_bucket. Run "
             "`kohya-bucket patch install` again"
         )
 
 
-def _remove(folder: Checkout) -> None:
+def remove(folder: Checkout) -> None:
     """Take the block out; the file is then what it was."""
     _print(_patch_of(folder).remove(folder))
 
@@ -82,11 +80,11 @@ def _patch_of(folder: Path) -> CheckoutPatch:
     for patch in (SD_SCRIPTS, MUSUBI_TUNER):
         try:
             patch.find(folder)
+            return patch
         except SubmoduleError:
             raise
         except CheckoutError:
             continue
-        return patch
     raise CheckoutError(
         f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, and none of "
         "musubi-tuner, which holds src/musubi_tuner/: name the folder that these lie in"
@@ -94,10 +92,8 @@ def _patch_of(folder: Path) -> CheckoutPatch:
 
 
 def _print(status: PatchStatus) -> None:
-    state = "not installed"
-    if status.installed:
-        state = "installed" if status.current else "installed by another version"
-    say(f"{status.file}: {state}")
+    state = "installed" if status.current else "installed by another version"
+    say(f"{status.file}: {state if status.installed else 'not installed'}")
 
 
 def _untried(trial: Trial) -> str:
@@ -106,8 +102,8 @@ def _untried(trial: Trial) -> str:
 
 def _print_trial(patch: CheckoutPatch, trial: Trial) -> None:
     if trial.active:
-        uses = "every training started from it uses kohya_bucket"
-        say(f"this checkout is a known version: while the block is installed, {uses}")
+        say("this checkout is a known version: while the block is installed, every training started from it uses "
+            "kohya_bucket")  # fmt: skip
     elif trial.refused:
         say(f"this checkout is not a known version, and with the block no training would start: {trial.refused}")
     else:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
-from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.help import rare
 from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
@@ -45,14 +44,14 @@ def plan(
     Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
     """
     from kohya_bucket.adapter.findings import Severity
-    from kohya_bucket.cli.preview import plan_musubi, plan_sdscripts
+    from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
     from kohya_bucket.sdscripts.config import read_config, read_folders
 
     config, counts = only_one(config, config_option), gpu_counts(gpus)
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found, left_out = plan_musubi(config, arch, counts, accumulate or 1, images, scan_progress), False
+        found, left_out = plan_musubi(config, arch, counts, accumulate or 1, images), False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)
@@ -64,7 +63,7 @@ def plan(
             read = read_folders(train_data_dir, reg_data_dir, given, in_json=in_json, release=release, trainer=trainer)
         else:
             raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
-        found, left_out = plan_sdscripts(read, counts, accumulate, images, scan_progress)
+        found, left_out = plan_sdscripts(read, counts, accumulate, images)
     found.show(images, as_json)
     spoiled = left_out or bool(found.findings.of(Severity.WARNING))
     raise typer.Exit(1 if found.findings.of(Severity.ERROR) or (strict and spoiled) else 0)

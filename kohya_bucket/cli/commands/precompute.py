@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.cli.configs import given_config, version_for
 from kohya_bucket.cli.help import PlainCommand, rare
 from kohya_bucket.cli.options import (
@@ -29,7 +30,6 @@ from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.encoding import Chosen, Planned
-    from kohya_bucket.cli.sources import ImageSource
 
 
 class PrecomputeCommand(PlainCommand):
@@ -46,22 +46,8 @@ _USAGE = "usage: accelerate launch -m kohya_bucket.precompute --text TRAINER.py 
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
 
 
-_Path = Annotated[
-    list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved data sets.")
-]
-_Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        parser=folder,
-        help="Folder or address of the store, else that of --config; npz go beside the images without.",
-    ),
-]
-_Gpus = Annotated[
-    str,
-    rare(help="With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."),
-]
+_OUTPUT_HELP = "Folder or address of the store, else that of --config; npz go beside the images without."
+_GPUS_HELP = "With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."
 
 
 def register(app: typer.Typer) -> None:
@@ -70,12 +56,14 @@ def register(app: typer.Typer) -> None:
 
 def precompute(
     context: typer.Context,
-    path: _Path = None,
+    path: Annotated[
+        list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved data sets.")
+    ] = None,
     *,
     vae: VaeOptions,
-    output: _Output = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", parser=folder, help=_OUTPUT_HELP)] = None,
     config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
-    gpus: _Gpus = "",
+    gpus: Annotated[str, rare(help=_GPUS_HELP)] = "",
     train_batch_size: Annotated[int | None, rare(min=1, help="With --config, if it does not set one.")] = None,
     options: RuleOptions,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
@@ -103,7 +91,10 @@ def precompute(
         return
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
-    reader, on_ray = _reader(stored), cluster.on_ray()
+    if stored.for_ and stored.format != "npz":
+        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
+    reader = version_for(stored.for_) if stored.format == "npz" else ""
+    on_ray = cluster.on_ray()
     if on_ray and stored.format != "shards":
         raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
     config, options, path = given_config(config, options, path or [])
@@ -111,12 +102,16 @@ def precompute(
     if config is None:
         options = options.for_arch(context, vae.arch)
     # All that is given is checked before a model is downloaded and loaded.
-    vae.check()
+    if not vae.vae:
+        raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
     from kohya_bucket.cli.encoding import Work, planned
 
     source: Chosen | Planned
     if config is not None:
-        _check_config(context, config, path, options)
+        what = f"--config {config} says which images and buckets there are"
+        if path:
+            raise ConfigError(f"{what}: leave out {' '.join(path)}")
+        refuse_beside(context, what, (*options.fields, *vars(beside)))
         source = planned(config, train_batch_size, gpus, reader)
         if output is None and stored.format == "shards":
             output = cast("Path | None", source.store())
@@ -132,33 +127,38 @@ def _chosen(
     context: typer.Context, path: list[str], options: RuleOptions, beside: SourceOptions, format: str, *,
     recursive: bool,
 ) -> Chosen:  # fmt: skip
-    """The images and buckets that the command line names."""
+    """The images and buckets that the command line names.
+
+    Encoding takes long: nobody shall find out afterwards that it was at other sizes than was meant.
+    """
     from kohya_bucket.cli.encoding import Chosen
     from kohya_bucket.cli.sources import source_in
 
-    _check_rule(context, options)
+    if given(context, ("gpus", "train_batch_size")):
+        raise ConfigError("--gpus and --train-batch-size say how a --config will be trained: leave them out")
+    if not given(context, ("arch", "rule", "preset", "bucket_config", "resolution")):
+        raise ConfigError("choose the buckets by --arch, --resolution, --rule, --preset, --bucket-config or --config")
+    if options.brings_sizes:
+        sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
+        refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)
     if not path:
         raise ConfigError("nothing to encode: name a folder, e.g. kohya-bucket precompute data/ --vae …")
-    source = Chosen(
-        path, source_in(path, beside, recursive=recursive), options, None if options.from_images else options.make()
+    images, rule = (
+        source_in(path, beside, recursive=recursive),
+        None if named_rule(options.name).from_images else options.make(),
     )
-    _check_source(context, source.images, beside, format)
-    return source
-
-
-def _reader(stored: StoreOptions) -> str:
-    """The version of sd-scripts that npz are for; "" for shards, of which it reads none."""
-    if stored.for_ and stored.format != "npz":
-        raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
-    return version_for(stored.for_) if stored.format == "npz" else ""
+    if format == "npz" and images.one:
+        raise ConfigError(f"{images.one}: npz files lie beside image files, and it holds many: use --format shards")
+    holds = f"{images.one} holds images and captions" if images.one else "each image has a file of its own"
+    refuse_beside(context, holds, images.unfit)
+    if beside.captions_file is not None:
+        what = f"--captions-file {beside.captions_file} has the captions"
+        refuse_beside(context, what, ("caption_extension", "caption_column"))
+    return Chosen(path, images, options, rule)
 
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
-    """Run a trainer until the outputs of its text encoders are cached.
-
-    Raises:
-        ConfigError: options of this command, which the trainer would not know of.
-    """
+    """Run a trainer until the outputs of its text encoders are cached."""
     from kohya_bucket.launch import run_trainer
     from kohya_bucket.sdscripts.caching.text import encode_ahead
 
@@ -167,31 +167,3 @@ def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
     encode_ahead(True)
     run_trainer(arguments[0], arguments[1:], _USAGE)
     raise ConfigError(f"{arguments[0]} ended before it made a loader of sd-scripts' data sets: nothing was encoded")
-
-
-def _check_config(context: typer.Context, config: Path, path: list[str], options: RuleOptions) -> None:
-    what = f"--config {config} says which images and buckets there are"
-    if path:
-        raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, (*options.fields, *vars(SourceOptions())))
-
-
-def _check_source(context: typer.Context, images: ImageSource, beside: SourceOptions, format: str) -> None:
-    if format == "npz" and images.one:
-        raise ConfigError(f"{images.one}: npz files lie beside image files, and it holds many: use --format shards")
-    holds = f"{images.one} holds images and captions" if images.one else "each image has a file of its own"
-    refuse_beside(context, holds, images.unfit)
-    if beside.captions_file is not None:
-        what = f"--captions-file {beside.captions_file} has the captions"
-        refuse_beside(context, what, ("caption_extension", "caption_column"))
-
-
-def _check_rule(context: typer.Context, options: RuleOptions) -> None:
-    """Encoding takes long: nobody shall find out afterwards that it was at other sizes than was meant."""
-    if given(context, ("gpus", "train_batch_size")):
-        raise ConfigError("--gpus and --train-batch-size say how a --config will be trained: leave them out")
-    if not given(context, ("arch", "rule", "preset", "bucket_config", "resolution")):
-        raise ConfigError("choose the buckets by --arch, --resolution, --rule, --preset, --bucket-config or --config")
-    if options.brings_sizes:
-        sizes = ("resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps")
-        refuse_beside(context, f"{options.name.replace(':', ' ', 1)} brings its own sizes", sizes)

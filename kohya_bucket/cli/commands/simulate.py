@@ -7,12 +7,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kohya_bucket.checks import path_meant
-from kohya_bucket.cli.configs import given_config, is_musubi_config, rules_of_config
+from kohya_bucket.cli.configs import (
+    adapter_options,
+    given_config,
+    is_musubi_config,
+    musubi_config,
+    release_at_hand,
+    rules_of_config,
+)
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.options import (
     CLIP_SIZE,
@@ -32,7 +39,7 @@ from kohya_bucket.images.formats import is_video
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from kohya_bucket.cli.clips import TakenClip, WayToTrain
+    from kohya_bucket.cli.clips import WayToTrain
     from kohya_bucket.reports.explain import Explanation
 
 
@@ -71,7 +78,10 @@ def simulate(
         size = clip.size
     else:
         file, size, orientation = _size_of(image)
-        foreign = _not_read(file)
+        if file is not None:
+            from kohya_bucket.cli.sources import not_read
+
+            foreign = not_read([image]).get(image, "")
     check_output("--preview", preview, "a picture", [file, config])
     rules: list[WayToTrain]
     by_musubi = is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
@@ -79,18 +89,21 @@ def simulate(
         from kohya_bucket.cli.clips import ways_to_train
 
         rules = ways_to_train(context, config, options, clip_options, clip)
+        if config is not None:
+            focus = focus or adapter_options(musubi_config(config, clip_options.arch)).focus
     elif config is not None:
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    if config is not None and by_musubi:
-        from kohya_bucket.cli.configs import adapter_options, musubi_config
-
-        focus = focus or adapter_options(musubi_config(config, clip_options.arch)).focus
     kept = _focus_of(focus, None if by_musubi else config, file)
     found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
     if as_json:
-        rows = [_as_dict(*one, orientation) | {"not_read": foreign} for one in found]
+        rows = [
+            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
+            | ({"clip": taken.told} if taken else {})
+            | {"not_read": foreign}
+            for name, e, taken in found
+        ]
         typer.echo(json.dumps(rows, indent=2))
     else:
         for name, explanation, taken in found:
@@ -108,16 +121,11 @@ def simulate(
 def _focus_of(given: str | None, config: Path | None, file: Path | None) -> tuple[float, ...] | None:
     """The rectangle that `--focus` gives, or that a file has for the image; None where there is none.
 
-    Args:
-        config: of sd-scripts, whose own focus counts where none is given.
-
-    Raises:
-        KohyaBucketError: training would not keep it.
+    Of sd-scripts' `config` its own focus counts where none is given; what training would not keep is refused.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
     if config is not None:
-        from kohya_bucket.cli.configs import adapter_options, release_at_hand
         from kohya_bucket.sdscripts.config import read_config
         from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 
@@ -143,13 +151,8 @@ def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, 
     other = explain(replace(options, max_bucket_reso=longest).make(), *e.size)
     if other.crop_loss >= e.crop_loss - 0.01:
         return []
-    now = f"max_bucket_reso is {options.max_bucket_reso}, sd-scripts' default"
-    return [("longest", f"{now}; with {longest}, it is {other.bucket} and loses {other.crop_loss:.1%}")]
-
-
-def _as_dict(name: str, e: Explanation, taken: TakenClip | None, orientation: int) -> dict[str, Any]:
-    row = {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
-    return row if taken is None else {**row, "clip": taken.told}
+    then = f"with {longest}, it is {other.bucket} and loses {other.crop_loss:.1%}"
+    return [("longest", f"max_bucket_reso is {options.max_bucket_reso}, sd-scripts' default; {then}")]
 
 
 def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
@@ -170,15 +173,6 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
         raise KohyaBucketError(f"{image} is neither a size such as 576x768 nor a readable image: {why}")
     width, height = scan.sizes[0].tolist()
     return Path(image), (width, height), int(scan.orientation[0])
-
-
-def _not_read(file: Path | None) -> str:
-    """Why sd-scripts does not train a file, by its name; else ""."""
-    if file is None:
-        return ""
-    from kohya_bucket.cli.sources import not_read
-
-    return not_read([str(file)]).get(str(file), "")
 
 
 def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequence[tuple[str, str]]) -> None:
@@ -218,24 +212,17 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
 
 
 def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], orientation: int = 1) -> None:
-    """Draw the first of `found` that has a bucket, over the image or, without its file, over a grid.
-
-    The image is drawn as stored, as training takes it; what its EXIF `orientation` asks for is said.
-
-    Raises:
-        KohyaBucketError: none has a bucket, the image cannot be decoded, or the picture not be written.
-    """
+    """Draw the first of `found` that has a bucket, over the image as it is stored or, without its file, over a grid."""
     from PIL import Image
 
     from kohya_bucket.images.headers import ORIENTATIONS
     from kohya_bucket.reports.explain import draw_preview
 
-    placed = [explanation for explanation in found if explanation.bucket is not None]
-    if not placed:
+    e = next((e for e in found if e.bucket is not None), None)
+    if e is None:
         raise KohyaBucketError(f"no preview: {found[0].reason}")
     try:
-        image = Image.open(file) if file is not None else _grid(placed[0].size)
-        picture = draw_preview(image, placed[0])
+        picture = draw_preview(Image.open(file) if file is not None else _grid(e.size), e)
     except OSError as error:
         raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
     kind = Image.registered_extensions().get(target.suffix.lower())
@@ -248,7 +235,7 @@ def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], or
     replace_file(target, data)
     asked = ORIENTATIONS.get(orientation)
     unturned = f", as stored, without what EXIF asks for ({asked})" if asked else ""
-    say(f"preview of {placed[0].bucket}, {placed[0].crop_loss:.1%} cut off, in {target}{unturned}", err=True)
+    say(f"preview of {e.bucket}, {e.crop_loss:.1%} cut off, in {target}{unturned}", err=True)
 
 
 def _grid(size: tuple[int, int]) -> Image:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,9 +19,6 @@ from kohya_bucket.cli.options import (
     with_option_groups,
 )
 from kohya_bucket.texts import counted
-
-if TYPE_CHECKING:
-    from kohya_bucket.images import MetadataCache
 
 _SHOWN = 10
 
@@ -54,9 +51,7 @@ def build(
         if not quiet:
             say(f"{len(tars)} images of {counted(len(tars.shards), 'shard')} in {output}")
         return
-    read = MetadataCache.build
-    if refresh and output.exists():
-        read = MetadataCache.load(output).refresh
+    read = MetadataCache.load(output).refresh if refresh and output.exists() else MetadataCache.build
     paths = images_in(path, recursive=recursive)
     try:
         with scan_progress("reading headers", quiet=quiet) as progress:
@@ -68,13 +63,9 @@ def build(
             raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
         raise
     cache.save(output)
-    if not quiet:
-        _report(cache, output)
-
-
-def _report(cache: MetadataCache, output: Path) -> None:
     changes = cache.changes
-    assert changes is not None
+    if quiet or changes is None:
+        return
     say(
         f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
