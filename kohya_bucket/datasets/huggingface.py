@@ -58,9 +58,8 @@ class HuggingFaceSource:
         failures = []
         for start in range(0, len(only), _ROWS):
             stop = min(start + _ROWS, len(only))
-            # A slice of a dataset is a dict of columns; row by row only where that is not so.
             part = only[start:stop]
-            if isinstance(part, Mapping):
+            if isinstance(part, Mapping):  # of columns, as a slice of a dataset is
                 cells = self._cell(part, self._image, f"{self.name(start)} to {stop - 1}")
             else:
                 cells = [self._cell(only[i], self._image, self.name(i)) for i in range(start, stop)]

@@ -257,7 +257,6 @@ def _begin(wanted: LatentItems, as_floats: bool) -> Any:
 
 
 def _decode(wanted: LatentItems, as_floats: bool) -> DecodedBatch:
-    """All items as one batch."""
     n = len(wanted)
     with ThreadPoolExecutor(n if wanted.images.are_far else 1) as pool:  # requests wait side by side
         return next(prefetch(range(n), wanted, n, pool, n, as_floats=as_floats))

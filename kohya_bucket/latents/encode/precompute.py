@@ -252,7 +252,6 @@ def precompute_latents(
 
 
 def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
-    """Paths, placement and captions of a data set."""
     source = getattr(dataset, "source", dataset)
     paths = getattr(source, "paths", None)
     if paths is None:

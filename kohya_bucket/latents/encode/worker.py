@@ -225,8 +225,8 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     width, height = wanted.original_sizes[i]
     if pixels.shape[:2] != (height, width):
         raise KohyaBucketError(
-            f"{wanted.paths[i]}: has {pixels.shape[1]}x{pixels.shape[0]} pixels, but {width}x{height} when its bucket was chosen; "
-            "if it was just edited, run again"
+            f"{wanted.paths[i]}: has {pixels.shape[1]}x{pixels.shape[0]} pixels, but {width}x{height} when its bucket "
+            "was chosen; if it was just edited, run again"
         )
     resized, bucket, crop = (as_pair(sizes[i]) for sizes in (wanted.resized_sizes, wanted.bucket_sizes, wanted.crops))
     pixels = resize_and_crop(pixels, resized, bucket, wanted.encoding.interpolation, crop)
