@@ -60,9 +60,12 @@ class ImageSource(Protocol):
 
 
 class FastSource(ImageSource, Protocol):
-    """What `decode="fast"` needs besides."""
+    """What `decode="fast"` needs besides. Without a `fit`, the image is whole."""
 
-    def picture(self, index: int, fit: Fit) -> Picture:
+    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.picture(index).pixels
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
         """One image, [h, w, 3] uint8, perhaps at a fraction of its size; with `scale` 1 whole.
 
         `fit(size)` tells to what size (width, height) an image of `size` will be resized; [h, w] must not be below.
@@ -224,7 +227,7 @@ def explained(name: str, error: Exception) -> KohyaBucketError:
 _NEED_PLUGINS = (ImageFormat.AVIF, ImageFormat.HEIC, ImageFormat.JXL)
 
 
-class FileSource:
+class FileSource(FastSource):
     """Files, with captions from a list or from text files beside them.
 
     Args:
@@ -275,9 +278,6 @@ class FileSource:
 
     def read_sizes(self) -> SourceSizes:
         return self._sizes
-
-    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
-        return self.picture(index).pixels
 
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         for kind in self._plugins:

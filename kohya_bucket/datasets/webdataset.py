@@ -19,7 +19,7 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.items import ItemKeywords
-from kohya_bucket.datasets.sources import SourceSizes, cell_picture, explained
+from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, explained
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -29,7 +29,7 @@ from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import Oddities, TarIndex, plain_ending
 
 
-class TarSource:
+class TarSource(FastSource):
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
 
     Raises:
@@ -56,9 +56,6 @@ class TarSource:
             sizes = np.where((self.index.rows["orientation"] >= 5)[:, None], sizes[:, ::-1], sizes)
         failures = [(i, self.name(i), reason) for i, reason in sorted(self.index.reasons.items())]
         return SourceSizes(sizes, failures)
-
-    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
-        return self.picture(index).pixels
 
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         row = self.index.rows[index]
