@@ -182,7 +182,7 @@ class LatentStore(ItemTable):
         info = self.info(i)
         if info.arrays:
             raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
-        tensors, name = self._files.tensors(info), info.kind + "_flipped" * flipped
+        tensors, name = self._files.tensors(info), info.kind + ("_flipped" if flipped else "")
         if name not in tensors:
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no flipped latent: run `kohya-bucket precompute` again with --flip"
