@@ -22,9 +22,7 @@ def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketEr
     Raises:
         KohyaBucketError: anything else, of the type given. A text such as "no" would count as true.
     """
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
-        return bool(value)
-    if isinstance(value, int) and value in (0, 1):
+    if type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise error(f"{name} is {value!r}, but must be True or False")
 

@@ -10,32 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# extra: the packages that it brings
+# extra: the packages that it brings, and what for
 EXTRAS = {
-    "torch": ("torch",),
-    "train": ("accelerate", "diffusers", "safetensors"),
-    "pixels": ("simplejpeg",),
-    "parquet": ("pyarrow",),
-    "hf": ("datasets",),
-    "xformers": ("xformers",),
-    "webdataset": ("webdataset",),
-    "ray": ("ray[data]",),
-    "remote": ("fsspec",),
-    "s3": ("s3fs", "obstore"),
-    "video": ("av",),
-}
-PURPOSES = {
-    "torch": "datasets and samplers for a loop of your own",
-    "train": "encoding latents",
-    "pixels": "JPEG decoded in half the time",
-    "parquet": "keeping image sizes between runs, and latents in shards",
-    "hf": "Hugging Face datasets",
-    "xformers": "xformers' attention in the VAE",
-    "webdataset": "tar shards",
-    "ray": "scans and encoding on Ray",
-    "remote": "images in object storage",
-    "s3": "stores of latents in S3",
-    "video": "frames, sizes and rates of clips",
+    "torch": (("torch",), "datasets and samplers for a loop of your own"),
+    "train": (("accelerate", "diffusers", "safetensors"), "encoding latents"),
+    "pixels": (("simplejpeg",), "JPEG decoded in half the time"),
+    "parquet": (("pyarrow",), "keeping image sizes between runs, and latents in shards"),
+    "hf": (("datasets",), "Hugging Face datasets"),
+    "xformers": (("xformers",), "xformers' attention in the VAE"),
+    "webdataset": (("webdataset",), "tar shards"),
+    "ray": (("ray[data]",), "scans and encoding on Ray"),
+    "remote": (("fsspec",), "images in object storage"),
+    "s3": (("s3fs", "obstore"), "stores of latents in S3"),
+    "video": (("av",), "frames, sizes and rates of clips"),
 }
 
 
@@ -45,7 +32,7 @@ def pip_install(extra: str) -> str:
     It names the packages and not the extra: that works however this package was installed. Quotes are double ones,
     which Windows takes too.
     """
-    return "pip install " + " ".join(f'"{name}"' if "[" in name else name for name in EXTRAS[extra])
+    return "pip install " + " ".join(f'"{name}"' if "[" in name else name for name in EXTRAS[extra][0])
 
 
 def where_this_came_from() -> str:

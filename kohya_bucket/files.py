@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import stat
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -62,12 +61,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
             temporary.unlink()
 
 
-def write_file(
-    path: Path, content: Iterable[Any] | Callable[[BinaryIO], object], *, sync: bool = True
-) -> int:  # fmt: skip
+def write_file(path: Path, content: Iterable[Any] | Callable[[BinaryIO], object], *, sync: bool = True) -> None:
     """Write `content` (bytes-like parts, or what writes into a file) as `path`, whole or not at all.
-
-    Returns its length in bytes.
 
     Args:
         sync: wait until it is on disk. Without, a process that is killed leaves the old file or the new one, and a
@@ -81,9 +76,7 @@ def write_file(
             if callable(content):
                 content(out)
             else:
-                for part in content:
-                    out.write(part)
-            return out.tell()
+                out.writelines(content)
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
 
@@ -208,11 +201,9 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
 
 def user_cache() -> Path:
     """The user's folder for what can be made again."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-        return (Path(base) if base else Path.home() / "AppData" / "Local") / "kohya_bucket"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kohya_bucket"
+    windows = os.name == "nt"
+    base = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME")
+    return Path(base or Path.home() / ("AppData/Local" if windows else ".cache")) / "kohya_bucket"
 
 
 def _rename_over(source: Path, target: Path) -> None:

@@ -180,14 +180,8 @@ _TOO_DEEP = f"tables or lists are nested more than {_MAX_DEPTH} deep"
 def _check_depth(data: Any) -> None:
     """Whatever shows or compares such a value later needs a frame for each level."""
     level = [data]
-    for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            if isinstance(value, (dict, list))
-            for inner in (value.values() if isinstance(value, dict) else value)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
+    for _ in range(_MAX_DEPTH + 1):
+        if not (level := [value for value in level if isinstance(value, (dict, list))]):
             return
+        level = [inner for value in level for inner in (value.values() if isinstance(value, dict) else value)]
     raise ValueError(_TOO_DEEP)

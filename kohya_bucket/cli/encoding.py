@@ -171,10 +171,10 @@ class Work:
         return failed
 
     def on_ray(self, vae: VaeOptions, cluster: ClusterOptions) -> int:
-        from kohya_bucket.latents.on_ray import encode_on_ray, encoders
+        from kohya_bucket.latents.on_ray import Actors, EncoderOnRay, encode_on_ray
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
-        with encoders(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
+        with Actors(EncoderOnRay, load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
             root, todo = self._parts(crew.facts().identity, "ray")
             return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
@@ -308,5 +308,5 @@ def vae_hash_of(vae: str, family: Architecture) -> str:
     from kohya_bucket.latents.vae.encoder import encoder_hash
 
     encoder = load_vae(vae, device="cpu", architecture=family.name)
-    check_family(encoder, family)
+    check_family(encoder, family.name)
     return encoder_hash(encoder)

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.sources import SourceSizes, cell_picture, cell_size, explained
+from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, cell_size, explained
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels import Fit, Picture
@@ -18,7 +17,7 @@ from kohya_bucket.images.pixels import Fit, Picture
 _ROWS = 256
 
 
-class HuggingFaceSource:
+class HuggingFaceSource(FastSource):
     """A map-style `datasets.Dataset`.
 
     Encoded images stay encoded until they are trained: where it can be, the image column is read with decoding
@@ -58,9 +57,8 @@ class HuggingFaceSource:
         failures = []
         for start in range(0, len(only), _ROWS):
             stop = min(start + _ROWS, len(only))
-            # A slice of a dataset is a dict of columns; row by row only where that is not so.
             part = only[start:stop]
-            if isinstance(part, Mapping):
+            if isinstance(part, Mapping):  # of columns, as a slice of a dataset is
                 cells = self._cell(part, self._image, f"{self.name(start)} to {stop - 1}")
             else:
                 cells = [self._cell(only[i], self._image, self.name(i)) for i in range(start, stop)]
@@ -70,9 +68,6 @@ class HuggingFaceSource:
                 except UnreadableImageError as error:
                     failures.append((i, self.name(i), str(error)))
         return SourceSizes(sizes, failures)
-
-    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
-        return self.picture(index).pixels
 
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         try:

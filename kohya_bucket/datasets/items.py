@@ -116,7 +116,6 @@ def shrink_fast(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDA
 
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
-DECODING = ("exact", "fast")
 _BY_AREA = ("auto", "auto-0.9", "area")
 
 
@@ -206,8 +205,7 @@ def check_settings(
         raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
     check_pixel_range(pixel_range)
     choose_interpolation((1, 1), (1, 1), interpolation)
-    if decode not in DECODING:
-        raise KohyaBucketError(f"decode is {decode!r}, but must be one of {', '.join(DECODING)}")
+    one_of("decode", decode, ("exact", "fast"), KohyaBucketError)
     one_of("on_bad_image", on_bad_image, ON_BAD_IMAGE, KohyaBucketError)
     if decode == "fast" and interpolation not in _BY_AREA:
         raise KohyaBucketError(

@@ -12,28 +12,30 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from kohya_bucket.buckets.arrays import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
+from kohya_bucket.datasets.items import register_bucket_collation
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.captions import TEXT_FOLDER, Caption
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
+from kohya_bucket.latents.store.entries import SIDES
 from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 
 
-def is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
+def _is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
     return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)
 
 
-def scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
+def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
     """From what the shard holds to what is asked for; `latents` of a posterior are raw."""
-    if is_as_wanted(space, scaled):
+    if _is_as_wanted(space, scaled):
         return latents
     if scaled:
         return (latents - space.shift_factor) * space.scale_factor
@@ -138,8 +140,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         table = self.store.table
         self._captioned = table["caption"].null_count < len(table)
         self._texts = {name: table[name] for name in ("caption", "source")}
-        names = ("original_width", "original_height"), ("ltrb_left", "ltrb_top", "ltrb_right", "ltrb_bottom")
-        self._originals, self._crops = ([self.store.column(name) for name in group] for group in names)
+        self._originals = [self.store.column(f"original_{side}") for side in ("width", "height")]
+        self._crops = [self.store.column(f"ltrb_{side}") for side in SIDES]
         self._masked = np.asarray(self.store.column("mask_row") >= -1)
         self._with_masks = bool(self._masked[self._rows].any())
         flips = table["flip"].to_numpy(zero_copy_only=False)[self._rows]
@@ -257,10 +259,10 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         if store.info(rows[0]).is_posterior:
             mean, spread = out[:, 0].float(), out[:, 1].float()
             noise = torch.randn(mean.shape, generator=self._random())
-            return scale(mean + spread * noise, space, self.scaled).to(out.dtype)
-        if is_as_wanted(space, self.scaled):
+            return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
+        if _is_as_wanted(space, self.scaled):
             return out
-        return scale(out.float(), space, self.scaled).to(out.dtype)
+        return _scale(out.float(), space, self.scaled).to(out.dtype)
 
     def _item(self, index: int, row: int, flip: bool) -> _Item:
         at = int(self.bucket_indices[index])
@@ -293,19 +295,14 @@ class _Item(dict[str, Any]):
 
 
 def _join(batch: list[_Item], *, collate_fn_map: Any = None) -> dict[str, Any]:
-    from torch.utils.data._utils.collate import collate
-
     whole = batch[0].gathered
     together = whole is not None and len(whole) == len(batch) and all(item.gathered is whole for item in batch)
-    out: dict[str, Any] = {}
-    for name in batch[0]:
-        values = [item[name] for item in batch]
-        if name == "latents" and together:
-            out[name] = whole
-        else:
-            out[name] = values if isinstance(values[0], Bucket) else collate(values, collate_fn_map=collate_fn_map)
-    return out
+    ready = {"latents": whole} if together else {}
+    return {
+        name: ready[name] if name in ready else collate([item[name] for item in batch], collate_fn_map=collate_fn_map)
+        for name in batch[0]
+    }
 
 
-# torch's own table for types that `default_collate` does not know
+register_bucket_collation()
 default_collate_fn_map[_Item] = _join

@@ -49,7 +49,8 @@ def reading_shard() -> Any | None:
     module = sys.modules.get(_MODULE)
     if module is None:
         return None
-    for caller in _callers():
+    for frame in _frames():
+        caller: Any = frame.f_locals.get("self") if _module_of(frame) == _MODULE else None
         if isinstance(caller, module.BatchSamplerShard):
             if caller.split_batches and caller.num_processes > 1:
                 raise PlanError(
@@ -67,9 +68,6 @@ def reading_shard() -> Any | None:
 
 def called_by_accelerate_loop() -> bool:
     """Whether accelerate's loader is calling on its own account, at the start of an iteration."""
-    module = sys.modules.get(_MODULE)
-    if module is None:
-        return False
     return any(frame.f_code.co_name == "__iter__" and _module_of(frame) == _MODULE for frame in _frames())
 
 
@@ -86,13 +84,6 @@ def refuse_untold_steps() -> None:
         "save state_dict(step=…) with the steps of this epoch that are trained, which register_for_checkpointing "
         "does not do, or set use_stateful_dataloader=True and let accelerate save the loader"
     )
-
-
-def _callers() -> Iterator[Any]:
-    """The objects of accelerate whose methods are running, the innermost first."""
-    for frame in _frames():
-        if _module_of(frame) == _MODULE and "self" in frame.f_locals:
-            yield frame.f_locals["self"]
 
 
 def _module_of(frame: FrameType) -> str:

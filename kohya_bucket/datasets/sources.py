@@ -60,9 +60,12 @@ class ImageSource(Protocol):
 
 
 class FastSource(ImageSource, Protocol):
-    """What `decode="fast"` needs besides."""
+    """What `decode="fast"` needs besides. Without a `fit`, the image is whole."""
 
-    def picture(self, index: int, fit: Fit) -> Picture:
+    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
+        return self.picture(index).pixels
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
         """One image, [h, w, 3] uint8, perhaps at a fraction of its size; with `scale` 1 whole.
 
         `fit(size)` tells to what size (width, height) an image of `size` will be resized; [h, w] must not be below.
@@ -121,7 +124,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
-    """(width, height) of what `cell_pixels` returns; nothing is decoded.
+    """(width, height) of what `cell_picture` returns; nothing is decoded.
 
     Raises:
         UnreadableImageError: empty, broken, or of a shape that is no image.
@@ -130,16 +133,10 @@ def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
         return int(cell.width), int(cell.height)
     encoded = _encoded(cell)
     if encoded is not None:
-        header = header_of(encoded) if isinstance(encoded, bytes) else read_header(encoded)
-        width, height, orientation, _ = header
+        width, height, orientation, _ = header_of(encoded) if isinstance(encoded, bytes) else read_header(encoded)
         return (height, width) if obey_exif and orientation >= 5 else (width, height)
     height, width, _ = _as_height_width(_array(cell)).shape
     return width, height
-
-
-def cell_pixels(cell: Any, obey_exif: bool) -> npt.NDArray[np.uint8]:
-    """The cell as [H, W, 3] uint8, see `cell_picture`."""
-    return cell_picture(cell, obey_exif).pixels
 
 
 def cell_picture(cell: Any, obey_exif: bool, fit: Fit | None = None) -> Picture:
@@ -148,10 +145,11 @@ def cell_picture(cell: Any, obey_exif: bool, fit: Fit | None = None) -> Picture:
     Raises:
         UnreadableImageError: empty, broken, of a shape that is no image, or floats outside [0, 1].
     """
-    encoded = None if isinstance(cell, Image.Image) else _encoded(cell)
+    if isinstance(cell, Image.Image):
+        return Picture.whole(to_pixels(cell))
+    encoded = _encoded(cell)
     if encoded is None:
-        image = isinstance(cell, Image.Image)
-        return Picture.whole(to_pixels(cell) if image else _as_rgb(_as_height_width(_array(cell))))
+        return Picture.whole(_as_rgb(_as_height_width(_array(cell))))
     try:
         return load_picture(encoded, obey_exif=obey_exif, fit=fit)
     except NO_IMAGE as error:
@@ -162,10 +160,10 @@ def _encoded(cell: Any) -> bytes | str | None:
     """A cell's encoded file, or the path of it; None for arrays. A cell may also be the reason why it has no image."""
     if isinstance(cell, UnreadableImageError):
         raise cell
-    if isinstance(cell, (bytes, str)):
-        return cell
-    if isinstance(cell, (bytearray, memoryview)):
+    if isinstance(cell, (bytes, bytearray, memoryview)):
         return bytes(cell)
+    if isinstance(cell, str):
+        return cell
     if isinstance(cell, dict):
         if cell.get("bytes"):
             return bytes(cell["bytes"])
@@ -181,7 +179,7 @@ def _array(cell: Any) -> npt.NDArray[Any]:
     if hasattr(cell, "detach"):
         cell = cell.detach().cpu().numpy()
     array = np.asarray(cell)
-    if array.dtype.kind not in "uif" and array.dtype.kind != "b":
+    if array.dtype.kind not in "uifb":
         raise UnreadableImageError(f"a {type(cell).__name__} of dtype {array.dtype} is not an image")
     return array
 
@@ -210,13 +208,12 @@ def _as_rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
             # [-1, 1] and [0, 255] look alike often enough that guessing would spoil some images silently.
             raise UnreadableImageError(f"float pixels must lie in [0, 1], found {low:g} to {high:g}")
         array = np.rint(array * 255).astype(np.uint8)
+    elif array.dtype == np.uint16:
+        array = (array // 257).astype(np.uint8)
     elif array.dtype != np.uint8:
-        if array.dtype == np.uint16:
-            array = (array // 257).astype(np.uint8)
-        elif array.min() < 0 or array.max() > 255:
+        if array.min() < 0 or array.max() > 255:
             raise UnreadableImageError(f"pixels of dtype {array.dtype} must lie in 0 to 255")
-        else:
-            array = array.astype(np.uint8)
+        array = array.astype(np.uint8)
     if array.shape[2] == 1:
         return np.repeat(array, 3, axis=2)
     return np.ascontiguousarray(array[..., :3])
@@ -230,7 +227,7 @@ def explained(name: str, error: Exception) -> KohyaBucketError:
 _NEED_PLUGINS = (ImageFormat.AVIF, ImageFormat.HEIC, ImageFormat.JXL)
 
 
-class FileSource:
+class FileSource(FastSource):
     """Files, with captions from a list or from text files beside them.
 
     Args:
@@ -282,9 +279,6 @@ class FileSource:
     def read_sizes(self) -> SourceSizes:
         return self._sizes
 
-    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
-        return self.picture(index).pixels
-
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         for kind in self._plugins:
             load_plugin(kind)
@@ -297,9 +291,7 @@ class FileSource:
     def caption(self, index: int) -> str:
         if self._captions is not None:
             return self._captions[index]
-        if self._ending is None:
-            return ""
-        return caption_beside(self.paths[index], self._ending) or ""
+        return "" if self._ending is None else caption_beside(self.paths[index], self._ending) or ""
 
     def name(self, index: int) -> str:
         return self.paths[index]

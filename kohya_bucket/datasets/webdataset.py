@@ -18,8 +18,8 @@ from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.datasets.items import PixelRange, Transform
-from kohya_bucket.datasets.sources import SourceSizes, cell_picture, explained
+from kohya_bucket.datasets.items import ItemKeywords
+from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, explained
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -29,7 +29,7 @@ from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import Oddities, TarIndex, plain_ending
 
 
-class TarSource:
+class TarSource(FastSource):
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
 
     Raises:
@@ -57,9 +57,6 @@ class TarSource:
         failures = [(i, self.name(i), reason) for i, reason in sorted(self.index.reasons.items())]
         return SourceSizes(sizes, failures)
 
-    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
-        return self.picture(index).pixels
-
     def picture(self, index: int, fit: Fit | None = None) -> Picture:
         row = self.index.rows[index]
         data = self._bytes(row, row["offset"], row["length"])
@@ -79,10 +76,9 @@ class TarSource:
         return self.index.name(index)
 
     def _bytes(self, row: Any, offset: Any, length: Any) -> bytes:
-        number = int(row["shard"])
-        shard = self.index.shards[number]
+        shard, stamp = self.index.shards[row["shard"]], self.index.stamps[row["shard"]]
         try:
-            return read_unchanged(shard, self.index.stamps[number], int(offset), int(length))
+            return read_unchanged(shard, stamp, int(offset), int(length))
         except OSError as error:
             raise KohyaBucketError(f"{shard}: this shard cannot be read ({explain_os_error(error)})") from error
 
@@ -111,11 +107,7 @@ def dataset_from_shards(
     image: str | None = None,
     caption: str | None = "txt",
     obey_exif: bool = False,
-    transform: Transform | None = None,
-    pixel_range: PixelRange = (-1, 1),
-    interpolation: str = "auto",
-    decode: str = "exact",
-    on_bad_image: str = "leave_out",
+    **settings: Unpack[ItemKeywords],
 ) -> BucketedDataset:
     """A `BucketedDataset` over shards on this machine: exact plans, random access, nothing unpacked.
 
@@ -127,7 +119,7 @@ def dataset_from_shards(
         caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
             None for no captions.
         obey_exif: turn images upright as their EXIF asks.
-        transform, pixel_range, interpolation, decode, on_bad_image: as for `BucketedDataset`.
+        settings: transform, pixel_range, interpolation, decode and on_bad_image, as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
@@ -140,16 +132,7 @@ def dataset_from_shards(
     built = TarIndex.build(names, caption=caption, image=image, before=before)
     if index is not None and (before is None or _identity(before) != _identity(built)):
         built.save(index)
-    source = TarSource(built, obey_exif=obey_exif)
-    return BucketedDataset.from_source(
-        source,
-        rule,
-        transform=transform,
-        pixel_range=pixel_range,
-        interpolation=interpolation,
-        decode=decode,
-        on_bad_image=on_bad_image,
-    )
+    return BucketedDataset.from_source(TarSource(built, obey_exif=obey_exif), rule, **settings)
 
 
 def stream_from_shards(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.encode.precompute import PrecomputeReport, precompute_latents
+    from kohya_bucket.latents.encode.precompute import precompute_latents
+    from kohya_bucket.latents.encode.worker import PrecomputeReport
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.latents.store.writer import StoreWriter
     from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder
@@ -18,7 +19,8 @@ else:
     __getattr__ = importer(
         __name__,
         {
-            "kohya_bucket.latents.encode.precompute": ["PrecomputeReport", "precompute_latents"],
+            "kohya_bucket.latents.encode.precompute": ["precompute_latents"],
+            "kohya_bucket.latents.encode.worker": ["PrecomputeReport"],
             "kohya_bucket.latents.store.latent_store": ["LatentStore"],
             "kohya_bucket.latents.store.writer": ["StoreWriter"],
             "kohya_bucket.latents.vae.encoder": ["PosteriorEncoder", "VAEEncoder"],

@@ -271,6 +271,5 @@ def compare(store: LatentStore, wanted: Wanted, *, ignoring: Collection[Stale] =
 def _other_texts(
     store: LatentStore, name: str, rows: npt.NDArray[np.int64], texts: Sequence[str | None]
 ) -> dict[int, str | None]:
-    """By row the texts that are not those of the store."""
     stored = store.table[name].take(rows).to_pylist() if len(rows) else []
     return {int(row): new for row, new, old in zip(rows, texts, stored, strict=True) if new != old}

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -175,12 +174,8 @@ def _packed_copy(
         raise LatentStoreError(
             f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first {REMEDY}"
         )
-    options: dict[str, Any] = {
-        "images_root": store.layout.images_root(),
-        "shard_bytes": shard_bytes,
-        "flush_seconds": None,
-    }
-    with StoreWriter(target, **options) as out:
+    root = store.layout.images_root()
+    with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as out:
         _copy(store, [range(len(store))] if order is None else order, out)
     write_manifest(LatentStore(target))
     return MaintenanceReport(copied=len(store))

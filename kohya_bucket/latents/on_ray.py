@@ -88,8 +88,8 @@ class Actors:
     """As many actors as asked for, or as the cluster has room for. Use as a context manager.
 
     Args:
-        kind: their class. Its method `load()` gives `Facts`.
-        make: what `kind` is made with: loads a model.
+        kind: their class, `EncoderOnRay` or `TextOnRay`.
+        make: what `kind` is made with: loads a model, on the machine of each actor; it must be importable there.
         count: how many; None: one for each GPU of the cluster, or one.
         on_gpu: each has a GPU of its own, where the cluster has any.
         say: called with a line of text for whatever a user should know at once.
@@ -257,7 +257,6 @@ def _begin(wanted: LatentItems, as_floats: bool) -> Any:
 
 
 def _decode(wanted: LatentItems, as_floats: bool) -> DecodedBatch:
-    """All items as one batch."""
     n = len(wanted)
     with ThreadPoolExecutor(n if wanted.images.are_far else 1) as pool:  # requests wait side by side
         return next(prefetch(range(n), wanted, n, pool, n, as_floats=as_floats))
@@ -403,20 +402,6 @@ _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a fol
 _LOST = "the process that encoded it ended, each of several times: see Ray's logs, perhaps for want of memory"
 
 
-def encoders(
-    make: Callable[[], object], concurrency: int | None = None, *, on_gpu: bool = True,
-    say: Callable[[str], None] | None = None,
-) -> Actors:  # fmt: skip
-    """Actors for `encode_on_ray`.
-
-    Args:
-        make: loads the encoder, on the machine of each actor; it must be importable there.
-        concurrency: how many; None: one for each GPU of the cluster, or one.
-        on_gpu, say: see `Actors`.
-    """
-    return Actors(EncoderOnRay, make, concurrency, on_gpu=on_gpu, say=say)
-
-
 def encode_on_ray(
     wanted: LatentItems, crew: Actors, output_dir: str | os.PathLike[str], images_root: Path, *,
     batch_size: int = 8, progress_callback: Callable[[int, int], None] | None = None,
@@ -427,6 +412,7 @@ def encode_on_ray(
     All machines must see the images and `output_dir` under the same paths.
 
     Args:
+        crew: of `EncoderOnRay`.
         workers: batches that are decoded ahead for each piece in an encoder; None: its share of the processors, and 2.
         seed, shard_bytes: as for `encode_items`.
 
@@ -497,8 +483,8 @@ def _encode(
     done: Done | None
     for piece, done in crew.work(pieces, lambda actor, piece: actor.encode.remote(piece, run)):
         if done is None:
-            report.failed += [(path, _LOST) for path in piece.wanted.paths]
             for path in piece.wanted.paths:
+                report.failed.append((path, _LOST))
                 tell(f"{path}: {_LOST}")
         else:
             for note in done.notes:
@@ -523,9 +509,8 @@ def check_seen(layout: Layout, shards: list[str], place: str) -> None:
     while unseen := set(shards) - layout.shard_sizes().keys():
         if time.monotonic() > deadline:
             raise LatentStoreError(
-                f"{place} has written {some(sorted(unseen))} into {layout.root}, which is not there on this "
-                "machine: give "
-                "a folder that all machines share, or an address in object storage"
+                f"{place} has written {some(sorted(unseen))} into {layout.root}, which is not there on this machine: "
+                "give a folder that all machines share, or an address in object storage"
             )
         time.sleep(0.5)
 

@@ -21,7 +21,7 @@ from kohya_bucket.adapter.findings import Section
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install, where_this_came_from
+from kohya_bucket.extras import EXTRAS, pip_install, where_this_came_from
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
@@ -257,11 +257,11 @@ def packages_section() -> Section:
         ("system", platform.platform()),
     ]
     section.facts += [(name, version_of(name) or "not installed") for name in _ALWAYS]
-    for extra, names in EXTRAS.items():
+    for extra, (names, purpose) in EXTRAS.items():
         found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
         here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
         missing = ", ".join(name for name, version in found.items() if not version)
-        lack = f"no {missing} (for {PURPOSES[extra]}: {pip_install(extra)})" if missing else ""
+        lack = f"no {missing} (for {purpose}: {pip_install(extra)})" if missing else ""
         section.facts.append((extra, "; ".join(filter(None, [here, lack]))))
     if version_of("torch"):
         _check_cuda(section)

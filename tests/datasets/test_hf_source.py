@@ -15,7 +15,7 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import Bucket, BucketedDataset, BucketSet, FixedBuckets  # noqa: E402
-from kohya_bucket.datasets.sources import cell_pixels, cell_size  # noqa: E402
+from kohya_bucket.datasets.sources import cell_picture, cell_size  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.formats import UnreadableImageError  # noqa: E402
 
@@ -139,7 +139,7 @@ def test_mistakes_and_broken_rows_are_named() -> None:
 )
 def test_arrays_that_are_no_images_are_refused(cell: Any, message: str) -> None:
     with pytest.raises(UnreadableImageError, match=message):
-        cell_pixels(cell, False)
+        cell_picture(cell, False)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_arrays_that_are_no_images_are_refused(cell: Any, message: str) -> None:
 )
 def test_arrays_of_many_kinds_become_rgb(cell: Any, expected: int) -> None:
     assert cell_size(cell, False) == (5, 4)
-    pixels = cell_pixels(cell, False)
+    pixels = cell_picture(cell, False).pixels
     assert pixels.shape == (4, 5, 3)
     assert pixels.dtype == np.uint8
     assert (pixels == expected).all()

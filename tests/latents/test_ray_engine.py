@@ -34,8 +34,9 @@ from kohya_bucket.latents.encode.precompute import encode_items, precompute_text
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray import (  # noqa: E402
+    Actors,
+    EncoderOnRay,
     encode_on_ray,
-    encoders,
     text_on_ray,
 )
 from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
@@ -98,7 +99,7 @@ def items_of(images, rule=None, **encoding):
 
 def on_ray(images, output, make, count=2, wanted=None, **options):
     wanted = items_of(images) if wanted is None else wanted
-    with encoders(make, count) as crew:
+    with Actors(EncoderOnRay, make, count) as crew:
         return encode_on_ray(wanted, crew, output, images[0].parent, **{"batch_size": BATCH} | options)
 
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import random
 import shutil
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -60,12 +59,7 @@ def test_any_array_comes_back_to_the_last_bit(array, repeats, halves):
         assert packed.bits.itemsize == 2
 
 
-@pytest.mark.parametrize("imported", [False, True])
-def test_every_half_is_widened_to_its_own_bits_with_torch_and_without(monkeypatch, imported):
-    if imported:
-        pytest.importorskip("torch", reason="torch is not installed")
-    else:
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
+def test_every_half_is_widened_to_its_own_bits():
     halves = np.arange(2**16, dtype=np.uint32).reshape(256, 256) << 16
     halves.flags.writeable = False
     packed = pack(halves.view(np.float32))

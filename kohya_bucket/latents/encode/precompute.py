@@ -19,7 +19,7 @@ from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.captions import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.sinks import EncodedBatch, NpzSink, ShardSink, Sink, add_batch
@@ -32,19 +32,6 @@ from kohya_bucket.latents.store.layout import common_root, is_text
 from kohya_bucket.latents.store.remote_path import RemotePath, StorePath, as_given
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space
-
-__all__ = [
-    "PrecomputeReport",
-    "check_family",
-    "check_kind",
-    "check_target",
-    "distinct",
-    "encode_items",
-    "end_launch",
-    "finish",
-    "launched",
-    "precompute_latents",
-]
 
 _NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
@@ -74,9 +61,11 @@ def encode_items(
     if not 0 <= rank < processes:
         raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
     architecture = architecture or str(getattr(encoder, "architecture", ""))
-    _check(wanted.encoding, encoder, output_dir, format, architecture)
+    check_target(wanted.encoding.kind, output_dir, format)
+    check_kind(wanted.encoding.kind, isinstance(encoder, PosteriorEncoder), type(encoder).__name__)
     nameless: list[str] = []
     if format == "npz":  # whatever the VAE computes in, these files hold float32
+        check_family(encoder, architecture)
         wanted = replace(wanted, encoding=replace(wanted.encoding, dtype="float32"))
     else:
         wanted, nameless = distinct(wanted)
@@ -157,24 +146,6 @@ def distinct(wanted: LatentItems) -> tuple[LatentItems, list[str]]:
     return wanted, nameless
 
 
-def _check(
-    encoding: EncodeOptions,
-    encoder: VAEEncoder,
-    output_dir: str | os.PathLike[str] | None,
-    format: str,
-    architecture: str,
-) -> None:
-    check_target(encoding.kind, output_dir, format)
-    check_kind(encoding.kind, isinstance(encoder, PosteriorEncoder), type(encoder).__name__)
-    if format == "npz":
-        if architecture not in ARCHITECTURES:
-            raise KohyaBucketError(
-                f"npz files are named by model family, and {architecture or 'none'!r} is not one: "
-                f"add --arch, one of {', '.join(ARCHITECTURES)}"
-            )
-        check_family(encoder, ARCHITECTURES[architecture])
-
-
 def check_kind(kind: str, posterior: bool, encoder: str) -> None:
     """Refuse to store the distribution of an encoder that gives none; `encoder` is the name of its class."""
     if kind == "posterior" and not posterior:
@@ -204,8 +175,14 @@ def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: s
         )
 
 
-def check_family(encoder: VAEEncoder, arch: Architecture) -> None:
-    """Refuse a VAE whose latents have another shape than the model family's."""
+def check_family(encoder: VAEEncoder, name: str) -> None:
+    """Refuse, for npz, a model family that is none, or a VAE whose latents have another shape than the family's."""
+    if name not in ARCHITECTURES:
+        raise KohyaBucketError(
+            f"npz files are named by model family, and {name or 'none'!r} is not one: "
+            f"add --arch, one of {', '.join(ARCHITECTURES)}"
+        )
+    arch = ARCHITECTURES[name]
     if (encoder.latent_channels, encoder.downsample_factor) != (arch.channels, arch.stride):
         raise KohyaBucketError(
             f"the VAE has {encoder.latent_channels} channels and divides by {encoder.downsample_factor}; "
@@ -275,7 +252,6 @@ def precompute_latents(
 
 
 def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
-    """Paths, placement and captions of a data set."""
     source = getattr(dataset, "source", dataset)
     paths = getattr(source, "paths", None)
     if paths is None:

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import has_whole_name
@@ -159,7 +158,6 @@ def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, spa
 
 
 def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
-    """Bits of float32 latents in storage type `dtype`, in its carrier type."""
     import torch
 
     latents = latents.to(getattr(torch, dtype)).contiguous()
@@ -201,14 +199,10 @@ class NpzSink:
         self._groups = GroupedSync(self._pool)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        reasons = [[str(reason) for reason in self.reasons(i)] for i in range(len(self._wanted))]
-        counts = Counter(text for texts in reasons for text in texts)
-        return np.array([bool(texts) for texts in reasons], dtype=bool), dict(counts)
-
-    def reasons(self, i: int) -> list[Reason]:
-        """Why item `i` must be encoded; none if it is current. Then its file is as the reader asks for it, too."""
-        entry = self._wanted.entry(i)
-        return settle_npz(self.paths[i], entry, self._arch, Path(self._wanted.paths[i]))[0]
+        items = enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True))
+        found = [settle_npz(path, self._wanted.entry(i), self._arch, image)[0] for i, (path, image) in items]
+        counts = Counter(str(reason) for reasons in found for reason in reasons)
+        return np.array([bool(reasons) for reasons in found], dtype=bool), dict(counts)
 
     def write(self, batch: EncodedBatch) -> None:
         plain = self._values(batch.plain)

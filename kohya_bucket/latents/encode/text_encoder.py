@@ -177,11 +177,8 @@ def load_text_encoder(
         positions = getattr(model.config, "max_position_embeddings", _LONGEST)
         length = lengths[k] if k < len(lengths) else min(tokenizer.model_max_length, positions)
         if not 0 < length <= positions or (k >= len(lengths) and length >= _LONGEST):
-            raise ConfigError(
-                f"--max-length of {name}: "
-                f"{'give one, because its tokenizer has no limit' if length >= _LONGEST else length}, "
-                f"at most {positions}"
-            )
+            asked = "give one, because its tokenizer has no limit" if length >= _LONGEST else length
+            raise ConfigError(f"--max-length of {name}: {asked}, at most {positions}")
         fitting = fitting_dtype(device, model.config.model_type.startswith("clip"))  # T5's activations overflow
         chosen, why = fitting if str(dtype) == "auto" else (dtype_name(dtype), "as asked")
         computes.append(f"{chosen} ({why})")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
@@ -67,8 +68,7 @@ def joined(reports: Sequence[PrecomputeReport]) -> PrecomputeReport:
     both = PrecomputeReport(reports[0].output, 0)
     reasons, buckets = Counter[str](), Counter[tuple[int, int]]()
     for report in reports:
-        for name in ("total", "current", "encoded", "elsewhere", "failed", "without_bucket", "notes", "seconds",
-                     "device_idle"):  # fmt: skip
+        for name in vars(both).keys() - {"output", "reasons", "buckets"}:
             setattr(both, name, getattr(both, name) + getattr(report, name))
         reasons.update(report.reasons)
         buckets.update(dict(report.buckets))
@@ -195,9 +195,8 @@ def prefetch(
     def start() -> None:
         running = sum(len(batch.items) for batch in filling)
         while running < ahead and (i := next(source, None)) is not None:
-            bucket = int(wanted.bucket_sizes[i, 0]), int(wanted.bucket_sizes[i, 1])
+            bucket = width, height = as_pair(wanted.bucket_sizes[i])
             if not filling or filling[-1].bucket != bucket or len(filling[-1].items) == batch_size:
-                width, height = bucket
                 shape = (batch_size, 3, height, width) if as_floats else (batch_size, height, width, 3)
                 filling.append(_Filling(bucket, np.empty(shape, np.float32 if as_floats else np.uint8)))
             batch = filling[-1]
@@ -223,23 +222,15 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
     alpha = wanted.encoding.mask
     pixels = wanted.images.pixels(i, alpha)
-    size = (pixels.shape[1], pixels.shape[0])
-    if size != tuple(wanted.original_sizes[i]):
-        width, height = wanted.original_sizes[i]
+    width, height = wanted.original_sizes[i]
+    if pixels.shape[:2] != (height, width):
         raise KohyaBucketError(
-            f"{wanted.paths[i]}: has {size[0]}x{size[1]} pixels, but {width}x{height} when its bucket was chosen; "
-            "if it was just edited, run again"
+            f"{wanted.paths[i]}: has {pixels.shape[1]}x{pixels.shape[0]} pixels, but {width}x{height} when its bucket "
+            "was chosen; if it was just edited, run again"
         )
-    resized, bucket = wanted.resized_sizes[i], wanted.bucket_sizes[i]
-    crop = wanted.crops[i]
-    pixels = resize_and_crop(
-        pixels, (int(resized[0]), int(resized[1])), (int(bucket[0]), int(bucket[1])),
-        wanted.encoding.interpolation, (int(crop[0]), int(crop[1])),
-    )  # fmt: skip
-    mask = None
-    if alpha:
-        mask = np.ascontiguousarray(pixels[:, :, 3])
-        mask = None if (mask == 255).all() else mask
+    resized, bucket, crop = (as_pair(sizes[i]) for sizes in (wanted.resized_sizes, wanted.bucket_sizes, wanted.crops))
+    pixels = resize_and_crop(pixels, resized, bucket, wanted.encoding.interpolation, crop)
+    mask = np.ascontiguousarray(pixels[:, :, 3]) if alpha and (pixels[:, :, 3] != 255).any() else None
     if out.dtype == np.uint8:
         out[...] = pixels[:, :, :3]
     else:
@@ -324,8 +315,9 @@ class PrecomputeWorker:
     def _fail(self, failed: Sequence[tuple[int, str]]) -> None:
         for i, reason in failed:
             path = self.wanted.paths[i]
-            self.report.failed.append((path, reason.removeprefix(f"{path}: ")))
-            self.tell(f"{path}: {reason.removeprefix(f'{path}: ')}")
+            why = reason.removeprefix(f"{path}: ")
+            self.report.failed.append((path, why))
+            self.tell(f"{path}: {why}")
 
     def _show(self) -> None:
         if self._progress is not None:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.origins import container_of
@@ -133,21 +132,18 @@ def paths_of_run(
 ) -> list[list[Path]]:
     """For each part, the file of each of its items: beside the images, or in the same folders under `root`."""
     names = NpzNames(arch)
-    out: list[list[Path]] = [[] for _ in parts]
+    out: dict[int, list[Path]] = {}
     for dataset in sorted({part.dataset for part in parts}):
-        here = [(k, part) for k, part in enumerate(parts) if part.dataset == dataset]
-        found = iter(
-            names.add(
-                [image for _, part in here for image in paths_beside(part.paths, root, images_root)],
-                [size for _, part in here for size in _pairs(part.original_sizes)],
-                [size for _, part in here for size in _pairs(part.bucket_sizes)],
-                [size for _, part in here for size in _pairs(part.resized_sizes)],
-                [part.further for _, part in here for _ in part.paths],
-            )
+        here = {k: part for k, part in enumerate(parts) if part.dataset == dataset}
+        images = [image for part in here.values() for image in paths_beside(part.paths, root, images_root)]
+        original, bucket, resized = (
+            [(width, height) for part in here.values() for width, height in getattr(part, name).tolist()]
+            for name in ("original_sizes", "bucket_sizes", "resized_sizes")
         )
-        for k, part in here:
-            out[k] = [next(found) for _ in part.paths]
-    return out
+        further = [part.further for part in here.values() for _ in part.paths]
+        found = iter(names.add(images, original, bucket, resized, further))
+        out |= {k: [next(found) for _ in part.paths] for k, part in here.items()}
+    return [out[k] for k in range(len(parts))]
 
 
 def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) -> list[str]:
@@ -179,10 +175,6 @@ def has_whole_name(path: Path, image: str) -> bool:
     """Whether a file is named by the image's whole name, extension included, since another has the usual name."""
     stem, extension = os.path.splitext(os.path.basename(image))
     return bool(extension) and path.name.startswith(f"{stem}{extension}_")
-
-
-def _pairs(sizes: IntArray) -> list[Size]:
-    return [(width, height) for width, height in sizes.tolist()]
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,14 @@
 """sd-scripts' own latent caches: one npz beside each image, for every model family it has.
 
-Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files written here are, key by key and
-byte by byte, what sd-scripts writes, plus one key it does not know (`npz_note`), which says what the latents were made
-from. sd-scripts' readers ask for arrays by name and so ignore it, and its writer carries unknown arrays over, so it
-also says which latents it belongs to.
+Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files are byte by byte what sd-scripts
+writes, plus one key (`NOTE`) that says what the latents were made from. sd-scripts' readers ignore it and its writer
+carries it over, so it also says which latents it belongs to.
 
-Keys end in the latents' size, as `latents_64x48`, and one file holds several. SD and SDXL have such keys since 0.10.2;
-before, theirs had no size (plain keys), and a file held one resolution. Versions since ask for the keys with the size
-first, and if there are none take the plain ones, whatever their size; versions before know the plain ones only. So the
-same arrays are moved from one kind of keys to the other where the reader at hand needs it, and a file never holds the
-latents of one size twice.
+Keys end in the latents' size, as `latents_64x48`, and one file holds several. Those of SD and SDXL had no size (plain
+keys) until 0.10.1. Versions since ask for keys with the size first, then take plain ones, whatever their size; versions
+before know plain ones only. So arrays are moved from one kind of keys to the other as the reader at hand needs them.
 
-An npz is opened once, for as little of it as is asked for: names, shapes, single arrays, checksums. Anybody may have
-written it, so nothing is unpacked before what it states of itself has been compared with its length.
+Anybody may have written a file: nothing is unpacked before what it states of itself was compared with its length.
 """
 
 from __future__ import annotations
@@ -93,11 +89,9 @@ class OpenNpz:
 
     def floats(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """An array of floating-point numbers of this shape."""
-        if self.shape(name) != shape:
-            raise BrokenNpzError(f"{name} has shape {list(self.shape(name))}, not {list(shape)}")
         array = self.array(name)
-        if array.dtype.kind != "f":
-            raise BrokenNpzError(f"{name} holds {array.dtype}, not floating-point numbers")
+        if array.shape != shape or array.dtype.kind != "f":
+            raise BrokenNpzError(f"{name} is {array.dtype} of shape {list(array.shape)}, not float of {list(shape)}")
         return array
 
     def crc(self, name: str) -> int:
@@ -121,7 +115,6 @@ class OpenNpz:
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, int]]:
-        """A part of the archive, open, and its length."""
         with as_damage(name, error=BrokenNpzError):
             member = self._members[name]
             # bzip2 and lzma unpack without a limit, and numpy writes neither

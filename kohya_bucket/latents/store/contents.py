@@ -3,13 +3,11 @@
 The manifest is an index and nothing more. Every shard describes its own rows, so shards that no manifest names
 yet are read from their own description, and manifests that are lost, old or damaged cost time, never items.
 
-Of two rows with one key the later is known by the store's own count of what was written into it. No clock says it: one
-that runs ahead would make what it wrote newest for ever. A writer takes numbers above all that it sees on disk when it
-commits, so whoever commits later has the greater ones. Writers that commit at the same instant may take the same
-numbers; of these rows every reader takes the one whose shard's name is the last. A row that was not seen by who
-replaced it is stale to the next run, which sees it and counts on from there. The numbers are in the column
-`written_ns`, which held the time in nanoseconds before stores counted: those are numbers like any other, to be
-exceeded.
+Of two rows with one key the later has the greater number in `written_ns`: the store's own count, not a time, since a
+clock that runs ahead would make what it wrote newest for ever (older stores have times there, which are numbers to be
+exceeded like any other). A writer takes numbers above all that it sees on disk when it commits. Writers that commit at
+the same instant may take the same numbers; of these rows every reader takes the one whose shard's name is the last. A
+row that was not seen by who replaced it is stale to the next run, which sees it and counts on from there.
 """
 
 from __future__ import annotations

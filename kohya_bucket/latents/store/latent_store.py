@@ -133,7 +133,6 @@ class LatentStore(ItemTable):
             self._files.expect([*wanted, *self._rows_of_texts(self._files, indices)])
 
     def _rows_of_texts(self, files: RemoteShards, indices: Sequence[int] | npt.NDArray[Any]) -> list[Rows]:
-        """All arrays of the captions among these items."""
         infos = [(self.info(int(i)), int(self._row[i])) for i in indices]
         spans = [Rows(info, SPANS, row, row + 1) for info, row in infos if info.arrays]
         files.expect(spans)  # which say where the arrays lie
@@ -180,8 +179,10 @@ class LatentStore(ItemTable):
             LatentStoreError: the flipped one was not stored, or the bytes are not those that were written, or are
                 outputs of text encoders.
         """
-        tensors = self._tensors(i)
-        name = self._kind(i) + ("_flipped" if flipped else "")
+        info = self.info(i)
+        if info.arrays:
+            raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
+        tensors, name = self._files.tensors(info), info.kind + ("_flipped" if flipped else "")
         if name not in tensors:
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no flipped latent: run `kohya-bucket precompute` again with --flip"
@@ -304,13 +305,6 @@ class LatentStore(ItemTable):
         if self.verify != "first" or not isinstance(array, np.ndarray):
             return self.verify != "never"
         return not self._files.checked(self.info(i), name)[row]
-
-    def _kind(self, i: int) -> str:
-        """ "latents" or "posterior"."""
-        info = self._infos[self._shard[i]]
-        if info is not None and info.arrays:
-            raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
-        return "latents" if info is None else info.kind
 
     def _tensors(self, i: int) -> Tensors:
         return self._files.tensors(self.info(i))

@@ -182,9 +182,8 @@ def is_text(source: str) -> bool:
 
 
 def _relative(path: Path, start: StorePath) -> str:
-    if isinstance(start, RemotePath):
-        return Path(os.path.abspath(path)).as_posix()
-    try:
-        return os.path.relpath(os.path.abspath(path), os.path.abspath(start)).replace(os.sep, "/")
-    except ValueError:  # another drive
-        return Path(os.path.abspath(path)).as_posix()
+    full = os.path.abspath(path)
+    with suppress(ValueError):  # another drive
+        if not isinstance(start, RemotePath):
+            return os.path.relpath(full, os.path.abspath(start)).replace(os.sep, "/")
+    return Path(full).as_posix()

@@ -125,19 +125,18 @@ def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
     return sizes
 
 
-def write_new(path: StorePath, parts: Iterable[Any]) -> int:
-    """Write a file under a name that nobody else uses, whole or not at all; returns its length in bytes.
+def write_new(path: StorePath, parts: Iterable[Any]) -> None:
+    """Write a file under a name that nobody else uses, whole or not at all.
 
     Raises:
         LatentStoreError: as `write_file`.
         StorageError: it cannot be written.
         FileExistsError: in object storage, there is one.
     """
-    if not isinstance(path, RemotePath):
-        return write_file(path, parts)
-    data = b"".join(parts)
-    storage.create(path.url, data)
-    return len(data)
+    if isinstance(path, RemotePath):
+        storage.create(path.url, b"".join(parts))
+    else:
+        write_file(path, parts)
 
 
 def open_to_read(path: StorePath) -> BinaryIO:

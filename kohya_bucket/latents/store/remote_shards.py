@@ -2,12 +2,11 @@
 
 What will be read next is asked for at once.
 
-Shards that a node keeps lie in one folder for all of its processes, with a limit in bytes. Nothing is locked and nobody
-waits. A process that wants a shard claims it by creating `<shard>.<bytes>.claim` exclusively, and what is claimed
-counts as if it were there. It then looks whether all fits, lets go of the shards that were used least lately until it
-does, or gives its claim back. Since each looks after it has claimed, two that claim at one instant see each other. A
-file is written whole and under its name or not at all; who is killed leaves a claim, which counts for nothing once no
-byte came for a minute.
+Shards that a node keeps lie in one folder for all of its processes, with a limit in bytes, and no lock. A process that
+wants a shard claims it by creating `<shard>.<bytes>.claim` exclusively, which counts as if the shard were there; then
+it removes the least recently used ones until all fits, or gives its claim back. Since each looks after it has claimed,
+two that claim at one instant see each other. The claim of a process that was killed expires once no byte came for a
+minute.
 
 Only what is ours is removed: files named like shards and claims, in folders named like stores', in a folder of our own
 name that holds our marker.
@@ -174,7 +173,8 @@ class RemoteShards(MappedShards):
         self._looked = now
         used, self._used = self._used, set()  # other threads read, too
         for name in list(used):
-            self._cache.used(name)
+            with suppress(OSError):
+                os.utime(self._cache.folder / name)  # those that were not read go first
         for name in [name for name in list(self._mapped) if not (self._cache.folder / name).exists()]:
             self._mapped.pop(name, None)  # or else the disk has no room for what took its place
 
@@ -245,11 +245,6 @@ class NodeCache:
             return (self.folder / name).stat().st_size == nbytes
         except OSError:
             return False
-
-    def used(self, name: str) -> None:
-        """Say that a shard was read: those that were not go first."""
-        with suppress(OSError):
-            os.utime(self.folder / name)
 
     def discard(self, name: str) -> None:
         """Let go of a shard, e.g. of one whose bytes are not what they were."""

@@ -62,11 +62,9 @@ class TensorSpec:
 
 def write_shard(
     path: StorePath, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
-) -> tuple[int, dict[str, TensorSpec]]:
-    """Write `tensors` (name -> storage type and array of bits) and the rows' description as one new file.
-
-    Returns the file's length and each tensor's place. Raises as `write_new` does.
-    """
+) -> None:
+    """Write `tensors` (name -> storage type and array of bits) and the rows' description as a new file, or raise as
+    `write_new` does."""
     arrays = {name: (dtype, np.ascontiguousarray(bits)) for name, (dtype, bits) in tensors.items()}
     arrays[ENTRIES] = ("uint8", np.frombuffer(entries, dtype=np.uint8))
     header: dict[str, Any] = {"__metadata__": metadata | {"entries_crc32": f"{zlib.crc32(entries):08x}"}}
@@ -76,13 +74,9 @@ def write_shard(
         at += bits.nbytes
     text = json.dumps(header, separators=(",", ":")).encode("utf-8")
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
-    start = len(text) + 8
-    specs = {
-        name: TensorSpec(dtype, bits.shape, start + header[name]["data_offsets"][0])
-        for name, (dtype, bits) in arrays.items()
-    }
-    parts = [struct.pack("<Q", len(text)), text, *(bits.reshape(-1).view(np.uint8) for _, bits in arrays.values())]
-    return write_new(path, parts), specs
+    write_new(
+        path, [struct.pack("<Q", len(text)), text, *(bits.reshape(-1).view(np.uint8) for _, bits in arrays.values())]
+    )
 
 
 def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
@@ -251,7 +245,7 @@ class MappedShards:
         found = self._mapped.get(info.name)
         if found is None:
             try:
-                found = map_shard(self._folder / info.name, info)
+                found = _map(self._folder / info.name, info)
             except FileNotFoundError as error:
                 raise LatentStoreError(
                     f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
@@ -291,8 +285,7 @@ def most_mapped() -> int:
     return _MOST if limit == resource.RLIM_INFINITY else min(_MOST, max(1, limit // 3))
 
 
-def map_shard(path: Path, info: ShardInfo) -> Tensors:
-    """A shard's tensors as arrays over its mapped file."""
+def _map(path: Path, info: ShardInfo) -> Tensors:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size != info.nbytes:

@@ -4,10 +4,8 @@ A request that fails is made again after a while that doubles each time, with ch
 cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
 
 Ranges of files in S3 are read by obstore where it is installed, which is faster than s3fs, see
-`benchmarks/remote_store.py`. It reads the account from AWS' environment variables and the machine, and knows no
-profiles. So it only ever comes first: what it does not give is asked for through `fsspec`, and a bucket of which it
-gives nothing is left to that. Its threads do not survive a fork, so the child of a process that has used it is left to
-`fsspec` too. Neighbouring ranges of a file are asked for together.
+`benchmarks/remote_store.py`, but knows no profiles, and does not survive a fork. So what it does not give is asked for
+through `fsspec`; a bucket of which it gives nothing, or the child of a process that has used it, is left to that.
 """
 
 from __future__ import annotations
@@ -65,9 +63,8 @@ def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None
     except ImportError:
         return None
     plain = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
-    options: dict[str, Any] = {"client_options": {"allow_http": True}} if plain else {}
     try:
-        store = S3Store(bucket, retry_config={"max_retries": 0}, **options)
+        store = S3Store(bucket, retry_config={"max_retries": 0}, client_options={"allow_http": plain})
     except (BaseError, ValueError, TypeError):
         return None
 

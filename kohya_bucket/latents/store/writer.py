@@ -225,7 +225,6 @@ _TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
 
 
 def _tensors(common: _Kind, pending: _Pending) -> tuple[dict[str, tuple[str, Bits]], dict[str, list[int]]]:
-    """The tensors of a shard of latents, and the checksums of its rows."""
     n = len(pending.turns)
     plain = np.concatenate(pending.plain)
     tensors: dict[str, tuple[str, Bits]] = {common.kind: (common.dtype, plain)}

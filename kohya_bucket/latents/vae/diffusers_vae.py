@@ -288,7 +288,6 @@ def _refuse_huge(kind: Any, config: dict[str, Any]) -> None:
 
 
 def _family(vae: Any) -> str:
-    """The family whose scale a VAE's config states."""
     if type(vae).__name__ in OTHER_AUTOENCODERS:
         return OTHER_AUTOENCODERS[type(vae).__name__]
     scale = getattr(vae.config, "scaling_factor", None)

@@ -233,7 +233,8 @@ class BatchEncoder:
             if wide is None:
                 done.bad[k] = "its latent is not finite (NaN or infinity)"
                 continue
-            self._say(f"{names[k]}: not finite in {_type_of(self._encoder)}, encoded again in float32")
+            dtype = str(getattr(self._encoder, "dtype", "its type")).removeprefix("torch.")
+            self._say(f"{names[k]}: not finite in {dtype}, encoded again in float32")
             noise = [torch.Generator().manual_seed(seeds[k])]
             with wide():
                 image = images[k : k + 1]
@@ -247,7 +248,3 @@ class BatchEncoder:
 def _out_of_memory(error: Exception) -> bool:
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
-
-
-def _type_of(encoder: Any) -> str:
-    return str(getattr(encoder, "dtype", "its type")).removeprefix("torch.")

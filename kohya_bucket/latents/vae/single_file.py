@@ -1,9 +1,7 @@
 """A VAE out of one safetensors file: its shape is read off the weights, so nothing is fetched.
 
-diffusers' own `from_single_file` was tried at 0.25, 0.32 and 0.40: it asks the Hub for a config, that of SD 1.5 for any
-bare VAE, ends in an error without a network, and reads fewer kinds.
-Weights of Qwen-Image's autoencoder, which Anima uses too, and of HunyuanImage's have their original names in models
-that are published for other programs, and diffusers' names elsewhere; both are read.
+diffusers' own `from_single_file` (0.25, 0.32, 0.40) asks the Hub for a config, that of SD 1.5 for any bare VAE, ends in
+an error without a network, and reads fewer kinds. Original names of weights and diffusers' are both read.
 """
 
 from __future__ import annotations
@@ -57,7 +55,6 @@ def to_diffusers_names(kind: str, weights: Weights) -> tuple[Weights, dict[str, 
 
 
 def _length(weights: Weights, name: str, axis: int) -> int:
-    """Length of a weight along an axis."""
     if name not in weights:
         raise ValueError(f"it has no {name}")
     shape = list(weights[name].shape)
