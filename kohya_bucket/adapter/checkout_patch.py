@@ -189,7 +189,7 @@ class CheckoutPatch:
 
     def status(self, folder: Path) -> PatchStatus:
         """Whether the block is in the checkout in `folder`, and whether it is the one this version writes."""
-        file = self._file_of(folder)
+        file = self.find(folder) / self.file
         text = _read(file)
         block = _find_block(file, text)
         if block is None:
@@ -235,6 +235,3 @@ class CheckoutPatch:
                 return Trial(**json.loads(line.removeprefix(_MARK)))
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         return Trial(error=last[0] if last else f"exit code {done.returncode}")
-
-    def _file_of(self, folder: Path) -> Path:
-        return self.find(folder) / self.file

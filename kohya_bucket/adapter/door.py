@@ -16,8 +16,7 @@ import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,10 +24,8 @@ from typing import Any, NoReturn
 
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process
 from kohya_bucket.adapter.seams import Owners, Subject, Unknown
-from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.texts import one_line
 
 _LOADER = "torch.utils.data.dataloader"
 
@@ -58,7 +55,7 @@ class TrainerDoor(ABC):
 
     def __init__(self) -> None:
         self.patches = Patches()
-        self.watch = ImportWatch(self._is_of_interest, self.proceed)
+        self.watch = ImportWatch(lambda name: name == _LOADER or name.startswith(f"{self.package}."), self.proceed)
         self.root = Path()
         self.refusal = ""
         self.unknown: dict[str, Unknown] = {}
@@ -112,9 +109,6 @@ class TrainerDoor(ABC):
         table: Mapping[str, Any] | None = user_config.get(TABLE) if isinstance(user_config, dict) else None
         self._take_options(*([("dataset config", table)] if table is not None else []))
         return {key: value for key, value in user_config.items() if key != TABLE} if table is not None else user_config
-
-    def knows(self, subject: str) -> bool:
-        return subject not in self.unknown
 
     def leave(self, subject: Subject, why: str) -> None:
         if subject.orders_epochs:
@@ -188,7 +182,7 @@ class TrainerDoor(ABC):
             return
         self.unknown = {unknown.subject.name: unknown for unknown in wrong}
         self._take_options()
-        known = [subject for subject in subjects if self.knows(subject.name)]
+        known = [subject for subject in subjects if subject.name not in self.unknown]
         self._replaced = {subject.name: subject.replacements(self.owners, self) for subject in known}
         replaced = [replacement for some in self._replaced.values() for replacement in some]
         self.patches.apply(replaced, self._belongs)
@@ -220,9 +214,6 @@ class TrainerDoor(ABC):
         with exit_with_message():
             self._options = AdapterOptions.from_tables(*environment_table(), *tables)
             self.check_options(self._options)
-
-    def _is_of_interest(self, name: str) -> bool:
-        return name == _LOADER or name.startswith(self.package + ".")
 
     def _belongs(self, module: ModuleType) -> bool:
         """The trainer's own modules, its programs among them, however they were started."""
@@ -293,27 +284,6 @@ def _replacements() -> list[Replacement]:
 
 def _doors_of(dataset: Any) -> list[TrainerDoor]:
     return [door for door in _doors if door.is_group(dataset)]
-
-
-def end_run(line: str) -> NoReturn:
-    """One line, and exit code 2."""
-    print(f"kohya_bucket: {one_line(line)}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
-
-
-@contextmanager
-def exit_with_message() -> Iterator[None]:
-    """What a user can mend ends the run with one line, not with a traceback through the trainer.
-
-    From a loader's worker, torch brings it to the trainer's process; of one that exits, it would know nothing.
-    """
-    try:
-        yield
-    except KohyaBucketError as error:
-        torch_data = sys.modules.get("torch.utils.data")
-        if torch_data is not None and torch_data.get_worker_info() is not None:
-            raise
-        raise SystemExit(f"kohya_bucket: {one_line(error)}") from error
 
 
 def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:

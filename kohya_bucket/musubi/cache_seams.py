@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from kohya_bucket.adapter.door import exit_with_message
+from kohya_bucket.adapter.ranks import exit_with_message
 from kohya_bucket.adapter.seams import Door, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
@@ -162,8 +162,7 @@ def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
 
 def _saving(*, text: bool) -> Callable[..., None]:
     def save(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
-        with exit_with_message():
-            save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
+        save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
 
     return save
 
@@ -172,9 +171,8 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
     if not _knows(self):
         place.original(self, *args, **kwargs)
         return
-    with exit_with_message():
-        config = getattr(_given[0], "dataset_config", "") if _given else ""
-        _trained[:] = [items_of_config(_caches(self, place.door), config)]
+    config = getattr(_given[0], "dataset_config", "") if _given else ""
+    _trained[:] = [items_of_config(_caches(self, place.door), config)]
     try:
         place.original(self, *args, **kwargs)
     finally:

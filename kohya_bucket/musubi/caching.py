@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.door import end_run
+from kohya_bucket.adapter.ranks import end_run
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kohya_bucket.adapter.door import end_run
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import end_run, is_first_process
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.musubi.cache_files import TensorFile, why_made_otherwise

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, where
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
 from kohya_bucket.errors import ConfigError
@@ -40,7 +39,7 @@ def has_plain_caching(owners: Owners) -> bool:
 def _cache_latents(
     place: Place, self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
-    with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+    with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
         _refuse_unseen_crops(place, unseen=cache_to_disk)
         run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
         cache_the_readable_plainly(self, run, place.door.options())
@@ -50,8 +49,7 @@ def _cache_group(
     place: Place, self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     if cache_to_disk:
-        with exit_with_message():
-            check_one_size_each(self.datasets)
+        check_one_size_each(self.datasets)
     place.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
@@ -61,7 +59,7 @@ def _new_cache_latents(place: Place, self: Dataset, model: Any, accelerator: Any
     strategy: LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
     known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
-    with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
         _refuse_unseen_crops(place, unseen=to_disk and not known)
         cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
 
@@ -156,8 +154,7 @@ _CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "T
 def _new_cache_text_encoder_outputs(place: Place, self: Dataset, models: Any, accelerator: Any) -> None:
     named = place.door.owners.named
     strategies = text_caching.Strategies(*(named(name).get_strategy() for name in (_CACHING, *_BESIDE)))
-    with exit_with_message():
-        text_caching.cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
+    text_caching.cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
 
 
 def _keeps_dropout(owners: Owners) -> bool:
