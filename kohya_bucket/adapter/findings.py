@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from kohya_bucket.images.parallel import Progress
+
+ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
+"""Makes a progress function for a title."""
 
 
 class Severity(enum.Enum):

@@ -5,19 +5,18 @@ with its files, for `kohya-bucket plan` and `doctor`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.findings import Findings, Section, Severity
+from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import ItemsInBuckets, focus_of, scan_sizes
+from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
@@ -31,19 +30,6 @@ from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
-
-
-@dataclass(frozen=True)
-class ItemRow:
-    """One bucket, for tables; crop losses are shares of the resized picture."""
-
-    bucket: tuple[int, ...]
-    items: int
-    samples: int
-    batches: int
-    short_batches: int
-    mean_crop_loss: float
-    worst_crop_loss: float
 
 
 @dataclass(frozen=True)
@@ -65,15 +51,11 @@ class PlannedItems(ItemsInBuckets):
         frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
         return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
 
-    def rows(self) -> list[ItemRow]:
+    def rows(self) -> list[BucketRow]:
         """One for each bucket."""
-        out = []
-        for k, key in enumerate(self.bucket_keys):
-            mine = self.bucket_ids == k
-            samples, loss = int(self.repeats[mine].sum()), self.crop_loss[mine]
-            batches, short = -(-samples // self.batch_size), int(samples % self.batch_size > 0)
-            out.append(ItemRow(key, int(mine.sum()), samples, batches, short, float(loss.mean()), float(loss.max())))
-        return out
+        parts = [by_bucket(column, self.bucket_ids, len(self.buckets)) for column in (self.repeats, self.crop_loss)]
+        columns = zip(self.bucket_keys, *parts, strict=True)
+        return [BucketRow.of(key, int(times.sum()), self.batch_size, losses) for key, times, losses in columns]
 
 
 @dataclass(frozen=True)
@@ -247,14 +229,8 @@ def overview(
 ) -> Overview:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
-    What its files show to be wrong is added to its findings.
-
-    Args:
-        options: of the adapter; None where they have mistakes, so that nothing can be planned.
-        gpus: numbers of them.
-        accumulate: batches whose gradients make one update.
-        decode: decode every clip to its end.
-        progress: called as `progress(done, total)`.
+    What its files show to be wrong is added to its findings. Nothing is planned without options. With `decode`, every
+    clip is decoded to its end.
 
     Raises:
         KohyaBucketError: keys or options from which no buckets follow, with the data set's place in the config.
@@ -274,20 +250,14 @@ def overview(
     groups = [data.items for data in placed if len(data.items.keys)]
     if not groups and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
-    if not groups:
-        return Overview(options, tuple(placed), ())
-    return Overview(options, tuple(placed), gpu_rows(GroupPlanner(groups, options), gpus, accumulate))
-
-
-ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
+    rows = gpu_rows(GroupPlanner(groups, options), gpus, accumulate) if groups else ()
+    return Overview(options, tuple(placed), rows)
 
 
 def config_section(path: Path, model: Architecture, show: ShowProgress, *, decode: bool) -> Section:
     """What `kohya-bucket doctor` says of a config: its mistakes, and the images and clips that will fail.
 
-    Args:
-        show: makes a progress function for a title.
-        decode: decode all images, and all clips to the end; else their headers and containers are read only.
+    With `decode`, all images are decoded, and all clips to the end; else their headers and containers are read only.
 
     Raises:
         KohyaBucketError: the config cannot be read at all.

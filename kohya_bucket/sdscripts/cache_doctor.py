@@ -31,12 +31,12 @@ _NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
-def cache_section(read: Config, options: AdapterOptions) -> Section:
+def cache_section(read: Config) -> Section:
     """What is cached and current, what is not, and whether the disk has room for it.
 
     The model is not in a dataset config: the families are those whose caches are found, or else all.
     """
-    section = Section("latent caches")
+    section, options = Section("latent caches"), read.options or AdapterOptions()
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
     parts = [part for part in wanted_by_config(read, _ENCODING, root, options=options) if len(part)]

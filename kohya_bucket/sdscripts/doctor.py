@@ -8,22 +8,19 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.findings import Section
+from kohya_bucket.adapter.findings import Section, ShowProgress
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, PURPOSES, pip_install, where_this_came_from
 from kohya_bucket.images.headers import say_orientations
-from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.sdscripts.checkout import PATCH, CheckoutError, describe_folder, find_checkout
@@ -31,34 +28,15 @@ from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan import DatasetOverview, name_unreadable, overview
 from kohya_bucket.texts import counted, some
 
-ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
-
-
-@dataclass(frozen=True)
-class Examined:
-    """A config without mistakes that stop it, for further looks."""
-
-    read: Config
-    options: AdapterOptions
-
 
 def config_section(
-    path: Path,
-    given: Mapping[str, Any],
-    release: Release,
-    show: ShowProgress,
-    *,
-    trainer: Trainer = ANY_TRAINER,
+    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, trainer: Trainer = ANY_TRAINER,
     decode: bool = True,
-) -> tuple[Section, Examined | None]:
+) -> tuple[Section, Config | None]:  # fmt: skip
     """Read the config as the trainer does, and look at every image that it names.
 
-    Args:
-        given: values from the trainer's command line, if the config does not set it.
-        release: the version of sd-scripts to follow.
-        show: makes a progress function for a title.
-        trainer: which trainer it is for, as far as that is known.
-        decode: decode all images; else their headers are read only.
+    `given`, `release` and `trainer` are as in `read_config`. With `decode`, all images are decoded; else their headers
+    are read only. Returns the config too, where it has no mistakes that stop it.
 
     Raises:
         KohyaBucketError: the config cannot be read at all.
@@ -77,7 +55,7 @@ def config_section(
             left_out, trains = name_unreadable(read.datasets, read.findings, progress), False
     if decode:
         _decode(section, read, left_out, show, stops=options is not None and options.on_bad_image == "stop")
-    return section, Examined(read, options) if trains and options is not None else None
+    return section, read if trains and options is not None else None
 
 
 def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
