@@ -90,12 +90,11 @@ def _summary(dataset: DatasetOverview) -> str:
 
 def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
     if dataset.left_out:
-        names = [f"{key}: {reason}" for key, reason in dataset.left_out]
+        names, remedy = [f"{key}: {reason}" for key, reason in dataset.left_out], "repair or remove"
         message = (
             f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop at them when "
             "they are read or loaded"
         )
-        remedy = "repair or remove"
         if dataset.read.config.bucket_no_upscale:
             remedy += ", or set bucket_no_upscale = false for the small ones"
         section.findings.warning("left-out", dataset.read.config.place, message, remedy, names)
@@ -112,16 +111,12 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
     lists = f"`kohya-bucket analyze --config {path} --list-bad bad.txt` writes the paths into a file"
     long = np.any([too_long(dataset.sizes, p) for p in dataset.placements], axis=0)
     losses = np.nanmax([p.crop_loss for p in dataset.placements], axis=0)
-    chosen = np.flatnonzero(long)
-    if len(chosen):
-        names = [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in chosen.tolist()]
+    if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
         message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
         section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
-    scales = np.stack([enlargement(dataset.sizes, p) for p in dataset.placements])
-    most = np.fmax.reduce(scales, axis=0)
-    chosen = np.flatnonzero(most > MUCH_ENLARGED)
-    if len(chosen):
-        names = [f"{images.keys[i]}: {most[i]:.3g} times" for i in chosen.tolist()]
+    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in dataset.placements], axis=0)
+    chosen = most > MUCH_ENLARGED
+    if names := [f"{images.keys[i]}: {most[i]:.3g} times" for i in np.flatnonzero(chosen).tolist()]:
         low, high = most[chosen].min(), most[chosen].max()
         message = (
             f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, so blurred images are trained "
@@ -139,16 +134,13 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
     section.facts.append(("decoded", f"{counted(len(set(every)), 'image')}, {len(bad):,} of them cannot be decoded"))
     if bad:
         names = [f"{path}: {reason}" for path, reason in bad]
-        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); "
-        if stops:
-            message += 'training stops at the first of them, as on_bad_image = "stop" asks'
-            section.findings.error("undecodable", "", message, "repair or remove", names)
-        else:
-            message += (
-                "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when "
-                "its turn comes, and another image of its bucket trains in its place"
-            )
-            section.findings.warning("undecodable", "", message, "repair or remove", names)
+        then = 'training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
+            "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its "
+            "turn comes, and another image of its bucket trains in its place"
+        )  # fmt: skip
+        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); {then}"
+        report = section.findings.error if stops else section.findings.warning
+        report("undecodable", "", message, "repair or remove", names)
 
 
 # A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.
@@ -164,8 +156,7 @@ def checkout_section(folder: Path, *, imported: bool = True) -> Section:
         CheckoutError: the folder is no checkout.
     """
     root = find_checkout(folder)
-    section = Section("sd-scripts")
-    section.facts.append(("checkout", describe_folder(root)))
+    section = Section("sd-scripts", [("checkout", describe_folder(root))])
     _patch(section, root)
     if imported:
         _probe(section, root)
@@ -186,8 +177,8 @@ def _patch(section: Section, root: Path) -> None:
             f"kohya-bucket patch install {root}",
         )  # fmt: skip
     else:
-        start = "accelerate launch -m kohya_bucket.launch TRAINER.py …"
-        section.facts.append(("patch", f"none; start with {start}, or: kohya-bucket patch install {root}"))
+        start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …"
+        section.facts.append(("patch", f"none; {start}, or: kohya-bucket patch install {root}"))
 
 
 def _probe(section: Section, root: Path) -> None:
@@ -223,18 +214,14 @@ def _remedy(root: Path) -> str:
 # What is installed here, and what each missing package is for.
 
 
-_ALWAYS = ("numpy", "pillow")
-
-
 def packages_section() -> Section:
     """This Python, this package's version, and the packages of each of its extras."""
-    section = Section("this environment")
-    section.facts += [
+    section = Section("this environment", [
         ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("system", platform.platform()),
-    ]
-    section.facts += [(name, version_of(name) or "not installed") for name in _ALWAYS]
+        *((name, version_of(name) or "not installed") for name in ("numpy", "pillow")),
+    ])  # fmt: skip
     for extra, names in EXTRAS.items():
         found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
         here = ", ".join(f"{name} {version}" for name, version in found.items() if version)

@@ -322,7 +322,7 @@ def _run_file(
         ConfigError: a value that the trainer could not compute with.
     """
     preset = source.path is not None and source.path.suffix.lower() == ".json"
-    settings = _flat(source.data)
+    settings = without_headings(source.data)
     if "datasets" in source.data or not _TELLING & settings.keys():
         return None
     if "kohya_bucket" in source.data:
@@ -342,8 +342,8 @@ def _run_file(
     return paths, options, family, RunLength.of(source, settings, preset)
 
 
-def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are only headings there: sd-scripts takes what they hold as if it stood outside."""
+def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a file for `--config_file`: sd-scripts takes what its tables hold as if it stood outside."""
     out: dict[str, Any] = {}
     for name, value in data.items():
         if name != "kohya_bucket":
