@@ -148,8 +148,11 @@ def _read(
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
-        if images.predefined is not None:
-            dataset = _take_predefined(dataset, findings)
+        if images.predefined is not None:  # sd-scripts 0.9 with sizes in all of the metadata: these are the buckets
+            if dataset.bucket_no_upscale:
+                message = "the metadata holds finished buckets, with which sd-scripts 0.9 refuses bucket_no_upscale"
+                findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
+            dataset = replace(dataset, enable_bucket=True)
         check_values(dataset, findings, trainer, predefined=images.predefined is not None)
         read.append((dataset, images))
     # Findings about folders belong to the training pass; a second pass would repeat them.
@@ -169,19 +172,9 @@ def _read(
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
-    if dataset.kind is Kind.FINE_TUNING:
-        return list_finetuning(dataset, reading)
-    if dataset.kind is Kind.CONTROLNET:
-        return list_controlnet(dataset, reading)
-    return list_dreambooth(dataset, reading, training)
-
-
-def _take_predefined(dataset: DatasetConfig, findings: Findings) -> DatasetConfig:
-    """sd-scripts 0.9 with sizes in all of the metadata: these sizes are the buckets."""
-    if dataset.bucket_no_upscale:
-        message = "the metadata holds finished buckets, with which sd-scripts 0.9 refuses bucket_no_upscale"
-        findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
-    return replace(dataset, enable_bucket=True)
+    if dataset.kind is Kind.DREAMBOOTH:
+        return list_dreambooth(dataset, reading, training).as_table()
+    return (list_finetuning if dataset.kind is Kind.FINE_TUNING else list_controlnet)(dataset, reading).as_table()
 
 
 # The config that `--train_data_dir` and `--reg_data_dir` stand for: one subset for each `5_name` folder.
