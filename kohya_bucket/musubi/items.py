@@ -191,8 +191,7 @@ def identity(path: str, *, content: bool = False) -> Identity:
 def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, tuple[str, ...], str]]:
     """(path, caption, files, further keys) of a directory or of a list."""
     with_sound = per_clip and hasattr(datasource, "get_video_data")
-    paths = getattr(datasource, "image_paths", None)
-    paths = getattr(datasource, "video_paths", None) if paths is None else paths
+    paths = getattr(datasource, "image_paths", getattr(datasource, "video_paths", None))
     if paths is not None:
         sounds = _sounds(paths) if with_sound else {}
         targets, controls = getattr(datasource, "target_paths", {}), getattr(datasource, "control_paths", {})
@@ -201,7 +200,8 @@ def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, 
             further = (control,) if isinstance(control, str) else tuple(control)
             yield path, None, (path, *targets.get(path, ()), *further, *sounds.get(path, ())), ""
         return
-    several, file = bool(getattr(datasource, "multiple_target", False)), _list_of(datasource)
+    several = bool(getattr(datasource, "multiple_target", False))
+    file = str(getattr(datasource, "image_jsonl_file", None) or getattr(datasource, "video_jsonl_file", "the list"))
     paths = [row.get("video_path") or row.get("image_path", row.get("image_path_0")) for row in datasource.data]
     sounds = _sounds([path for path in paths if isinstance(path, str)]) if with_sound else {}
     for number, (path, row) in enumerate(zip(paths, datasource.data, strict=True), 1):
@@ -241,10 +241,6 @@ def _files_in(value: Any, listed_in: str) -> Iterator[str]:
             yield from _files_in(one, listed_in)
 
 
-def _list_of(datasource: Any) -> str:
-    return str(getattr(datasource, "image_jsonl_file", None) or getattr(datasource, "video_jsonl_file", "the list"))
-
-
 def _numbered(row: dict[str, Any], prefix: str, first: int) -> Iterator[str]:
     while f"{prefix}{first}" in row:
         yield row[f"{prefix}{first}"]
@@ -256,9 +252,7 @@ _tables: WeakKeyDictionary[Any, SourceTable] = WeakKeyDictionary()
 
 def table_of(dataset: CachedDataset) -> SourceTable:
     """The one table of a data set, whose list never changes."""
-    if dataset not in _tables:
-        _tables[dataset] = SourceTable(dataset)
-    return _tables[dataset]
+    return _tables.get(dataset) or _tables.setdefault(dataset, SourceTable(dataset))
 
 
 def folder_of(dataset: Any) -> str:
