@@ -39,7 +39,7 @@ from kohya_bucket.sdscripts.caching.session import (
     save_latents,
     shared_by,
 )
-from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
+from kohya_bucket.sdscripts.caching.shards import ShardSession
 from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import one_line
@@ -54,10 +54,8 @@ def cache_latents(
     dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, options: AdapterOptions
 ) -> None:
     """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
-    on_disk = strategy is not None and strategy.cache_to_disk
-    in_shards = options.latent_cache == "shards"
-    arch = None
-    if on_disk:
+    in_shards, arch = options.latent_cache == "shards", None
+    if strategy is not None and strategy.cache_to_disk:
         arch = architecture_of(strategy.cache_suffix) if in_shards else architecture_read_by(strategy)
 
     def cache() -> None:
@@ -75,8 +73,6 @@ def cache_latents(
             session.keep()
             raise
     session.finish()
-    if isinstance(session, ShardSession):
-        remember_cache(dataset, session.cache)
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
 
