@@ -98,9 +98,6 @@ def _size(value: Any) -> tuple[int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-# -- the metadata file -------------------------------------------------------------------------------
-
-
 def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
     """Entries by key; empty, with a finding, where the file cannot be used."""
     findings, where, path = reading.findings, subset.place, subset.metadata_file
@@ -172,9 +169,9 @@ def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
             text = entry.get(name)
             if text is not None and not isinstance(text, str):
                 raise ValueError(f"{name} of {key!r} is {text!r}, but must be a text, and sd-scripts stops at it")
-    relative = [key for key in metadata if not os.path.isabs(key)]
-    if relative and subset.image_dir is None:
-        raise ValueError(f"paths such as {relative[0]!r} are relative, and the subset has no image_dir to join them to")
+    relative = next((key for key in metadata if not os.path.isabs(key)), None)
+    if relative is not None and subset.image_dir is None:
+        raise ValueError(f"paths such as {relative!r} are relative, and the subset has no image_dir to join them to")
 
 
 def _is_side(value: Any) -> bool:
