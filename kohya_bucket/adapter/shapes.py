@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import dis
 import inspect
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.images.resize import resampler
 
 
 class Check:
@@ -125,6 +131,18 @@ class Behaves(Check):
         except Exception as error:
             return f"cannot be tried: {type(error).__name__}: {error}"
         return ""
+
+
+def sample_picture() -> npt.NDArray[np.uint8]:
+    """[40, 60, 3] noise, to try a trainer's resizing with; `ImportError` without OpenCV, its filters being others."""
+    if resampler("bilinear") != "cv2":
+        raise ImportError("cv2")
+    return np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def checksum(picture: Any) -> str:
+    """What `Behaves` shows of a picture."""
+    return f"pixels with the checksum {zlib.crc32(np.ascontiguousarray(picture).tobytes()):08x}"
 
 
 def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:

@@ -67,6 +67,9 @@ def read_tensor_file(path: Path) -> TensorFile:
             raise BrokenFileError(f"{size} bytes, no whole header")
         table = json.loads(file.read(length))
         texts = table.pop(_TEXTS, {})
+        whole = 8 + length + max((spec["data_offsets"][1] for spec in table.values()), default=0)
+        if whole != size:
+            raise BrokenFileError(f"{size} bytes of {whole}")
         with safe_open(path, "numpy"):  # which looks where the tensors lie
             pass
         shapes = {name: tuple(int(side) for side in spec["shape"]) for name, spec in table.items()}

@@ -109,8 +109,6 @@ def _parts_of_first(examples: list[Any]) -> tuple[Any, ...]:
 
 _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")
 _OF_RUN = ("debug_dataset", "architecture")
-
-
 _MANAGER = "BucketBatchManager"
 _ORDER = (
     Seam("DatasetGroup", (Inherits("__getitem__", "__len__"), Offers(Group))),
@@ -131,7 +129,6 @@ _ORDER = (
 )
 _RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
 _WEIGHING = (Seam("Accelerator.backward", (), _backward),)
-
 
 _SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
 _MODES = [(False, False), (True, False), (True, True)]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, where
-from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
+from kohya_bucket.adapter.shapes import (
+    Behaves,
+    Offers,
+    Takes,
+    TakesAmong,
+    Uses,
+    checksum,
+    parameters_of,
+    sample_picture,
+)
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching import text as text_caching
 from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable_plainly, check_one_size_each
@@ -73,11 +79,9 @@ def _refuse_unseen_crops(place: Place, *, unseen: bool) -> None:
         )
 
 
-def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
     """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters are others."""
-    if resampler("bilinear") != "cv2":
-        raise ImportError("cv2")
-    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    picture = sample_picture()
     chosen = "resize_interpolation" in parameters_of(theirs)
     for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
         by_name = INTERPOLATIONS[2:] if chosen else ()
@@ -85,19 +89,14 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
         answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
         for name, answer in answers.items():
             expected = resize_and_crop(picture, resized, bucket, name)
-            yield f"60x40 to {resized} by {name}", _checksum(answer), _checksum(expected)
-
-
-def _checksum(picture: Any) -> str:
-    return f"pixels with the checksum {zlib.crc32(np.ascontiguousarray(picture).tobytes()):08x}"
+            yield f"60x40 to {resized} by {name}", *map(checksum, (answer, expected))
 
 
 def _trim(
     place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
     if not isinstance(resized_size, CutSize):
-        found: tuple[Any, Any, Any] = place.original(random_crop, image, reso, resized_size, *args, **more)
-        return found
+        return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
     resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
     (left, top), (width, height) = resized_size.crop, reso
     return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)

@@ -107,7 +107,11 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     for i, _ in placing.left_out:
         _take_out(dataset, infos[i])
     if placing.trained.mode == "all":
-        _count_again(dataset, table.is_reg[placing.kept], placing.trained)
+        # in the numbers that sd-scripts prints and writes into metadata, an image counts once for each resolution
+        more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
+        regular = table.is_reg[placing.kept]
+        dataset.num_train_images += int(more[~regular].sum())
+        dataset.num_reg_images += int(more[regular].sum())
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
 
 
@@ -138,17 +142,12 @@ def _keys_of(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
     Some versions have no limits where none are obeyed, with `bucket_no_upscale`: then the usual ones, as far as the
     resolutions lie within them.
     """
-    size = (dataset.width, dataset.height)
+    size, low, high = (dataset.width, dataset.height), dataset.min_bucket_reso, dataset.max_bucket_reso
     sides = [side for resolution in (size, *(options.resolutions or ())) for side in resolution]
-    usual = DatasetKeys(size)
-    return DatasetKeys(
-        size,
-        dataset.enable_bucket,
-        min(usual.min_bucket_reso, *sides) if dataset.min_bucket_reso is None else dataset.min_bucket_reso,
-        max(usual.max_bucket_reso, *sides) if dataset.max_bucket_reso is None else dataset.max_bucket_reso,
-        dataset.bucket_reso_steps,
-        dataset.bucket_no_upscale,
-    )
+    low = min(DatasetKeys.min_bucket_reso, *sides) if low is None else low
+    high = max(DatasetKeys.max_bucket_reso, *sides) if high is None else high
+    steps, no_upscale = dataset.bucket_reso_steps, dataset.bucket_no_upscale
+    return DatasetKeys(size, dataset.enable_bucket, low, high, steps, no_upscale)
 
 
 def _new_manager(dataset: Dataset) -> BucketManager:
@@ -157,13 +156,8 @@ def _new_manager(dataset: Dataset) -> BucketManager:
         manager = BucketManager(False, resolution, None, None, None)
         manager.set_predefined_resos([resolution])
         return manager
-    manager = BucketManager(
-        dataset.bucket_no_upscale,
-        resolution,
-        dataset.min_bucket_reso,
-        dataset.max_bucket_reso,
-        dataset.bucket_reso_steps,
-    )
+    limits = dataset.min_bucket_reso, dataset.max_bucket_reso, dataset.bucket_reso_steps
+    manager = BucketManager(dataset.bucket_no_upscale, resolution, *limits)
     if not dataset.bucket_no_upscale:
         manager.make_buckets()
     return manager
@@ -181,15 +175,6 @@ def _take_out(dataset: Dataset, info: ImageRecord) -> None:
         subset.img_count -= 1
 
 
-def _count_again(dataset: Dataset, regular: npt.NDArray[np.bool_], images: PlacedDataset) -> None:
-    """Count an image once for each resolution, in the numbers that sd-scripts prints and writes into metadata."""
-    more = ((images.bucket_ids >= 0).sum(axis=1) - 1) * images.repeats
-    dataset.num_train_images += int(more[~regular].sum())
-    dataset.num_reg_images += int(more[regular].sum())
-
-
-# Which sizes sd-scripts already knows and may be trusted with, and which are read from the files.
-#
 # Sizes that sd-scripts took from the *names* of cached latents match by prefix there: `img_1.png` takes the
 # size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short, and
 # images may have been edited since. All these are read again from the image's header, which is faster than the

@@ -107,8 +107,6 @@ _DATASET_KEYS = (
     "prior_loss_weight", "train_inpainting", "debug_dataset", "validation_split", "validation_seed",
     "resize_interpolation", "skip_image_resolution",
 )  # fmt: skip
-
-
 _OF_CACHE = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
 _DELEGATE = "dreambooth_dataset_delegate"
 
@@ -201,7 +199,6 @@ CONFIG = Subject(
 
 
 _ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn")
-
 
 LOADING = Subject(
     "loading",
