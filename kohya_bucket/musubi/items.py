@@ -30,7 +30,6 @@ class CacheName:
     """What the name of a file with latents says.
 
     Attributes:
-        path: of the file.
         stem: the item's.
         size: (width, height) of the image, or of a clip's resized frames.
         clip: first frame and number of frames; None for images.
@@ -51,11 +50,9 @@ class CacheName:
         if found is None:
             return None
         stem, size = found[1], (int(found[2]), int(found[3]))
-        if not clips:
-            return cls(path, stem, size)
-        part = _CLIP_OF_FILE.search(stem)
+        part = _CLIP_OF_FILE.search(stem) if clips else None
         if part is None:
-            return None
+            return None if clips else cls(path, stem, size)
         section = None if part[3] is None else int(part[3])
         return cls(path, stem[: part.start()], size, (int(part[1]), int(part[2])), section)
 

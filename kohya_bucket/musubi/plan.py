@@ -63,7 +63,6 @@ class PlacedData:
     """One data set.
 
     Attributes:
-        keys: what the config says of it.
         place: where it is in the config.
         paths: [N] its images or clips.
         items: what is trained of them.
@@ -125,15 +124,14 @@ def _place_clips(
     sections = np.ones(len(spans), dtype=np.int64)
     if model.in_sections:
         sections = (model.grid.latent_frames(spans.length) - 1) // max(keys.fp_latent_window_size, 1)
-        short = sorted({paths[i] for i in spans.clip[sections < 1].tolist()})
-        if short:
+        if short := sorted({paths[i] for i in spans.clip[sections < 1].tolist()}):
             need = keys.fp_latent_window_size * model.grid.stride + model.grid.base
             message = f"{counted(len(short), 'clip')} with fewer than {need} frames in an item, at which "
             message += f"{model.title} stops: {some(short)}"
             findings.error("short-sections", place, message, f"list target_frames of {need} or more", short)
     left_out = _left_out(paths, placed.reasons, scan.failures, keys.what, place, findings)
     names = []  # as their caches are called, but for the size: first frame, frames, and the section if there are
-    runs = (spans.clip.tolist(), spans.start.tolist(), spans.length.tolist(), sections.tolist())
+    runs = (column.tolist() for column in (spans.clip, spans.start, spans.length, sections))
     for clip, start, length, count in zip(*runs, strict=True):
         name = f"{os.path.splitext(os.path.basename(paths[clip]))[0]}_{start:05d}-{length:03d}"
         names += [f"{name}-{section:04d}" for section in range(count)] if model.in_sections else [name]
@@ -151,12 +149,10 @@ def _left_out(
     unreadable = {i: why for i, _, why in failures}
     without = np.flatnonzero(reasons != Reason.PLACED).tolist()
     left_out = tuple((paths[i], unreadable.get(i) or Reason(int(reasons[i])).text) for i in without)
-    short = [path for path, why in left_out if why == Reason.TOO_SHORT.text]
-    if short:
+    if short := [path for path, why in left_out if why == Reason.TOO_SHORT.text]:
         message = f"{counted(len(short), what)} with fewer frames than the shortest of target_frames: {some(short)}"
         findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
-    rest = [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]
-    if rest:
+    if rest := [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]:
         message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
         findings.warning("not-trained", place, message, "repair or remove", rest)
     return left_out
@@ -181,12 +177,10 @@ def _check_clips(data: PlacedData, model: Architecture, findings: Findings) -> N
     if not isinstance(keys, ClipKeys) or scan is None:
         return
     _check_rates(keys, scan, data.place, model, findings)
-    turned = [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]
-    if turned:
+    if turned := [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]:
         message = f"{counted(len(turned), 'clip')} that players turn, and musubi-tuner does not: {some(turned)}"
         findings.warning("rotated", data.place, message, "encode them anew, or train them lying on their side", turned)
-    decoded = [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]
-    if decoded:
+    if decoded := [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]:
         message = f"the frames of {counted(len(decoded), 'clip')} were counted by decoding: {some(decoded)}"
         findings.note("counted", data.place, message, "their containers do not say how many there are", decoded)
     total, lost = float(np.nansum(scan.seconds)), seconds_lost(data)
@@ -201,9 +195,9 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
     if expected is None or model.by_time:
         return
     other = np.flatnonzero((scan.fps > 0) & (np.abs(scan.fps - expected) > _SAME_RATE * expected)).tolist()
-    if not other:
-        return
     names = [scan.paths[i] for i in other]
+    if not names:
+        return
     rates = sorted({f"{scan.fps[i]:.5g}" for i in other}, key=float)
     have = f"{counted(len(names), 'clip')} {'has' if len(names) == 1 else 'have'} {some(rates)} frames per second"
     if keys.source_fps is not None:
@@ -263,9 +257,8 @@ def config_section(path: Path, model: Architecture, show: ShowProgress, *, decod
         KohyaBucketError: the config cannot be read at all.
     """
     read = read_config(path, model)
-    section = Section(f"config {path}, of musubi-tuner", findings=read.findings)
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
-    section.facts.append(("checked for", model.title + advice))
+    section = Section(f"config {path}, of musubi-tuner", [("checked for", model.title + advice)], read.findings)
     try:
         _look_at_files(section, read, show, decode)
     except KohyaBucketError as error:

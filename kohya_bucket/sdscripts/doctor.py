@@ -41,10 +41,9 @@ def config_section(
     Raises:
         KohyaBucketError: the config cannot be read at all.
     """
-    section = Section(f"config {path}")
     read = read_config(path, given, release=release, trainer=trainer)
-    section.findings = read.findings
-    section.facts.append(("checked for", read.trainer.title or f"any model; {NAME_THE_MODEL}"))
+    checked_for = read.trainer.title or f"any model; {NAME_THE_MODEL}"
+    section = Section(f"config {path}", [("checked for", checked_for)], read.findings)
     options, trains, left_out = read.options, not read.findings.of(Severity.ERROR), None
     try:
         left_out = None if options is None else _planned(section, read, options, show)

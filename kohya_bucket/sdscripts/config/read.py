@@ -43,7 +43,6 @@ class Config:
     """All that a dataset config says.
 
     Attributes:
-        path: the config file, or None.
         datasets: its datasets, in order. Those that sd-scripts could not build are there with what is known.
         options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
@@ -200,12 +199,11 @@ def _source_from_folders(
     if not os.path.isdir(train_data_dir):
         raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: {path_meant(train_data_dir)}")
     subsets = _subsets(train_data_dir, False, findings)
-    if reg_data_dir is not None:
-        if os.path.isdir(reg_data_dir):
-            subsets += _subsets(reg_data_dir, True, findings)
-        else:
-            message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
-            findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
+    if reg_data_dir is not None and os.path.isdir(reg_data_dir):
+        subsets += _subsets(reg_data_dir, True, findings)
+    elif reg_data_dir is not None:
+        message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
+        findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
     return Source(None, {"datasets": [{"subsets": subsets}]})
 
 
@@ -238,9 +236,8 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", sorted(passed_over))
     if loose:
         message = f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read"
-        findings.warning(
-            "loose-images", "", f"{message} ({some(loose)})", "move them into a '10_name' subfolder", loose
-        )
+        message += f" ({some(loose)})"
+        findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)
     return out
 
 
