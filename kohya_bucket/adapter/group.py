@@ -23,7 +23,6 @@ class GroupPlanner:
 
     Args:
         images: one entry per dataset, in the group's order.
-        options: the `[kohya_bucket]` table.
         shards: [N] number of the shard that each image's latent lies in; None: not known yet. An order that goes by
             shards is then planned as `shuffled`, whose steps are as many and as large.
     """

@@ -412,7 +412,6 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
 
     Args:
         setting: `auto`, `off`, or the path of a cache file to keep (Parquet).
-        progress: called as `progress(done, total)` while headers are read.
     """
     file = cache_file(paths, setting)
     if file is None:

@@ -208,14 +208,6 @@ class Subject:
         return out
 
 
-@dataclass(frozen=True)
-class Unknown:
-    """A subject that looks different from every version that is known."""
-
-    subject: Subject
-    problems: tuple[str, ...]
-
-
 @dataclass
 class Owners:
     """Finds what a trainer defines, wherever a version defines it.

@@ -103,7 +103,6 @@ class Caches:
         selector: gives its buckets.
         made_by: models and options that are asked for; empty where nobody knows them: they are not compared.
         package: the trainer's code; None where nobody knows it.
-        options: the `[kohya_bucket]` table.
         focus: what the crop of each item keeps, by the item's number; those without one are not in it.
         named, texts: what lies there: latents by the item's stem, and names of files with outputs of text encoders.
         makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).

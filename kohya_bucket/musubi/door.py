@@ -54,7 +54,7 @@ class MusubiDoor(TrainerDoor):
         if options.focus and "caching" in self.unknown:
             raise ConfigError(
                 "[kohya_bucket] focus needs a part of musubi-tuner that looks different from every known version: "
-                f"{self.left_alone()['caching']}. Leave it out, or update kohya-bucket"
+                f"{self.unknown['caching']}. Leave it out, or update kohya-bucket"
             )
 
     def is_group(self, dataset: Any) -> bool:

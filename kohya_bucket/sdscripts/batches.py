@@ -224,7 +224,7 @@ _SHARDS = {
 }
 
 
-def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owners: Owners) -> None:
+def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions, owners: Owners) -> None:
     """Refuse options and arguments that a subject must be known for, or a package installed.
 
     Raises:
@@ -247,7 +247,7 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
         if subject in unknown and asked:
             raise ConfigError(
                 f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
-                f"{'; '.join(unknown[subject].problems)}. Leave it out, or update kohya-bucket"
+                f"{unknown[subject]}. Leave it out, or update kohya-bucket"
             )
     for option, (_, seam, what) in shards.items():
         if not owners.has(seam):

@@ -146,10 +146,7 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
 
 
 def checkout_section(folder: Path, *, imported: bool = True) -> Section:
-    """Look at the checkout in `folder`.
-
-    Args:
-        imported: import it in a process of its own, which takes as long as importing torch does.
+    """Look at the checkout in `folder`; `imported`: in a process of its own, which takes as long as importing torch.
 
     Raises:
         CheckoutError: the folder is no checkout.

@@ -180,8 +180,5 @@ class TextStrategy(Protocol):
 
 def inner_of(dataset: Any) -> Dataset:
     """The data set that has the images: `dataset` itself, or the one that does its work."""
-    found: Dataset = getattr(dataset, _DELEGATE, dataset)
+    found: Dataset = getattr(dataset, "dreambooth_dataset_delegate", dataset)
     return found
-
-
-_DELEGATE = "dreambooth_dataset_delegate"

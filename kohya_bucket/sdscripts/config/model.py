@@ -146,8 +146,6 @@ class Reading:
     """What one run over a config carries along.
 
     Attributes:
-        findings: where to report.
-        release: the version of sd-scripts to follow.
         base: the folder of the config file.
         captions: open every caption file, as sd-scripts does.
         metadata_cache: the option of that name, for sizes that decide which images there are.
