@@ -5,6 +5,7 @@ Trainers would end the run in a traceback. Pictures, masks, control images and c
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -61,11 +62,6 @@ class PlannedBatch(int):
         batch.global_step, batch.loss_scale = global_step, loss_scale
         return batch
 
-    def __reduce__(self) -> tuple[Callable[..., PlannedBatch], tuple[Any, ...]]:
-        return PlannedBatch.make, (
-            int(self), self.epoch, self.dataset, self.images, self.seed, self.bucket, self.global_step, self.loss_scale
-        )  # fmt: skip
-
 
 class ImageKey(str):
     """An image key that knows its row in the dataset, so that no table of all keys is searched for it."""
@@ -111,28 +107,14 @@ class BadImages:
         _here[:] = [self]
 
 
-_here: list[BadImages] = []
-
-
-def counted_here() -> BadImages | None:
-    """Where this process counts; None where no plan has been drawn from."""
-    return _here[0] if _here else None
-
-
+_here: list[BadImages] = []  # where this process counts; nothing until a plan is drawn from
 _told: set[tuple[int, int]] = set()
 
 
 def batch_of_the_readable(
     make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, error: Exception, on_bad_image: str
 ) -> Any:
-    """The batch of `index` without the images that cannot be read.
-
-    Args:
-        make: makes a batch.
-        index: the batch that could not be made.
-        images: its data set's.
-        error: why.
-        on_bad_image: the option of this name.
+    """What `make` makes of `index`, which ended in `error`, without the images that cannot be read.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
@@ -181,15 +163,13 @@ def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, im
 
 
 def _with_images(index: PlannedBatch, images: list[int]) -> PlannedBatch:
-    return PlannedBatch.make(
-        int(index), index.epoch, index.dataset, np.array(images, dtype=np.int32), index.seed, index.bucket,
-        index.global_step, index.loss_scale,
-    )  # fmt: skip
+    other = copy.copy(index)
+    other.images = np.array(images, dtype=np.int32)
+    return other
 
 
 def _tell(dataset: int, image: int, images: InBuckets, why: str, instead: int | None) -> None:
-    counts = counted_here()
-    if counts is not None:
+    for counts in _here:
         counts.note(dataset, image)
     if (dataset, image) not in _told:
         _told.add((dataset, image))

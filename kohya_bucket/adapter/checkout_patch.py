@@ -72,13 +72,10 @@ def _write(file: Path, text: str) -> None:
 def _drop_unchecked(file: Path) -> None:
     """Remove what Python has compiled of a file and would run without looking whether the file has changed."""
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
-        with open(compiled, "rb") as handle:
-            flags = int.from_bytes(handle.read(8)[4:], "little")
-        if flags & 0b11 == _UNCHECKED:
+        if compiled.read_bytes()[4:5] == b"\1":  # known by its hash, which is not compared (PEP 552)
             compiled.unlink()
 
 
-_UNCHECKED = 0b01  # by its hash, which is not compared (PEP 552)
 _MARK = "kohya_bucket probe: "
 _PACKAGES = Path(__file__).parents[2]
 _TIMEOUT = 300.0
@@ -184,12 +181,11 @@ class CheckoutPatch:
     @property
     def block(self) -> str:
         """What is written."""
-        names = {"door": self.door, "makes_datasets": self.makes_datasets}
-        return _BLOCK.format(begin=BEGIN, end=END, missing="{missing}", **names)
+        return _BLOCK.format(begin=BEGIN, end=END, missing="{missing}", **vars(self))
 
     def status(self, folder: Path) -> PatchStatus:
         """Whether the block is in the checkout in `folder`, and whether it is the one this version writes."""
-        file = self._file_of(folder)
+        file = self.find(folder) / self.file
         text = _read(file)
         block = _find_block(file, text)
         if block is None:
@@ -235,6 +231,3 @@ class CheckoutPatch:
                 return Trial(**json.loads(line.removeprefix(_MARK)))
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         return Trial(error=last[0] if last else f"exit code {done.returncode}")
-
-    def _file_of(self, folder: Path) -> Path:
-        return self.find(folder) / self.file

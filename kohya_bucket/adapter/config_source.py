@@ -62,9 +62,8 @@ def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> So
     """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        what = "is a folder" if file.is_dir() else "does not exist"
-        remedy = _for_folder(file) if file.is_dir() else path_meant(file, _ENDINGS)
-        raise ConfigError(f"the dataset config {str(file)!r} {what}: {remedy}")
+        what = f"is a folder: {_for_folder(file)}" if file.is_dir() else f"does not exist: {path_meant(file, _ENDINGS)}"
+        raise ConfigError(f"the dataset config {str(file)!r} {what}")
     suffix = file.suffix.lower()
     if suffix not in _ENDINGS:
         raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")
@@ -75,10 +74,9 @@ def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> So
 
 def _for_folder(folder: Path) -> str:
     """What to call for a folder of images, by what is in it."""
-    want = "give the path of a .toml or .json file"
-    if any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir()):
-        return f'{want}, or `kohya-bucket plan --train-data-dir "{folder}"`'
-    return f'{want}, or `kohya-bucket analyze "{folder}"` for its images'
+    repeats = any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir())
+    command = f'plan --train-data-dir "{folder}"`' if repeats else f'analyze "{folder}"` for its images'
+    return f"give the path of a .toml or .json file, or `kohya-bucket {command}"
 
 
 def _decode(file: Path, trainer: str) -> str:
@@ -109,8 +107,7 @@ def _parse_json(file: Path, text: str) -> dict[str, Any]:
 
 
 def _parse_toml(file: Path, text: str) -> dict[str, Any]:
-    unclosed = _unclosed_list(text)
-    if unclosed:
+    if unclosed := _unclosed_list(text):
         # The toml library drops the last character of such a list without a word: 512 becomes 51.
         raise ConfigError(f"{file}, line {unclosed}: a list is opened with [ and never closed: add the ]")
     try:
@@ -119,18 +116,12 @@ def _parse_toml(file: Path, text: str) -> dict[str, Any]:
         line = getattr(error, "lineno", None)
         what = str(getattr(error, "msg", "") or error or type(error).__name__)
         place = f"{file}, line {line}" if line else str(file)
-        hint = _toml_hint(what, _line(text, line))
-        raise ConfigError(f"{place}: {what}{hint}") from error
-
-
-def _line(text: str, number: int | None) -> str:
-    lines = text.split("\n")
-    return lines[number - 1] if number and number <= len(lines) else ""
+        lines = dict(enumerate(text.split("\n"), 1))
+        raise ConfigError(f"{place}: {what}{_toml_hint(what, lines.get(line or 0, ''))}") from error
 
 
 def _toml_hint(what: str, line: str) -> str:
-    if "escape" in what.lower() or _WINDOWS_PATH.search(line):
-        path = _WINDOWS_PATH.search(line)
+    if (path := _WINDOWS_PATH.search(line)) or "escape" in what.lower():
         shown = f": {path.group()[1:-1]!r}".replace("\\\\", "\\") if path else ""
         return f". In double quotes a backslash starts an escape; put Windows paths in single quotes{shown}"
     if "boolean" in what.lower() or re.search(r"=\s*(True|False)\b", line):
@@ -144,18 +135,13 @@ def _toml_hint(what: str, line: str) -> str:
     return ""
 
 
-def _strip_strings(line: str) -> str:
-    """The line without quoted strings and comments."""
-    return re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|#.*", "", line)
-
-
 def _unclosed_list(text: str) -> int | None:
     """The line of a list without its closing bracket, or None."""
     if '"""' in text or "'''" in text:
         return None
     opened, depth = 0, 0
     for number, line in enumerate(text.split("\n"), 1):
-        bare = _strip_strings(line)
+        bare = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|#.*", "", line)  # without quoted strings and comments
         if depth and (_HEADER.match(line) or _KEY.match(line)):
             return opened
         if not depth:
@@ -282,11 +268,9 @@ def read_table(
     `bach_size = "2"` is `batch_size = 2`.
 
     Args:
-        table: as it stands in the file.
-        known: the keys that may stand in it.
         at: where it stands.
         name: what messages call it.
-        unknown: code, message and remedy for any other key.
+        unknown: code, message and remedy for a key that is not known.
     """
     if not isinstance(table, Mapping):
         place = (source.line_of(*at) + name).rstrip(", ")
@@ -325,10 +309,9 @@ def unknown_key(
     key: str, here: str, tables: Mapping[str, Collection[str]], elsewhere: Mapping[str, str] | None = None,
     hint: str = "",
 ) -> tuple[str, str, str]:  # fmt: skip
-    """Code, message and remedy for a key that does not belong into a table.
+    """Code, message and remedy for a key that does not belong into the table `here`.
 
     Args:
-        here: the table's name.
         tables: the keys of all tables, by name.
         elsewhere: what keys are called that mean the same in other programs.
         hint: what to do besides if the key resembles none.

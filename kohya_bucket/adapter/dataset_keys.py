@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.buckets import BucketRule, BucketSet, KohyaBuckets
+from kohya_bucket.buckets import BucketRule, KohyaBuckets
 from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.buckets.sizes import IntArray, check_steps
@@ -34,10 +34,7 @@ def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
 def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
     """The rule that sd-scripts follows for these keys, or the one that the adapter's options ask for.
 
-    Args:
-        keys: the dataset's bucket keys.
-        options: the `[kohya_bucket]` table; None is its defaults.
-        sizes: [N, 2] sizes of the dataset's images, for rules that make their buckets from the data.
+    `sizes` are [N, 2] of the dataset's images, for rules that make their buckets from the data.
 
     Raises:
         BucketSettingsError: keys with which sd-scripts would stop, with the remedy.
@@ -61,7 +58,13 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
         sizes=sizes,
         **options.of_rules(),
     )
-    _check_steps(options.rule, rule.bucket_set, keys.bucket_reso_steps)
+    steps = keys.bucket_reso_steps
+    if wrong := [str(bucket) for bucket in rule.bucket_set or () if not bucket.is_multiple_of(steps)]:
+        raise BucketSettingsError(
+            f"rule {options.rule!r} holds {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}, no multiple of "
+            f"bucket_reso_steps {steps}: set bucket_reso_steps to a common divisor that the model can train, "
+            f"or choose other buckets"
+        )
     return rule
 
 
@@ -69,13 +72,3 @@ def at_resolutions(keys: DatasetKeys, options: AdapterOptions | None) -> list[Da
     """The dataset's keys once for each resolution that it trains at: its own, or those of `resolutions`."""
     resolutions = None if options is None else options.resolutions
     return [replace(keys, resolution=resolution) for resolution in resolutions or (keys.resolution,)]
-
-
-def _check_steps(name: str, bucket_set: BucketSet | None, steps: int) -> None:
-    wrong = [str(bucket) for bucket in bucket_set or () if not bucket.is_multiple_of(steps)]
-    if wrong:
-        raise BucketSettingsError(
-            f"rule {name!r} holds {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}, no multiple of "
-            f"bucket_reso_steps {steps}: set bucket_reso_steps to a common divisor that the model can train, "
-            f"or choose other buckets"
-        )

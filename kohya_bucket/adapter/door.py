@@ -16,8 +16,7 @@ import logging
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -25,10 +24,8 @@ from typing import Any, NoReturn
 
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.seams import Owners, Subject, Unknown
-from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.texts import one_line
+from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process
+from kohya_bucket.adapter.seams import Owners, Subject
 
 _LOADER = "torch.utils.data.dataloader"
 
@@ -58,10 +55,10 @@ class TrainerDoor(ABC):
 
     def __init__(self) -> None:
         self.patches = Patches()
-        self.watch = ImportWatch(self._is_of_interest, self.proceed)
+        self.watch = ImportWatch(lambda name: name == _LOADER or name.startswith(f"{self.package}."), self.proceed)
         self.root = Path()
         self.refusal = ""
-        self.unknown: dict[str, Unknown] = {}
+        self.unknown: dict[str, str] = {}
         self.quiet = self.at_once = self._entering = False
         self._options = AdapterOptions()
         self._replaced: dict[str, list[Replacement]] = {}
@@ -113,15 +110,12 @@ class TrainerDoor(ABC):
         self._take_options(*([("dataset config", table)] if table is not None else []))
         return {key: value for key, value in user_config.items() if key != TABLE} if table is not None else user_config
 
-    def knows(self, subject: str) -> bool:
-        return subject not in self.unknown
-
     def leave(self, subject: Subject, why: str) -> None:
         if subject.orders_epochs:
             self.end(f"{self.trainer} {self.describe()}: {why}")
-        self.unknown[subject.name] = Unknown(subject, (why,))
+        self.unknown[subject.name] = why
         self.patches.take_back([replacement.value for replacement in self._replaced.pop(subject.name, [])])
-        self._say(self.unknown[subject.name])
+        self._say(subject)
         with exit_with_message():
             self.check_options(self._options)
 
@@ -152,7 +146,7 @@ class TrainerDoor(ABC):
 
     def left_alone(self) -> dict[str, str]:
         """{subject: why} of what is left to the trainer in a version that is known only in part."""
-        return {name: "; ".join(unknown.problems) for name, unknown in self.unknown.items()}
+        return dict(self.unknown)
 
     def close(self) -> None:
         """Restore everything that was replaced. Data sets made in between keep what they were given."""
@@ -179,21 +173,18 @@ class TrainerDoor(ABC):
         self.root = Path(home.__file__ or ".").resolve().parent.parent
         self.owners = Owners(self.package, home, self.complete())
         subjects = self.subjects()
-        wrong = [
-            Unknown(subject, tuple(problems)) for subject in subjects if (problems := subject.problems(self.owners))
-        ]
-        fatal = [problem for unknown in wrong if unknown.subject.orders_epochs for problem in unknown.problems]
-        if fatal:
+        wrong = {subject: "; ".join(found) for subject in subjects if (found := subject.problems(self.owners))}
+        if fatal := [problems for subject, problems in wrong.items() if subject.orders_epochs]:
             self._refuse(fatal)
             return
-        self.unknown = {unknown.subject.name: unknown for unknown in wrong}
+        self.unknown = {subject.name: problems for subject, problems in wrong.items()}
         self._take_options()
-        known = [subject for subject in subjects if self.knows(subject.name)]
+        known = [subject for subject in subjects if subject.name not in self.unknown]
         self._replaced = {subject.name: subject.replacements(self.owners, self) for subject in known}
         replaced = [replacement for some in self._replaced.values() for replacement in some]
         self.patches.apply(replaced, self._belongs)
         if not self.quiet and is_first_process():
-            self._report(sum(len(subject.seams_of(self.owners)) for subject in known), replaced)
+            self._report(sum(len(subject.seams_of(self.owners)) for subject in known), replaced, wrong)
 
     def _refuse(self, problems: Sequence[str]) -> None:
         self.refusal = (
@@ -205,24 +196,21 @@ class TrainerDoor(ABC):
         if is_first_process() and not self.quiet:
             logger.warning("%s. A training that is started like this will end before its first step", self.refusal)
 
-    def _report(self, seams: int, replaced: Sequence[Replacement]) -> None:
+    def _report(self, seams: int, replaced: Sequence[Replacement], wrong: Iterable[Subject]) -> None:
         logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
                     len(replaced))  # fmt: skip
         logger.debug("\n".join(["replaced:", *(f"  {replacement.path}" for replacement in replaced)]))
-        for unknown in self.unknown.values():
-            self._say(unknown)
+        for subject in wrong:
+            self._say(subject)
 
-    def _say(self, unknown: Unknown) -> None:
-        logger.warning("%s: this version is not known there (%s)", unknown.subject.text, "; ".join(unknown.problems))
+    def _say(self, subject: Subject) -> None:
+        logger.warning("%s: this version is not known there (%s)", subject.text, self.unknown[subject.name])
 
     def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
         """The environment's file under the given tables."""
         with exit_with_message():
             self._options = AdapterOptions.from_tables(*environment_table(), *tables)
             self.check_options(self._options)
-
-    def _is_of_interest(self, name: str) -> bool:
-        return name == _LOADER or name.startswith(self.package + ".")
 
     def _belongs(self, module: ModuleType) -> bool:
         """The trainer's own modules, its programs among them, however they were started."""
@@ -293,27 +281,6 @@ def _replacements() -> list[Replacement]:
 
 def _doors_of(dataset: Any) -> list[TrainerDoor]:
     return [door for door in _doors if door.is_group(dataset)]
-
-
-def end_run(line: str) -> NoReturn:
-    """One line, and exit code 2."""
-    print(f"kohya_bucket: {one_line(line)}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
-
-
-@contextmanager
-def exit_with_message() -> Iterator[None]:
-    """What a user can mend ends the run with one line, not with a traceback through the trainer.
-
-    From a loader's worker, torch brings it to the trainer's process; of one that exits, it would know nothing.
-    """
-    try:
-        yield
-    except KohyaBucketError as error:
-        torch_data = sys.modules.get("torch.utils.data")
-        if torch_data is not None and torch_data.get_worker_info() is not None:
-            raise
-        raise SystemExit(f"kohya_bucket: {one_line(error)}") from error
 
 
 def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from kohya_bucket.images.parallel import Progress
+
+ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
+"""Makes a progress function for a title."""
 
 
 class Severity(enum.Enum):
@@ -18,11 +24,6 @@ class Severity(enum.Enum):
     ERROR = "error"
     WARNING = "warning"
     NOTE = "note"
-
-    @property
-    def rank(self) -> int:
-        """0 for the worst."""
-        return list(Severity).index(self)
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,7 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "severity": self.severity.value,
-            "code": self.code,
-            "where": self.where,
-            "message": self.message,
-            "remedy": self.remedy,
-            "names": list(self.names),
-        }
+        return asdict(self) | {"severity": self.severity.value, "names": list(self.names)}
 
 
 class Findings:
@@ -90,18 +84,13 @@ class Findings:
 
     def __iter__(self) -> Iterator[Finding]:
         """The worst first; findings of one severity in the order in which they were made."""
-        return iter(sorted(dict.fromkeys(self._items), key=lambda f: f.severity.rank))
+        return iter(sorted(dict.fromkeys(self._items), key=lambda f: list(Severity).index(f.severity)))
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def of(self, *severities: Severity) -> list[Finding]:
-        """Those of the given severities."""
-        return [f for f in self if f.severity in severities]
-
-    def codes(self) -> list[str]:
-        """The code of each finding, worst first."""
-        return [f.code for f in self]
+    def of(self, severity: Severity) -> list[Finding]:
+        return [f for f in self if f.severity is severity]
 
 
 @dataclass

@@ -79,28 +79,18 @@ class GpuRow:
 
 def gpu_rows(planner: GroupPlanner, gpus: Sequence[int], accumulate: int = 1) -> tuple[GpuRow, ...]:
     """Plan an epoch on each number of GPUs; `accumulate` batches make one update."""
-    alone = planner.planner(1).plan(0, 1)
-    return tuple(_gpu_row(planner, n, accumulate, idle_share(dealt_costs(alone, n))) for n in gpus)
-
-
-def _gpu_row(planner: GroupPlanner, gpus: int, accumulate: int, independent: float) -> GpuRow:
+    alone, rows = planner.planner(1).plan(0, 1), []
     own = not planner.options.same_shape  # each GPU has batches of its own
-    ranks = 1 if own else gpus
-    plan = planner.planner(ranks).plan(0, 1)
-    ledger = plan.ledger()
-    steps = -(-plan.steps // gpus) if own else plan.steps
-    never, line = left_over(planner, ranks)
-    return GpuRow(
-        gpus=gpus,
-        steps=steps,
-        updates=-(-steps // accumulate),
-        samples=plan.samples,
-        missed=ledger.missed,
-        repeated=ledger.repeated,
-        moved=ledger.moved,
-        idle=independent if own else idle_share_of(plan),
-        idle_independent=independent,
-        ledger=ledger.text,
-        left_over=line,
-        never_trained=never,
-    )
+    for n in gpus:
+        ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
+        plan = planner.planner(ranks).plan(0, 1)
+        ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
+        never, line = left_over(planner, ranks)
+        idle = independent if own else idle_share_of(plan)
+        rows.append(
+            GpuRow(
+                n, steps, -(-steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved, idle,
+                independent, ledger.text, line, never,
+            )
+        )  # fmt: skip
+    return tuple(rows)

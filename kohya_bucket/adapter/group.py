@@ -23,7 +23,6 @@ class GroupPlanner:
 
     Args:
         images: one entry per dataset, in the group's order.
-        options: the `[kohya_bucket]` table.
         shards: [N] number of the shard that each image's latent lies in; None: not known yet. An order that goes by
             shards is then planned as `shuffled`, whose steps are as many and as large.
     """
@@ -31,19 +30,15 @@ class GroupPlanner:
     def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
         buckets_of = [len(i.buckets) for i in images]
         self.options = options
-        by_shards = ORDERS[options.order].uses_shards
-        self._order: dict[str, Any] = {"order": "shuffled" if by_shards and shards is None else options.order}
-        if by_shards and shards is not None:
-            self._order |= {"shards": shards, "open_shards": options.open_shards}
+        self._order: dict[str, Any] = {"order": options.order}
+        if ORDERS[options.order].uses_shards:
+            known = {"shards": shards, "open_shards": options.open_shards}
+            self._order = {"order": "shuffled"} if shards is None else self._order | known
         self._keys = [i.keys for i in images]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
-        self.bucket_ids = np.concatenate(
-            [
-                np.where(i.bucket_ids < 0, -1, i.bucket_ids + first)
-                for i, first in zip(images, self.first_bucket, strict=False)
-            ]
-        ).astype(np.int32)
+        numbered = zip((i.bucket_ids for i in images), self.first_bucket, strict=False)
+        self.bucket_ids = np.concatenate([np.where(ids < 0, -1, ids + n) for ids, n in numbered]).astype(np.int32)
         self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
         self._planners: dict[int, EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
@@ -56,9 +51,8 @@ class GroupPlanner:
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
         frames = [n for i in images for n in i.frames]
         if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
-            self._tokens = self.bucket_sizes.astype(np.int64).prod(axis=1) * (
-                (np.array(frames, dtype=np.int64) + 3) // 4
-            )
+            pixels = self.bucket_sizes.astype(np.int64).prod(axis=1)
+            self._tokens = pixels * ((np.array(frames, dtype=np.int64) + 3) // 4)
         else:
             self._tokens = TOKEN_GRIDS[options.model].tokens(self.bucket_sizes, frames)
 
@@ -121,12 +115,8 @@ def moved_images(
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
     """([M] image, [M] bucket): what `merge` and `catch_all` may train elsewhere, image and size once each.
 
-    Sizes at which an image is trained anyway, with several resolutions, are not among them.
-
-    Args:
-        images: one dataset.
-        options: the `[kohya_bucket]` table.
-        world_sizes: numbers of processes to train with; they only count with same_shape=True.
+    Sizes at which an image is trained anyway, with several resolutions, are not among them. `world_sizes` are numbers
+    of processes to train with; they only count with same_shape=True.
     """
     image, bucket = images.pairs
     planner = GroupPlanner([images], options)

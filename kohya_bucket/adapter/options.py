@@ -34,10 +34,6 @@ _CODE = "settings"  # of findings
 ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
 
-def _rule(value: Any) -> str:
-    return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
-
-
 def _text(what: str) -> Check:
     return lambda value: "" if isinstance(value, str) and value else what
 
@@ -45,10 +41,6 @@ def _text(what: str) -> Check:
 def _local_file(value: Any) -> str:
     good = isinstance(value, str) and value and not is_url(value)
     return "" if good else "auto, off or the path of a Parquet file on this machine"
-
-
-def _cost_bound(value: Any) -> str:
-    return "" if _is_weight(value) and value > 0 else "a number above 0"
 
 
 def _is_weight(value: Any) -> bool:
@@ -127,7 +119,7 @@ class AdapterOptions(RuleOptions):
             each data set.
     """
 
-    rule: str = option("kohya", _rule)
+    rule: str = option("kohya", lambda one: "" if is_rule(one) else f"one of {', '.join(rule_choices())}")
     remainder: str = choice("keep", lambda: REMAINDERS)
     small_buckets: str | None = choice(None, lambda: REMAINDERS)
     merge_max_crop: float = option(0.25, share)
@@ -143,7 +135,7 @@ class AdapterOptions(RuleOptions):
     open_shards: int = option(64, whole_number(2))
     max_pixels: int | None = option(None, whole_number(1))
     max_tokens: int | None = option(None, whole_number(1))
-    max_cost: float | None = option(None, _cost_bound)
+    max_cost: float | None = option(None, lambda one: "" if _is_weight(one) and one > 0 else "a number above 0")
     model: str | None = choice(None, lambda: TOKEN_GRIDS)
     cost: tuple[float, float] | None = option(None, _cost, tuple)
     same_shape: bool | str = option(COST, _same_shape)

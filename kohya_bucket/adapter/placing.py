@@ -49,16 +49,32 @@ logger = logging.getLogger("kohya_bucket")
 class BucketRow:
     """One bucket of a dataset, for tables.
 
-    `samples` counts repeats; `batches` are per process; crop losses are shares of the resized image.
+    `images` may be other items; `samples` counts repeats; `batches` are per process; crop losses are shares of the
+    resized image.
     """
 
-    bucket: Bucket
+    bucket: Any
     images: int
     samples: int
     batches: int
     short_batches: int
     mean_crop_loss: float
     worst_crop_loss: float
+
+    @classmethod
+    def of(
+        cls, bucket: Any, samples: int, batch_size: int, losses: npt.NDArray[np.float64]
+    ) -> BucketRow:  # fmt: skip
+        """The row of a bucket whose images lose these shares."""
+        short = int(samples % batch_size > 0)
+        mean, worst = float(np.mean(losses)), float(np.max(losses))
+        return cls(bucket, len(losses), samples, samples // batch_size + short, short, mean, worst)
+
+
+def by_bucket(values: npt.NDArray[Any], bucket: IntArray, count: int) -> list[npt.NDArray[Any]]:
+    """[P] values as `count` arrays, by the bucket of each."""
+    order = np.argsort(bucket, kind="stable")
+    return np.split(values[order], np.searchsorted(bucket[order], np.arange(1, count)))[:count]
 
 
 @dataclass(frozen=True)
@@ -132,13 +148,6 @@ class PlacedDataset:
         order = np.argsort(bucket, kind="stable")
         return image[order], bucket[order]
 
-    def crop_losses(self) -> npt.NDArray[np.float64]:
-        """[P] share that is cropped off, for each of `pairs`."""
-        image, bucket = self.pairs
-        losses = np.stack([place.crop_loss for place in self._places])
-        out: npt.NDArray[np.float64] = losses[self.resolution_of_bucket[bucket], image]
-        return out
-
     def placed_at(self, image: int, bucket: int) -> Placement:
         """The placement of one image in any bucket, its own or one that it is moved to."""
         size = self.buckets[bucket]
@@ -176,24 +185,11 @@ class PlacedDataset:
 
     def rows(self) -> list[BucketRow]:
         """One row per bucket in use, in `buckets` order."""
-        ends = np.searchsorted(self.pairs[1], np.arange(len(self.buckets) + 1))
-        losses = self.crop_losses()
-        out = []
-        for k, (size, samples) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True)):
-            mine = losses[ends[k] : ends[k + 1]]
-            batches = -(-int(samples) // self.batch_size)
-            out.append(
-                BucketRow(
-                    bucket=Bucket(*size),
-                    images=len(mine),
-                    samples=int(samples),
-                    batches=batches,
-                    short_batches=int(samples % self.batch_size > 0),
-                    mean_crop_loss=float(np.mean(mine)),
-                    worst_crop_loss=float(np.max(mine)),
-                )
-            )
-        return out
+        image, bucket = self.pairs
+        losses = np.stack([place.crop_loss for place in self._places])[self.resolution_of_bucket[bucket], image]
+        parts = by_bucket(losses, bucket, len(self.buckets))
+        columns = zip(self.buckets, self.samples_per_bucket.tolist(), parts, strict=True)
+        return [BucketRow.of(Bucket(*size), samples, self.batch_size, mine) for size, samples, mine in columns]
 
 
 @dataclass(frozen=True)
@@ -240,10 +236,7 @@ InBuckets = PlacedDataset | ItemsInBuckets
 def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:
     """Refuse options that a dataset's own keys rule out.
 
-    Args:
-        keys: the dataset's bucket keys.
-        options: the `[kohya_bucket]` table.
-        own_sizes: the dataset's metadata prescribes the bucket of each image, and comes with latents of that size.
+    With `own_sizes`, its metadata prescribes the bucket of each image, and comes with latents of that size.
 
     Raises:
         ConfigError: with what to change.
@@ -276,20 +269,15 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
 
 
 def place_all(
-    keys: DatasetKeys,
-    options: AdapterOptions,
-    sizes: IntArray,
-    place: Callable[[Any], Placement] | None = None,
+    keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, place: Callable[[Any], Placement] | None = None,
     focus: FloatArray | None = None,
-) -> tuple[Placement, ...]:
+) -> tuple[Placement, ...]:  # fmt: skip
     """The placements of a dataset's images: one, or with `resolutions` one per resolution.
 
     Where an image gets the same bucket at two resolutions (with `bucket_no_upscale`, small images do), it has it at
     the first and none at the other: `all` does not train it twice at one size.
 
     Args:
-        keys: the dataset's bucket keys.
-        options: the `[kohya_bucket]` table.
         sizes: [N, 2] (width, height); (0, 0) where unreadable.
         place: in place of the rule that keys and options ask for, where there is one resolution.
         focus: [N, 4] what crops must keep, see `buckets/focus.py`.
@@ -333,26 +321,16 @@ class Placing:
 
 
 def place_images(
-    names: Sequence[str],
-    sizes: IntArray,
-    repeats: npt.NDArray[np.int64],
-    batch_size: int,
-    keys: DatasetKeys,
-    options: AdapterOptions,
-    *,
-    paths: Sequence[str] | None = None,
-    unreadable: Mapping[int, str] | None = None,
+    names: Sequence[str], sizes: IntArray, repeats: npt.NDArray[np.int64], batch_size: int, keys: DatasetKeys,
+    options: AdapterOptions, *, paths: Sequence[str] | None = None, unreadable: Mapping[int, str] | None = None,
     prescribed: Callable[[Any], Placement] | None = None,
-) -> Placing:
+) -> Placing:  # fmt: skip
     """Give every image of a data set its bucket: training, plans and caches all do it here.
 
     Args:
         names: [N] image keys.
         sizes: [N, 2] (width, height); (0, 0) where unreadable.
         repeats: [N] how often an epoch trains each.
-        batch_size: images per process and step.
-        keys: the data set's bucket keys.
-        options: the `[kohya_bucket]` table.
         paths: [N] their files, by which a focus is found; None: the keys.
         unreadable: why a file could not be read, by position.
         prescribed: places the images where the data set's metadata says in which buckets.
@@ -434,7 +412,6 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
 
     Args:
         setting: `auto`, `off`, or the path of a cache file to keep (Parquet).
-        progress: called as `progress(done, total)` while headers are read.
     """
     file = cache_file(paths, setting)
     if file is None:

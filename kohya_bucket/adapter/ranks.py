@@ -1,21 +1,44 @@
-"""What a process of the run is, and how it starts."""
+"""What a process of the run is, and how it waits and ends."""
 
 from __future__ import annotations
 
 import gc
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import one_line
 
 
 def is_first_process() -> bool:
     """Whether this is rank 0, the process that speaks (the launchers say so in the environment)."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def end_run(line: str) -> NoReturn:
+    """One line, and exit code 2."""
+    print(f"kohya_bucket: {one_line(line)}", file=sys.stderr, flush=True)
+    raise SystemExit(2)
+
+
+@contextmanager
+def exit_with_message() -> Iterator[None]:
+    """What a user can mend ends the run with one line, not with a traceback through the trainer.
+
+    From a loader's worker, torch brings it to the trainer's process; of one that exits, it would know nothing.
+    """
+    try:
+        yield
+    except KohyaBucketError as error:
+        torch_data = sys.modules.get("torch.utils.data")
+        if torch_data is not None and torch_data.get_worker_info() is not None:
+            raise
+        raise SystemExit(f"kohya_bucket: {one_line(error)}") from error
 
 
 @contextmanager

@@ -12,11 +12,10 @@ import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import exit_with_message, is_first_process
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import write_file
@@ -61,6 +60,16 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
 
 
 logger = logging.getLogger("kohya_bucket")
+
+
+class Accelerator(Protocol):
+    """accelerate's, as far as states and the place in an epoch are concerned."""
+
+    step: int
+
+    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
+
+    def register_load_state_pre_hook(self, hook: Any) -> Any: ...
 
 
 class ResumeHooks:

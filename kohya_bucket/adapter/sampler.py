@@ -20,10 +20,10 @@ import torch
 from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import BadImages, PlannedBatch
-from kohya_bucket.adapter.door import Planned, end_run
+from kohya_bucket.adapter.door import Planned
 from kohya_bucket.adapter.gpu_table import left_over
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import end_run, is_first_process
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
 from kohya_bucket.planning.fingerprint import agree
@@ -53,18 +53,11 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     """
 
     def __init__(
-        self,
-        planner: GroupPlanner,
-        seed: int,
-        current_epoch: Counter | None,
-        *,
-        clock: Counter | None = None,
+        self, planner: GroupPlanner, seed: int, current_epoch: Counter | None, *, clock: Counter | None = None,
         current_step: Counter | None = None,
-    ) -> None:
-        self.planner = planner
-        self.current_epoch = current_epoch
-        self._clock = clock
-        self._current_step = current_step
+    ) -> None:  # fmt: skip
+        self.planner, self.current_epoch = planner, current_epoch
+        self._clock, self._current_step = clock, current_step
         self.world_size, self._rank = world()
         self.planned_ranks = self.world_size if planner.options.same_shape else 1
         self.seed = self._agreed(seed) if self.world_size > 1 else seed
@@ -227,11 +220,8 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
 def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size: int) -> float:
     """As `EpochPlan.loss_scale`, where each rank has a batch of its own.
 
-    Args:
-        lengths: images of the ranks' batches in one step; where there are fewer than ranks, the last ranks repeat
-            batches, which then do not count.
-        rank: whose scale.
-        world_size: number of ranks.
+    `lengths` are images of the ranks' batches in one step; where there are fewer than ranks, the last ranks repeat
+    batches, which then do not count.
     """
     return world_size * float(lengths[rank]) / float(lengths.sum()) if rank < len(lengths) else 0.0
 
@@ -254,12 +244,9 @@ def draws_by_itself(arguments: dict[str, Any]) -> bool:
 
 
 def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None]) -> dict[str, Any]:
-    """The arguments of a loader that draws from a plan.
+    """The arguments of a trainer's own call, for a loader that draws from a plan.
 
-    Args:
-        arguments: of the trainer's own call.
-        sampler: yields the plan's batches.
-        in_worker: opens the trainer's door in a worker process.
+    `in_worker` opens the trainer's door in a worker process.
     """
     planned = {name: value for name, value in arguments.items() if name != "shuffle"} | {"sampler": sampler}
     if planned.get("generator") is None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.patching import Patches, Replacement
+from kohya_bucket.adapter.ranks import exit_with_message
 from kohya_bucket.adapter.shapes import (
     Behaves,
     Check,
@@ -35,23 +36,15 @@ class Door(Protocol):
     @property
     def in_worker(self) -> Callable[[], None]:
         """What opens the door in a loader's worker process: a spawned one has imported the trainer afresh."""
-        ...
 
     def options(self) -> AdapterOptions:
         """Those of the config that was read last: it is read after the replacements are in place."""
-        ...
 
     def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
         """Take the `[kohya_bucket]` table, and return the config without it."""
-        ...
-
-    def knows(self, subject: str) -> bool:
-        """Whether that subject looks as it should; if not, it is left to the trainer."""
-        ...
 
     def leave(self, subject: Subject, why: str) -> None:
         """Leave a subject to the trainer from now on; end the run if it orders epochs."""
-        ...
 
 
 class Place(NamedTuple):
@@ -67,7 +60,7 @@ class Seam:
 
     What a replacement must take follows from its own signature. It is never given what it does not take: parameters
     that only the original has, with a default, are passed on if the replacement ends in `**more`; otherwise a call that
-    gives one another value leaves the subject to the trainer.
+    gives one another value leaves the subject to the trainer. A `KohyaBucketError` in it ends the run with one line.
 
     Attributes:
         path: a class, function or member of a class, by the name that the trainer gives it.
@@ -127,7 +120,8 @@ class Seam:
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
-            return replacement(place, *args, **kwargs)
+            with exit_with_message():
+                return replacement(place, *args, **kwargs)
 
         @functools.wraps(original)
         def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -137,9 +131,9 @@ class Seam:
                 door.leave(subject, said)
                 return original(*args, **kwargs)
             if takes_all(takes):
-                return replacement(place, *args, **kwargs)
+                return replaced(*args, **kwargs)
             rest = {name: given[name] for name in given if name not in (*first, *more)}
-            return replacement(place, *(given[name] for name in first), **rest)
+            return replaced(*(given[name] for name in first), **rest)
 
         return replaced if theirs.keys() <= known or (takes_all(takes) and not self.only) else bounded
 
@@ -212,14 +206,6 @@ class Subject:
                 owner, name, value = owners.find(seam.path)
                 out.append(Replacement(owner, name, seam.replaced(value, door, self)))
         return out
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A subject that looks different from every version that is known."""
-
-    subject: Subject
-    problems: tuple[str, ...]
 
 
 @dataclass

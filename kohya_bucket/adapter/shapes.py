@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import dis
 import inspect
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.images.resize import resampler
 
 
 class Check:
@@ -84,8 +90,7 @@ class Inherits(Check):
     """A class that has these methods from its bases, and none of its own."""
 
     def problem(self, found: Any) -> str:
-        own = [name for name in self.names if name in vars(found)]
-        if own:
+        if own := [name for name in self.names if name in vars(found)]:
             return f"has a {own[0]} of its own"
         missing = [name for name in self.names if not hasattr(found, name)]
         return f"has no {', '.join(missing)}" if missing else ""
@@ -126,6 +131,18 @@ class Behaves(Check):
         except Exception as error:
             return f"cannot be tried: {type(error).__name__}: {error}"
         return ""
+
+
+def sample_picture() -> npt.NDArray[np.uint8]:
+    """[40, 60, 3] noise, to try a trainer's resizing with; `ImportError` without OpenCV, its filters being others."""
+    if resampler("bilinear") != "cv2":
+        raise ImportError("cv2")
+    return np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+
+
+def checksum(picture: Any) -> str:
+    """What `Behaves` shows of a picture."""
+    return f"pixels with the checksum {zlib.crc32(np.ascontiguousarray(picture).tobytes()):08x}"
 
 
 def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
@@ -205,19 +222,17 @@ def attributes_of(cls: type) -> set[str]:
             member = getattr(member, "fget", None) or getattr(member, "__func__", member)
             code = getattr(member, "__code__", None)
             if isinstance(code, CodeType):
-                names |= {i.argval for part in _codes(code) for i in dis.get_instructions(part) if i.opname == _STORE}
+                steps = (step for part in _codes(code) for step in dis.get_instructions(part))
+                names |= {step.argval for step in steps if step.opname == "STORE_ATTR"}
     return names
 
 
-_STORE = "STORE_ATTR"
-
-
-def _texts(constants: Iterable[Any]) -> Iterator[str]:
-    for constant in constants:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, tuple):
-            yield from _texts(constant)
+def _texts(constant: Any) -> Iterator[str]:
+    """Those in a constant, and in the tuples that it holds."""
+    if isinstance(constant, str):
+        yield constant
+    for one in constant if isinstance(constant, tuple) else ():
+        yield from _texts(one)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -232,9 +247,6 @@ _OF_EVERY_PROTOCOL = frozenset({*vars(Protocol), *vars(type("_Empty", (Protocol,
 
 def _members(protocol: type) -> set[str]:
     """The attributes and methods that a protocol and its bases declare."""
-    members: set[str] = set()
-    for base in protocol.__mro__[:-1]:
-        if getattr(base, "_is_protocol", False) and base is not Protocol:
-            members |= {name for name in vars(base) if name not in _OF_EVERY_PROTOCOL}
-            members |= set(vars(base).get("__annotations__", ()))
-    return {name for name in members if not name.startswith(("_abc", "__"))}
+    bases = [vars(base) for base in protocol.__mro__ if base is not Protocol and getattr(base, "_is_protocol", False)]
+    members = {name for base in bases for name in (*base, *base.get("__annotations__", ()))}
+    return {name for name in members - _OF_EVERY_PROTOCOL if not name.startswith(("_abc", "__"))}

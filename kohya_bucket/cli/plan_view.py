@@ -237,7 +237,7 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
         "items": len(data.items.keys),
         "samples": int(data.items.repeats.sum()),
         "batches": sum(row.batches for row in buckets),
-        "buckets": [asdict(row) for row in buckets],
+        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in buckets],
         "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
     }
     cuts = data.focus_cuts

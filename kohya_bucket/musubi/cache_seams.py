@@ -5,20 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
-from kohya_bucket.adapter.door import exit_with_message
+from kohya_bucket.adapter.ranks import exit_with_message
 from kohya_bucket.adapter.seams import Door, Place, Seam, Subject
-from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses
+from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.resize import resampler
 from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.musubi.caches import Caches, holds_clips
@@ -112,8 +108,7 @@ def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) ->
         session = _begin_session(self, place.door, text=False)
     with session.picking(self):
         for key, batch in place.original(self, num_workers, **more):
-            taken = [item for item in batch if session.take(item)]
-            if taken:
+            if taken := [item for item in batch if session.take(item)]:
                 yield key, taken
 
 
@@ -124,8 +119,7 @@ def _retrieve_text(place: Place, self: Any, num_workers: int, **more: Any) -> It
         return
     with session.picking(self):
         for batch in place.original(self, num_workers, **more):
-            taken = [item for item in batch if session.take(item)]
-            if taken:
+            if taken := [item for item in batch if session.take(item)]:
                 yield taken
 
 
@@ -162,8 +156,7 @@ def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
 
 def _saving(*, text: bool) -> Callable[..., None]:
     def save(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
-        with exit_with_message():
-            save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
+        save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
 
     return save
 
@@ -172,9 +165,8 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
     if not _knows(self):
         place.original(self, *args, **kwargs)
         return
-    with exit_with_message():
-        config = getattr(_given[0], "dataset_config", "") if _given else ""
-        _trained[:] = [items_of_config(_caches(self, place.door), config)]
+    config = getattr(_given[0], "dataset_config", "") if _given else ""
+    _trained[:] = [items_of_config(_caches(self, place.door), config)]
     try:
         place.original(self, *args, **kwargs)
     finally:
@@ -189,18 +181,13 @@ def _make_manager(place: Place, self: Any, bucketed_item_info: dict[Any, list[An
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
     """A picture, smaller, larger and as it is; without OpenCV musubi-tuner's own filters are others."""
-    if resampler("bilinear") != "cv2":
-        raise ImportError("cv2")
-    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    picture = sample_picture()
     for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
         both = theirs(picture, bucket), cut(picture, bucket, None)
-        sums = [zlib.crc32(np.ascontiguousarray(one).tobytes()) for one in both]
-        yield f"60x40 in the bucket {bucket}", *(f"pixels with the checksum {one:08x}" for one in sums)
+        yield f"60x40 in the bucket {bucket}", *map(checksum, both)
 
 
 _KINDS = ("ImageDataset", "VideoDataset")
-
-
 _BASE, _PATHS = "BaseDataset", "get_latent_cache_path"
 _LATENTS, _TEXT = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
 _ASKED = TakesAmong("num_workers")  # here too, of a data set without clips

@@ -103,7 +103,6 @@ class Caches:
         selector: gives its buckets.
         made_by: models and options that are asked for; empty where nobody knows them: they are not compared.
         package: the trainer's code; None where nobody knows it.
-        options: the `[kohya_bucket]` table.
         focus: what the crop of each item keeps, by the item's number; those without one are not in it.
         named, texts: what lies there: latents by the item's stem, and names of files with outputs of text encoders.
         makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).
@@ -126,7 +125,10 @@ class Caches:
         self.per_clip = self.clips and self.family.per_clip
         self.repair = repaired_encoder(self.package, name)
         self.table = table_of(self.dataset)
-        self.focus = self._focus()
+        sources = self.table.sources
+        found_focus = focus_of(self.options, [source.key for source in sources])
+        rows = zip(sources, () if found_focus is None else found_focus.tolist(), strict=False)
+        self.focus: dict[int, Focus] = {source.number: tuple(row) for source, row in rows if row[0] == row[0]}
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
@@ -142,12 +144,6 @@ class Caches:
             elif found := CacheName.of(str(self.folder / file), name, clips=self.clips):
                 self.named[found.stem].append(found)
         remove_leftovers(killed)
-
-    def _focus(self) -> dict[int, Focus]:
-        sources = self.table.sources
-        found = focus_of(self.options, [source.key for source in sources])
-        rows = [] if found is None else found.tolist()
-        return {source.number: tuple(row) for source, row in zip(sources, rows, strict=False) if row[0] == row[0]}
 
     @property
     def focus_of_controls(self) -> bool:
@@ -185,21 +181,14 @@ class Caches:
         reasons = [Reason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):
-            try:
-                header = read_tensor_file(Path(name.path))
-            except FileNotFoundError:
-                continue
-            except BrokenFileError as error:
-                reasons = [Reason(Stale.BROKEN, error)]
-                continue
-            note = Note.in_file(header, latents=True)
-            if why := self._why_latents(source, name, header, note):
-                reasons = why
-            else:
+            header, why = _read(Path(name.path))
+            note = None if header is None else Note.in_file(header, latents=True)
+            why = why if header is None else self._why_latents(source, name, header, note)
+            if header is not None and not why:
                 good.append((name, header, note))
+            reasons = why or reasons
         good.sort(key=lambda one: one[2] is None)
-        notes = [note for _, _, note in good if note is not None]
-        if notes:
+        if notes := [note for _, _, note in good if note is not None]:
             self._remember(source, notes[0].made_by, text=False)
         chosen = [(name, header) for name, header, _ in good[: len(notes) or None]]
         if not self.clips:
@@ -221,14 +210,19 @@ class Caches:
         bucket = self.selector.get_bucket_resolution(name.size)
         if self.clips and bucket != name.size:  # the size is that of the resized frames, and a bucket's is its own
             return [_other_bucket(name.size, bucket)]
+        at, focus = None if self.clips else bucket, self.focus.get(source.number)
         if note is None or note.fingerprint is None:
             why = self._why_unmarked_clip if self.clips else self._why_unmarked_image
-            reasons = why(source, name, header, bucket) or self._why_unmarked_focus(source, name.size, bucket)
+            if reasons := why(source, name, header, bucket):
+                return reasons
+            # what does not say what it was made from is of the middle
+            middle, kept = (fingerprint_of((0, 0, ""), name.size, at, "", "", one) for one in (None, focus))
+            reasons = why_stale(middle, kept)
+            reasons += _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=False))
             return reasons or _why_older(name.path, source.files)
         stored = note.fingerprint
         if min(bucket) < 1:
             return [_other_bucket(stored.bucket_size, bucket)]
-        at, focus = None if self.clips else bucket, self.focus.get(source.number)
         wanted = fingerprint_of(identity_in(stored), name.size, at, stored.vae, stored.dtype, focus)
         reasons = why_changed(source.files, note.files)
         reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
@@ -270,13 +264,6 @@ class Caches:
                 return [Reason(Stale.CLIP, frames, first)]
         return self._why_other_bucket(header, bucket)
 
-    def _why_unmarked_focus(self, source: Source, size: tuple[int, int], bucket: tuple[int, int]) -> list[Reason]:
-        """Of the middle, as all that does not say what it was made from."""
-        at, focus = None if self.clips else bucket, self.focus.get(source.number)
-        middle, wanted = (fingerprint_of((0, 0, ""), size, at, "", "", one) for one in (None, focus))
-        moved = _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=False))
-        return why_stale(middle, wanted) + moved
-
     def _why_other_bucket(self, header: TensorFile, bucket: tuple[int, int]) -> list[Reason]:
         """By the names of the tensors, which hold the size of the latents that are trained."""
         found = next(filter(None, map(_MAIN.match, header.shapes)), None)
@@ -284,10 +271,9 @@ class Caches:
             return [Reason(Stale.PART, "latents")]
         stride, grown = self.family.stride, self.family.grown_to
         size = int(found[2]) * stride, int(found[1]) * stride
-        for width, height in (bucket, (-(-side // grown) * grown for side in bucket)):
-            if size == (width // stride * stride, height // stride * stride):
-                return []
-        return [_other_bucket(size, bucket)]
+        fitting = (bucket, [-(-side // grown) * grown for side in bucket])
+        good = any(size == tuple(side // stride * stride for side in sides) for sides in fitting)
+        return [] if good else [_other_bucket(size, bucket)]
 
     def text(
         self, source: Source, caption: str, begin: str = "", clips: Sequence[tuple[int, int]] | None = None
@@ -315,12 +301,9 @@ class Caches:
 
     def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> tuple[list[Reason], Note | None]:
         """Why a file does not serve, and its note."""
-        try:
-            header = read_tensor_file(path)
-        except FileNotFoundError:
-            return [Reason(Stale.MISSING)], None
-        except BrokenFileError as error:
-            return [Reason(Stale.BROKEN, error)], None
+        header, why = _read(path)
+        if header is None:
+            return why, None
         if header.texts.get("caption1", caption) != caption:
             return [Reason(Stale.CAPTION)], None
         for start in (begin,) if begin else self.family.passes:
@@ -347,6 +330,16 @@ class Caches:
         self.makers[text].setdefault(json.dumps(made, sort_keys=True), (made, []))[1].append(source.number)
 
 
+def _read(path: Path) -> tuple[TensorFile | None, list[Reason]]:
+    """What a file says, or why it says nothing."""
+    try:
+        return read_tensor_file(path), []
+    except FileNotFoundError:
+        return None, [Reason(Stale.MISSING)]
+    except BrokenFileError as error:
+        return None, [Reason(Stale.BROKEN, error)]
+
+
 _MAIN = re.compile(r"latents_(?:\d+x)?(\d+)x(\d+)_")
 
 
@@ -356,8 +349,8 @@ def _other_bucket(before: tuple[int, int], now: tuple[int, int]) -> Reason:
 
 def _why_older(path: str, files: Iterable[str]) -> list[Reason]:
     made = os.stat(path).st_mtime_ns
-    there = [file for file in files if os.path.exists(file)]
-    return [Reason(Stale.OLDER)] if any(os.stat(file).st_mtime_ns > made for file in there) else []
+    newer = any(os.stat(file).st_mtime_ns > made for file in files if os.path.exists(file))
+    return [Reason(Stale.OLDER)] if newer else []
 
 
 def _why_set_otherwise(known: Settings, wanted: Settings) -> list[Reason]:

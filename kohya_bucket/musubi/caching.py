@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.door import end_run
+from kohya_bucket.adapter.ranks import end_run
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop
@@ -55,12 +55,11 @@ class Session:
         self.clips: dict[int, list[tuple[int, int]]] = {}
         self._identities: dict[int, list[Identity]] = {}  # of the files, as they were before they were read
         self._kept: set[str] = set()
-        self._lock = threading.Lock()
         self._passes = -1
         self._begin_pass()
 
     def _begin_pass(self) -> None:
-        """Captions may be gone through several times."""
+        # captions may be gone through several times
         self._kept_items: set[int] = set()
         self._wanted: set[int] = set()
         self._taken: set[int] = set()
@@ -115,14 +114,8 @@ class Session:
     def before(self, number: int, *, pictures: bool) -> None:
         """An item is about to be read, on any thread."""
         if pictures and number not in self._identities:
-            known = [identity(file, content=True) for file in self.caches.table.at[number].files]
-            with self._lock:
-                self._identities[number] = known
-
-    def failed(self, number: int, why: str) -> None:
-        """An item could not be read, on any thread."""
-        with self._lock:
-            self.left_out[number] = why
+            files = self.caches.table.at[number].files
+            self._identities[number] = [identity(file, content=True) for file in files]
 
     def take(self, item: Any) -> bool:
         """Whether an item of a batch is one; it is then told what it is."""
@@ -247,38 +240,25 @@ class PickedSource:
                 yield taken
 
     def _fetch(self, number: int, fetch: Callable[[], Any]) -> Any:
-        pictures = not self._inner.caption_only
+        pictures, caches = not self._inner.caption_only, self._session.caches
+        focus = caches.focus.get(number)
         try:
             self._session.before(number, pictures=pictures)
-            with self._keeping(number):
-                found = fetch()
+            _frames.focus = focus if caches.clips else None  # frames of a clip are cut while they are read
+            found = fetch()
             if pictures:
-                _load(found, self._session.caches.selector)
-                self._mark(found, number)
+                _load(found, caches.selector)
+                if focus is not None and not caches.clips:  # pictures later: they are told what to keep
+                    for picture in _pictures(found, controls=caches.focus_of_controls):
+                        setattr(picture, _FOCUS, focus)
         except MemoryError:
             raise
         except Exception as error:  # whatever a decoder raises at a file
-            self._session.failed(number, _said(error))
-            return self._stand_in(self._session.caches.table.at[number], pictures=pictures)
-        return found
-
-    @contextmanager
-    def _keeping(self, number: int) -> Iterator[None]:
-        """Frames of a clip are cut while they are read, all of them alike."""
-        caches = self._session.caches
-        _frames.focus = caches.focus.get(number) if caches.clips else None
-        try:
-            yield
+            self._session.left_out[number] = _said(error)
+            return self._stand_in(caches.table.at[number], pictures=pictures)
         finally:
             _frames.focus = None
-
-    def _mark(self, found: Any, number: int) -> None:
-        """Pictures are cut after they are read: they are told what to keep."""
-        caches = self._session.caches
-        focus = caches.focus.get(number)
-        if focus is not None and not caches.clips:
-            for picture in _pictures(found, controls=caches.focus_of_controls):
-                setattr(picture, _FOCUS, focus)
+        return found
 
     def _stand_in(self, source: Source, *, pictures: bool) -> Any:
         caption = source.caption or ""

@@ -69,12 +69,7 @@ def lists_are_searched_beside_them(package: Path | None) -> bool:
 
 
 class Repair(NamedTuple):
-    """A text encoder whose outputs were wrong before.
-
-    Attributes:
-        file: has the code that loads it, repaired.
-        before: what was wrong.
-    """
+    """A text encoder whose outputs were wrong before: the file that loads it, repaired, and what was wrong."""
 
     file: Path
     before: str

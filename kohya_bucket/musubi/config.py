@@ -29,7 +29,6 @@ class MusubiConfig:
     """All that a config says.
 
     Attributes:
-        path: the file.
         datasets: in order; those that musubi-tuner would refuse are there with what is known.
         readable: whether all values of each can be read; else a default stands there.
         places: where each begins, for messages: `line 7, dataset 1`.
@@ -170,10 +169,8 @@ def _check_frames(keys: ClipKeys, place: str, model: Architecture, findings: Fin
         message += f"max_frames {keys.max_frames}, source_fps {keys.source_fps}: no frames follow from one of these"
         findings.error("frames", place, message, "give numbers of 1 or more, and a rate above 0")
     elif how != "full" and model.name and asked < model.grid.base:
-        message = (
-            f"target_frames {lengths}: {model.title} needs {model.grid.base} frames or more, and musubi-tuner stops"
-        )
-        findings.error("frames", place, message, "list longer ones")
+        message = f"target_frames {lengths}: {model.title} needs {model.grid.base} frames or more"
+        findings.error("frames", place, f"{message}, and musubi-tuner stops", "list longer ones")
     elif how != "full" and model.name and set(taken := model.grid.lengths(lengths)) != set(lengths):
         message = f"target_frames {lengths} are rounded to {list(taken)}"
         findings.note("target-frames", place, message, f"{model.title} takes {model.grid} frames")

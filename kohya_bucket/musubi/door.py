@@ -51,10 +51,10 @@ class MusubiDoor(TrainerDoor):
 
     def check_options(self, options: AdapterOptions) -> None:
         check_options(options)
-        if options.focus and not self.knows("caching"):
+        if options.focus and "caching" in self.unknown:
             raise ConfigError(
                 "[kohya_bucket] focus needs a part of musubi-tuner that looks different from every known version: "
-                f"{self.left_alone()['caching']}. Leave it out, or update kohya-bucket"
+                f"{self.unknown['caching']}. Leave it out, or update kohya-bucket"
             )
 
     def is_group(self, dataset: Any) -> bool:

@@ -30,7 +30,6 @@ class CacheName:
     """What the name of a file with latents says.
 
     Attributes:
-        path: of the file.
         stem: the item's.
         size: (width, height) of the image, or of a clip's resized frames.
         clip: first frame and number of frames; None for images.
@@ -51,11 +50,9 @@ class CacheName:
         if found is None:
             return None
         stem, size = found[1], (int(found[2]), int(found[3]))
-        if not clips:
-            return cls(path, stem, size)
-        part = _CLIP_OF_FILE.search(stem)
+        part = _CLIP_OF_FILE.search(stem) if clips else None
         if part is None:
-            return None
+            return None if clips else cls(path, stem, size)
         section = None if part[3] is None else int(part[3])
         return cls(path, stem[: part.start()], size, (int(part[1]), int(part[2])), section)
 
@@ -191,8 +188,7 @@ def identity(path: str, *, content: bool = False) -> Identity:
 def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, tuple[str, ...], str]]:
     """(path, caption, files, further keys) of a directory or of a list."""
     with_sound = per_clip and hasattr(datasource, "get_video_data")
-    paths = getattr(datasource, "image_paths", None)
-    paths = getattr(datasource, "video_paths", None) if paths is None else paths
+    paths = getattr(datasource, "image_paths", getattr(datasource, "video_paths", None))
     if paths is not None:
         sounds = _sounds(paths) if with_sound else {}
         targets, controls = getattr(datasource, "target_paths", {}), getattr(datasource, "control_paths", {})
@@ -201,7 +197,8 @@ def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, 
             further = (control,) if isinstance(control, str) else tuple(control)
             yield path, None, (path, *targets.get(path, ()), *further, *sounds.get(path, ())), ""
         return
-    several, file = bool(getattr(datasource, "multiple_target", False)), _list_of(datasource)
+    several = bool(getattr(datasource, "multiple_target", False))
+    file = str(getattr(datasource, "image_jsonl_file", None) or getattr(datasource, "video_jsonl_file", "the list"))
     paths = [row.get("video_path") or row.get("image_path", row.get("image_path_0")) for row in datasource.data]
     sounds = _sounds([path for path in paths if isinstance(path, str)]) if with_sound else {}
     for number, (path, row) in enumerate(zip(paths, datasource.data, strict=True), 1):
@@ -241,10 +238,6 @@ def _files_in(value: Any, listed_in: str) -> Iterator[str]:
             yield from _files_in(one, listed_in)
 
 
-def _list_of(datasource: Any) -> str:
-    return str(getattr(datasource, "image_jsonl_file", None) or getattr(datasource, "video_jsonl_file", "the list"))
-
-
 def _numbered(row: dict[str, Any], prefix: str, first: int) -> Iterator[str]:
     while f"{prefix}{first}" in row:
         yield row[f"{prefix}{first}"]
@@ -256,9 +249,7 @@ _tables: WeakKeyDictionary[Any, SourceTable] = WeakKeyDictionary()
 
 def table_of(dataset: CachedDataset) -> SourceTable:
     """The one table of a data set, whose list never changes."""
-    if dataset not in _tables:
-        _tables[dataset] = SourceTable(dataset)
-    return _tables[dataset]
+    return _tables.get(dataset) or _tables.setdefault(dataset, SourceTable(dataset))
 
 
 def folder_of(dataset: Any) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from kohya_bucket.adapter.findings import Findings
@@ -55,7 +55,11 @@ def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -
         findings.error("missing-folder", place, f"{folder!r} {why}", path_meant(folder))
         return []
     clips, ending = keys.what == "clip", keys.caption_extension
-    paths = _of_endings(folder, names, _VIDEO_ENDINGS if clips else frame_endings())
+    endings: Collection[str] = _VIDEO_ENDINGS if clips else frame_endings()
+    # as `glob` finds them: exact endings, but on Windows in any case
+    plain = str.lower if os.name == "nt" else str
+    wanted = {plain(one) for one in endings}
+    paths = [os.path.join(folder, name) for name in names if plain(os.path.splitext(name)[1]) in wanted]
     if not ending:
         return paths
     remedy = f"write one to the same name with {ending}"
@@ -73,14 +77,6 @@ def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -
         message += f"(before 0.3.0 it stops there): {some(bare)}"
         findings.warning("no-caption", place, message, remedy, bare)
     return kept
-
-
-def _of_endings(folder: str, names: Sequence[str], endings: Collection[str]) -> list[str]:
-    """The paths that `glob` would find: exact endings, but on Windows in any case."""
-    if os.name == "nt":
-        endings = {ending.lower() for ending in endings}
-        return [os.path.join(folder, name) for name in names if os.path.splitext(name)[1].lower() in endings]
-    return [os.path.join(folder, name) for name in names if os.path.splitext(name)[1] in endings]
 
 
 def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool) -> list[str]:

@@ -55,13 +55,3 @@ class Group(Protocol):
     """All data sets of the config."""
 
     datasets: list[Dataset]
-
-
-class Accelerator(Protocol):
-    """accelerate's, as far as states and the place in an epoch are concerned."""
-
-    step: int
-
-    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
-
-    def register_load_state_pre_hook(self, hook: Any) -> Any: ...

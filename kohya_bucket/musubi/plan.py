@@ -5,19 +5,18 @@ with its files, for `kohya-bucket plan` and `doctor`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.findings import Findings, Section, Severity
+from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import ItemsInBuckets, focus_of, scan_sizes
+from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
@@ -31,19 +30,6 @@ from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
-
-
-@dataclass(frozen=True)
-class ItemRow:
-    """One bucket, for tables; crop losses are shares of the resized picture."""
-
-    bucket: tuple[int, ...]
-    items: int
-    samples: int
-    batches: int
-    short_batches: int
-    mean_crop_loss: float
-    worst_crop_loss: float
 
 
 @dataclass(frozen=True)
@@ -65,15 +51,11 @@ class PlannedItems(ItemsInBuckets):
         frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
         return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
 
-    def rows(self) -> list[ItemRow]:
+    def rows(self) -> list[BucketRow]:
         """One for each bucket."""
-        out = []
-        for k, key in enumerate(self.bucket_keys):
-            mine = self.bucket_ids == k
-            samples, loss = int(self.repeats[mine].sum()), self.crop_loss[mine]
-            batches, short = -(-samples // self.batch_size), int(samples % self.batch_size > 0)
-            out.append(ItemRow(key, int(mine.sum()), samples, batches, short, float(loss.mean()), float(loss.max())))
-        return out
+        parts = [by_bucket(column, self.bucket_ids, len(self.buckets)) for column in (self.repeats, self.crop_loss)]
+        columns = zip(self.bucket_keys, *parts, strict=True)
+        return [BucketRow.of(key, int(times.sum()), self.batch_size, losses) for key, times, losses in columns]
 
 
 @dataclass(frozen=True)
@@ -81,7 +63,6 @@ class PlacedData:
     """One data set.
 
     Attributes:
-        keys: what the config says of it.
         place: where it is in the config.
         paths: [N] its images or clips.
         items: what is trained of them.
@@ -143,15 +124,14 @@ def _place_clips(
     sections = np.ones(len(spans), dtype=np.int64)
     if model.in_sections:
         sections = (model.grid.latent_frames(spans.length) - 1) // max(keys.fp_latent_window_size, 1)
-        short = sorted({paths[i] for i in spans.clip[sections < 1].tolist()})
-        if short:
+        if short := sorted({paths[i] for i in spans.clip[sections < 1].tolist()}):
             need = keys.fp_latent_window_size * model.grid.stride + model.grid.base
             message = f"{counted(len(short), 'clip')} with fewer than {need} frames in an item, at which "
             message += f"{model.title} stops: {some(short)}"
             findings.error("short-sections", place, message, f"list target_frames of {need} or more", short)
     left_out = _left_out(paths, placed.reasons, scan.failures, keys.what, place, findings)
     names = []  # as their caches are called, but for the size: first frame, frames, and the section if there are
-    runs = (spans.clip.tolist(), spans.start.tolist(), spans.length.tolist(), sections.tolist())
+    runs = (column.tolist() for column in (spans.clip, spans.start, spans.length, sections))
     for clip, start, length, count in zip(*runs, strict=True):
         name = f"{os.path.splitext(os.path.basename(paths[clip]))[0]}_{start:05d}-{length:03d}"
         names += [f"{name}-{section:04d}" for section in range(count)] if model.in_sections else [name]
@@ -169,12 +149,10 @@ def _left_out(
     unreadable = {i: why for i, _, why in failures}
     without = np.flatnonzero(reasons != Reason.PLACED).tolist()
     left_out = tuple((paths[i], unreadable.get(i) or Reason(int(reasons[i])).text) for i in without)
-    short = [path for path, why in left_out if why == Reason.TOO_SHORT.text]
-    if short:
+    if short := [path for path, why in left_out if why == Reason.TOO_SHORT.text]:
         message = f"{counted(len(short), what)} with fewer frames than the shortest of target_frames: {some(short)}"
         findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
-    rest = [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]
-    if rest:
+    if rest := [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]:
         message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
         findings.warning("not-trained", place, message, "repair or remove", rest)
     return left_out
@@ -199,12 +177,10 @@ def _check_clips(data: PlacedData, model: Architecture, findings: Findings) -> N
     if not isinstance(keys, ClipKeys) or scan is None:
         return
     _check_rates(keys, scan, data.place, model, findings)
-    turned = [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]
-    if turned:
+    if turned := [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]:
         message = f"{counted(len(turned), 'clip')} that players turn, and musubi-tuner does not: {some(turned)}"
         findings.warning("rotated", data.place, message, "encode them anew, or train them lying on their side", turned)
-    decoded = [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]
-    if decoded:
+    if decoded := [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]:
         message = f"the frames of {counted(len(decoded), 'clip')} were counted by decoding: {some(decoded)}"
         findings.note("counted", data.place, message, "their containers do not say how many there are", decoded)
     total, lost = float(np.nansum(scan.seconds)), seconds_lost(data)
@@ -219,9 +195,9 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
     if expected is None or model.by_time:
         return
     other = np.flatnonzero((scan.fps > 0) & (np.abs(scan.fps - expected) > _SAME_RATE * expected)).tolist()
-    if not other:
-        return
     names = [scan.paths[i] for i in other]
+    if not names:
+        return
     rates = sorted({f"{scan.fps[i]:.5g}" for i in other}, key=float)
     have = f"{counted(len(names), 'clip')} {'has' if len(names) == 1 else 'have'} {some(rates)} frames per second"
     if keys.source_fps is not None:
@@ -247,14 +223,8 @@ def overview(
 ) -> Overview:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
-    What its files show to be wrong is added to its findings.
-
-    Args:
-        options: of the adapter; None where they have mistakes, so that nothing can be planned.
-        gpus: numbers of them.
-        accumulate: batches whose gradients make one update.
-        decode: decode every clip to its end.
-        progress: called as `progress(done, total)`.
+    What its files show to be wrong is added to its findings. Nothing is planned without options. With `decode`, every
+    clip is decoded to its end.
 
     Raises:
         KohyaBucketError: keys or options from which no buckets follow, with the data set's place in the config.
@@ -274,28 +244,21 @@ def overview(
     groups = [data.items for data in placed if len(data.items.keys)]
     if not groups and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
-    if not groups:
-        return Overview(options, tuple(placed), ())
-    return Overview(options, tuple(placed), gpu_rows(GroupPlanner(groups, options), gpus, accumulate))
-
-
-ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
+    rows = gpu_rows(GroupPlanner(groups, options), gpus, accumulate) if groups else ()
+    return Overview(options, tuple(placed), rows)
 
 
 def config_section(path: Path, model: Architecture, show: ShowProgress, *, decode: bool) -> Section:
     """What `kohya-bucket doctor` says of a config: its mistakes, and the images and clips that will fail.
 
-    Args:
-        show: makes a progress function for a title.
-        decode: decode all images, and all clips to the end; else their headers and containers are read only.
+    With `decode`, all images are decoded, and all clips to the end; else their headers and containers are read only.
 
     Raises:
         KohyaBucketError: the config cannot be read at all.
     """
     read = read_config(path, model)
-    section = Section(f"config {path}, of musubi-tuner", findings=read.findings)
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
-    section.facts.append(("checked for", model.title + advice))
+    section = Section(f"config {path}, of musubi-tuner", [("checked for", model.title + advice)], read.findings)
     try:
         _look_at_files(section, read, show, decode)
     except KohyaBucketError as error:

@@ -10,9 +10,9 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
-from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.patching import Replacement
 from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.resume import Accelerator
 from kohya_bucket.adapter.seams import Door, Place, Seam, Subject, calling_frame
 from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses, parameters_of
 from kohya_bucket.errors import ConfigError
@@ -20,32 +20,27 @@ from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_seams import CACHING, clip_selector
 from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
-from kohya_bucket.musubi.objects import Accelerator, BatchManager, Dataset, Group, Item
+from kohya_bucket.musubi.objects import BatchManager, Dataset, Group, Item
 
 logger = logging.getLogger("kohya_bucket")
 
 
 def _group_item(place: Place, self: Group, index: Any, /) -> Any:
-    if not isinstance(index, PlannedBatch):
-        return place.original(self, index)
-    with exit_with_message():
-        return planned_item(self, index)
+    return planned_item(self, index) if isinstance(index, PlannedBatch) else place.original(self, index)
 
 
 def _sanitize(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
-    with exit_with_message():
-        user_config = place.door.read_options(user_config)
-        try:
-            return place.original(self, user_config, **more)
-        except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
-            raise ConfigError(
-                f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
-            ) from error
+    user_config = place.door.read_options(user_config)
+    try:
+        return place.original(self, user_config, **more)
+    except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
+        raise ConfigError(
+            f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
+        ) from error
 
 
 def _load(place: Place, file: str, **more: Any) -> Any:
-    with exit_with_message():
-        load_source(file, "musubi-tuner")
+    load_source(file, "musubi-tuner")
     return place.original(file, **more)
 
 
@@ -114,8 +109,6 @@ def _parts_of_first(examples: list[Any]) -> tuple[Any, ...]:
 
 _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")
 _OF_RUN = ("debug_dataset", "architecture")
-
-
 _MANAGER = "BucketBatchManager"
 _ORDER = (
     Seam("DatasetGroup", (Inherits("__getitem__", "__len__"), Offers(Group))),
@@ -136,7 +129,6 @@ _ORDER = (
 )
 _RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
 _WEIGHING = (Seam("Accelerator.backward", (), _backward),)
-
 
 _SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
 _MODES = [(False, False), (True, False), (True, True)]

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kohya_bucket.adapter.door import end_run
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import end_run, is_first_process
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.musubi.cache_files import TensorFile, why_made_otherwise
@@ -173,8 +172,7 @@ class _Judged:
         names = {source.number: source.name for source in self.caches.table.sources}
         where = from_here(folder_of(self.caches.dataset))
         if not self.wrong:
-            out = [f"{names[number]}: {why}" for number, why in sorted(self.left_out.items())]
-            return f"not one of {counted(len(names), 'item')} in {where} can be read: {some(out)}"
+            return f"not one of {counted(len(names), 'item')} in {where} can be read: {some(self.lines_of_left_out())}"
         lines = [
             f"{names[number]} ({', '.join(f'{kind}: {reasons[0]}' for kind, reasons in wrong.items())})"
             for number, wrong in sorted(self.wrong.items())
@@ -191,11 +189,13 @@ class _Judged:
             f"{some(lines, _SHOWN)}. Make them with {commands}; what is current is kept"
         )
 
+    def lines_of_left_out(self) -> list[str]:
+        return [f"{self.caches.table.at[number].name}: {why}" for number, why in sorted(self.left_out.items())]
+
     def report(self) -> None:
         """What is left out, and what is left alone."""
         table = self.caches.table
-        if self.left_out:
-            lines = [f"{table.at[number].name}: {why}" for number, why in sorted(self.left_out.items())]
+        if lines := self.lines_of_left_out():
             logger.warning("%s left out: %s", counted(len(lines), "item"), one_line(some(lines, _SHOWN)))
         out = {table.at[number].stem for number in self.left_out}
         others = [name.path for stem, of_stem in self.caches.named.items() if stem not in out for name in of_stem]

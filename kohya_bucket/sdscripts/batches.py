@@ -28,6 +28,7 @@ from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.caching.session import forget_shared
 from kohya_bucket.sdscripts.caching.shards import shard_numbers
 from kohya_bucket.sdscripts.caching.text import end_before_training
+from kohya_bucket.sdscripts.config.read import without_headings
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.sdscripts.resuming import OPTIONS
 from kohya_bucket.sdscripts.tables import BatchTable, compact
@@ -102,8 +103,6 @@ def own_random(seed: int) -> Iterator[None]:
 
 
 # Images weigh the same on any number of GPUs through the batch's `loss_weights`; not every trainer reads them.
-
-
 _KEY = "loss_weights"
 
 
@@ -171,8 +170,7 @@ def refuse_empty(group: Any) -> None:
     if training and tables and len(tables) == len(datasets) and not any(len(table.images.keys) for table in tables):
         raise SystemExit(
             "kohya_bucket: no image is left to train: the folders are empty, or every image was left out for the "
-            "reason "
-            "above; `kohya-bucket plan` shows the same without training"
+            "reason above; `kohya-bucket plan` shows the same without training"
         )
 
 
@@ -218,9 +216,7 @@ def planned_arguments(
     return with_plan(arguments, sampler, door.in_worker)
 
 
-# What needs a part of sd-scripts that looks unknown, and is refused before it costs a night.
-
-
+# What needs a part of sd-scripts that looks unknown, and is refused before it costs a night:
 # by option that may be "shards": the subject and the seam that it stands on, and what is cached
 _SHARDS = {
     "latent_cache": ("caching", "BaseDataset.new_cache_latents", "latents"),
@@ -228,13 +224,8 @@ _SHARDS = {
 }
 
 
-def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owners: Owners) -> None:
+def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions, owners: Owners) -> None:
     """Refuse options and arguments that a subject must be known for, or a package installed.
-
-    Args:
-        unknown: {subject: `Unknown`} of what is left to sd-scripts.
-        owners: what it defines.
-        options: the `[kohya_bucket]` table.
 
     Raises:
         ConfigError: with what is asked for, and what is not known.
@@ -256,7 +247,7 @@ def refuse_what_needs(unknown: Mapping[str, Any], options: AdapterOptions, owner
         if subject in unknown and asked:
             raise ConfigError(
                 f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
-                f"{'; '.join(unknown[subject].problems)}. Leave it out, or update kohya-bucket"
+                f"{unknown[subject]}. Leave it out, or update kohya-bucket"
             )
     for option, (_, seam, what) in shards.items():
         if not owners.has(seam):
@@ -288,8 +279,4 @@ def _of_file(name: str) -> set[str]:
         table = parse_toml(read_text(path))
     except (OSError, ValueError):
         return set()  # the trainer says what is wrong with it
-    flat = dict(table)
-    for value in table.values():
-        if isinstance(value, dict):
-            flat |= value
-    return {key for key, value in flat.items() if value not in (None, False, "")}
+    return {key for key, value in without_headings(table).items() if value not in (None, False, "")}

@@ -31,12 +31,12 @@ _NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
-def cache_section(read: Config, options: AdapterOptions) -> Section:
+def cache_section(read: Config) -> Section:
     """What is cached and current, what is not, and whether the disk has room for it.
 
     The model is not in a dataset config: the families are those whose caches are found, or else all.
     """
-    section = Section("latent caches")
+    section, options = Section("latent caches"), read.options or AdapterOptions()
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
     parts = [part for part in wanted_by_config(read, _ENCODING, root, options=options) if len(part)]
@@ -49,23 +49,19 @@ def cache_section(read: Config, options: AdapterOptions) -> Section:
     elif not parts:
         section.facts.append(("images", "none that can have cached latents"))
     elif options.latent_cache == "shards":
+        first_image: dict[int, str] = {}
+        stores: dict[StorePath, list[LatentItems]] = {}
+        for part in parts:
+            first = first_image.setdefault(part.dataset, str(part.paths[0]))
+            stores.setdefault(store_folder(options, first), []).append(part)
         try:
-            for folder, mine in _by_store(parts, options).items():
+            for folder, mine in stores.items():
                 _shards(section, _distinct(mine), folder)
         except (LatentStoreError, StorageError) as error:
             section.findings.error("store", "", str(error))
     else:
         _npz(section, _distinct(parts), root)
     return section
-
-
-def _by_store(parts: Sequence[LatentItems], options: AdapterOptions) -> dict[StorePath, list[LatentItems]]:
-    found: dict[StorePath, list[LatentItems]] = {}
-    first_image: dict[int, str] = {}
-    for part in parts:
-        first = first_image.setdefault(part.dataset, str(part.paths[0]))
-        found.setdefault(store_folder(options, first), []).append(part)
-    return found
 
 
 def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
@@ -169,16 +165,15 @@ class Lacking:
 def check_disk_space(section: Section, lacking: Sequence[Lacking], store: Path | None) -> None:
     """Compare what is to be written with what is free, disk by disk.
 
-    Args:
-        lacking: alternatives, the smallest latents first.
-        store: folder of a latent store; None for npz beside the images.
+    `lacking` are alternatives, the smallest latents first; `store` is a latent store's folder, None for npz beside the
+    images.
     """
     fits = 0
     for one in lacking:
         needed = _needed(one, store)
         full = []
         for folder, nbytes in needed.items():
-            free = free_bytes(folder)
+            free = _free_bytes(folder)
             text = f"{one.families}: {human(nbytes)} to write in {folder}"
             section.facts.append(("room", text + ("" if free is None else f", {human(free)} free")))
             if free is not None and nbytes > free:
@@ -201,8 +196,7 @@ def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
     return int((latents + masks + _ITEM_BYTES).sum()) + _SHARD_BYTES * len(np.unique(size_keys(part.bucket_sizes)))
 
 
-def free_bytes(folder: Path) -> int | None:
-    """Bytes free where `folder` is or will be; None when unknown."""
+def _free_bytes(folder: Path) -> int | None:
     try:
         return shutil.disk_usage(_existing(folder)).free
     except OSError:

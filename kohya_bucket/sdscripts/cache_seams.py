@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from kohya_bucket.adapter.door import exit_with_message
 from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, where
-from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, parameters_of
+from kohya_bucket.adapter.shapes import (
+    Behaves,
+    Offers,
+    Takes,
+    TakesAmong,
+    Uses,
+    checksum,
+    parameters_of,
+    sample_picture,
+)
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.resize import INTERPOLATIONS, resampler, resize_and_crop
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching import text as text_caching
 from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable_plainly, check_one_size_each
@@ -40,7 +45,7 @@ def has_plain_caching(owners: Owners) -> bool:
 def _cache_latents(
     place: Place, self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
-    with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+    with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
         _refuse_unseen_crops(place, unseen=cache_to_disk)
         run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
         cache_the_readable_plainly(self, run, place.door.options())
@@ -50,8 +55,7 @@ def _cache_group(
     place: Place, self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     if cache_to_disk:
-        with exit_with_message():
-            check_one_size_each(self.datasets)
+        check_one_size_each(self.datasets)
     place.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
@@ -61,7 +65,7 @@ def _new_cache_latents(place: Place, self: Dataset, model: Any, accelerator: Any
     strategy: LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
     known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
-    with exit_with_message(), extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
         _refuse_unseen_crops(place, unseen=to_disk and not known)
         cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
 
@@ -75,11 +79,9 @@ def _refuse_unseen_crops(place: Place, *, unseen: bool) -> None:
         )
 
 
-def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
     """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters are others."""
-    if resampler("bilinear") != "cv2":
-        raise ImportError("cv2")
-    picture = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    picture = sample_picture()
     chosen = "resize_interpolation" in parameters_of(theirs)
     for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
         by_name = INTERPOLATIONS[2:] if chosen else ()
@@ -87,19 +89,14 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
         answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
         for name, answer in answers.items():
             expected = resize_and_crop(picture, resized, bucket, name)
-            yield f"60x40 to {resized} by {name}", _checksum(answer), _checksum(expected)
-
-
-def _checksum(picture: Any) -> str:
-    return f"pixels with the checksum {zlib.crc32(np.ascontiguousarray(picture).tobytes()):08x}"
+            yield f"60x40 to {resized} by {name}", *map(checksum, (answer, expected))
 
 
 def _trim(
     place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
     if not isinstance(resized_size, CutSize):
-        found: tuple[Any, Any, Any] = place.original(random_crop, image, reso, resized_size, *args, **more)
-        return found
+        return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
     resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
     (left, top), (width, height) = resized_size.crop, reso
     return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
@@ -156,8 +153,7 @@ _CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "T
 def _new_cache_text_encoder_outputs(place: Place, self: Dataset, models: Any, accelerator: Any) -> None:
     named = place.door.owners.named
     strategies = text_caching.Strategies(*(named(name).get_strategy() for name in (_CACHING, *_BESIDE)))
-    with exit_with_message():
-        text_caching.cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
+    text_caching.cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
 
 
 def _keeps_dropout(owners: Owners) -> bool:

@@ -8,22 +8,19 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.findings import Section
+from kohya_bucket.adapter.findings import Section, ShowProgress
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, pip_install, where_this_came_from
 from kohya_bucket.images.headers import say_orientations
-from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.sdscripts.checkout import PATCH, CheckoutError, describe_folder, find_checkout
@@ -31,42 +28,22 @@ from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan import DatasetOverview, name_unreadable, overview
 from kohya_bucket.texts import counted, some
 
-ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
-
-
-@dataclass(frozen=True)
-class Examined:
-    """A config without mistakes that stop it, for further looks."""
-
-    read: Config
-    options: AdapterOptions
-
 
 def config_section(
-    path: Path,
-    given: Mapping[str, Any],
-    release: Release,
-    show: ShowProgress,
-    *,
-    trainer: Trainer = ANY_TRAINER,
+    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, trainer: Trainer = ANY_TRAINER,
     decode: bool = True,
-) -> tuple[Section, Examined | None]:
+) -> tuple[Section, Config | None]:  # fmt: skip
     """Read the config as the trainer does, and look at every image that it names.
 
-    Args:
-        given: values from the trainer's command line, if the config does not set it.
-        release: the version of sd-scripts to follow.
-        show: makes a progress function for a title.
-        trainer: which trainer it is for, as far as that is known.
-        decode: decode all images; else their headers are read only.
+    `given`, `release` and `trainer` are as in `read_config`. With `decode`, all images are decoded; else their headers
+    are read only. Returns the config too, where it has no mistakes that stop it.
 
     Raises:
         KohyaBucketError: the config cannot be read at all.
     """
-    section = Section(f"config {path}")
     read = read_config(path, given, release=release, trainer=trainer)
-    section.findings = read.findings
-    section.facts.append(("checked for", read.trainer.title or f"any model; {NAME_THE_MODEL}"))
+    checked_for = read.trainer.title or f"any model; {NAME_THE_MODEL}"
+    section = Section(f"config {path}", [("checked for", checked_for)], read.findings)
     options, trains, left_out = read.options, not read.findings.of(Severity.ERROR), None
     try:
         left_out = None if options is None else _planned(section, read, options, show)
@@ -77,7 +54,7 @@ def config_section(
             left_out, trains = name_unreadable(read.datasets, read.findings, progress), False
     if decode:
         _decode(section, read, left_out, show, stops=options is not None and options.on_bad_image == "stop")
-    return section, Examined(read, options) if trains and options is not None else None
+    return section, read if trains and options is not None else None
 
 
 def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
@@ -112,12 +89,11 @@ def _summary(dataset: DatasetOverview) -> str:
 
 def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
     if dataset.left_out:
-        names = [f"{key}: {reason}" for key, reason in dataset.left_out]
+        names, remedy = [f"{key}: {reason}" for key, reason in dataset.left_out], "repair or remove"
         message = (
             f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop at them when "
             "they are read or loaded"
         )
-        remedy = "repair or remove"
         if dataset.read.config.bucket_no_upscale:
             remedy += ", or set bucket_no_upscale = false for the small ones"
         section.findings.warning("left-out", dataset.read.config.place, message, remedy, names)
@@ -134,16 +110,12 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
     lists = f"`kohya-bucket analyze --config {path} --list-bad bad.txt` writes the paths into a file"
     long = np.any([too_long(dataset.sizes, p) for p in dataset.placements], axis=0)
     losses = np.nanmax([p.crop_loss for p in dataset.placements], axis=0)
-    chosen = np.flatnonzero(long)
-    if len(chosen):
-        names = [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in chosen.tolist()]
+    if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
         message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
         section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
-    scales = np.stack([enlargement(dataset.sizes, p) for p in dataset.placements])
-    most = np.fmax.reduce(scales, axis=0)
-    chosen = np.flatnonzero(most > MUCH_ENLARGED)
-    if len(chosen):
-        names = [f"{images.keys[i]}: {most[i]:.3g} times" for i in chosen.tolist()]
+    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in dataset.placements], axis=0)
+    chosen = most > MUCH_ENLARGED
+    if names := [f"{images.keys[i]}: {most[i]:.3g} times" for i in np.flatnonzero(chosen).tolist()]:
         low, high = most[chosen].min(), most[chosen].max()
         message = (
             f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, so blurred images are trained "
@@ -161,33 +133,26 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
     section.facts.append(("decoded", f"{counted(len(set(every)), 'image')}, {len(bad):,} of them cannot be decoded"))
     if bad:
         names = [f"{path}: {reason}" for path, reason in bad]
-        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); "
-        if stops:
-            message += 'training stops at the first of them, as on_bad_image = "stop" asks'
-            section.findings.error("undecodable", "", message, "repair or remove", names)
-        else:
-            message += (
-                "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when "
-                "its turn comes, and another image of its bucket trains in its place"
-            )
-            section.findings.warning("undecodable", "", message, "repair or remove", names)
+        then = 'training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
+            "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its "
+            "turn comes, and another image of its bucket trains in its place"
+        )  # fmt: skip
+        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); {then}"
+        report = section.findings.error if stops else section.findings.warning
+        report("undecodable", "", message, "repair or remove", names)
 
 
 # A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.
 
 
 def checkout_section(folder: Path, *, imported: bool = True) -> Section:
-    """Look at the checkout in `folder`.
-
-    Args:
-        imported: import it in a process of its own, which takes as long as importing torch does.
+    """Look at the checkout in `folder`; `imported`: in a process of its own, which takes as long as importing torch.
 
     Raises:
         CheckoutError: the folder is no checkout.
     """
     root = find_checkout(folder)
-    section = Section("sd-scripts")
-    section.facts.append(("checkout", describe_folder(root)))
+    section = Section("sd-scripts", [("checkout", describe_folder(root))])
     _patch(section, root)
     if imported:
         _probe(section, root)
@@ -208,8 +173,8 @@ def _patch(section: Section, root: Path) -> None:
             f"kohya-bucket patch install {root}",
         )  # fmt: skip
     else:
-        start = "accelerate launch -m kohya_bucket.launch TRAINER.py …"
-        section.facts.append(("patch", f"none; start with {start}, or: kohya-bucket patch install {root}"))
+        start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …"
+        section.facts.append(("patch", f"none; {start}, or: kohya-bucket patch install {root}"))
 
 
 def _probe(section: Section, root: Path) -> None:
@@ -245,18 +210,14 @@ def _remedy(root: Path) -> str:
 # What is installed here, and what each missing package is for.
 
 
-_ALWAYS = ("numpy", "pillow")
-
-
 def packages_section() -> Section:
     """This Python, this package's version, and the packages of each of its extras."""
-    section = Section("this environment")
-    section.facts += [
+    section = Section("this environment", [
         ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("system", platform.platform()),
-    ]
-    section.facts += [(name, version_of(name) or "not installed") for name in _ALWAYS]
+        *((name, version_of(name) or "not installed") for name in ("numpy", "pillow")),
+    ])  # fmt: skip
     for extra, (names, purpose) in EXTRAS.items():
         found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
         here = ", ".join(f"{name} {version}" for name, version in found.items() if version)

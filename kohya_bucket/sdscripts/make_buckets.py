@@ -1,7 +1,4 @@
-"""Replacements for methods of sd-scripts' dataset classes.
-
-Each function here takes the place of the method of the same name; `dataset` is sd-scripts' own object.
-"""
+"""Replacements for methods of sd-scripts' dataset classes: the public functions, for methods of the same names."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +15,7 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
+from kohya_bucket.adapter.seams import Place
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.config.files import (
@@ -38,7 +35,7 @@ from kohya_bucket.texts import one_line
 logger = logging.getLogger("kohya_bucket")
 
 
-def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+def get_image_size(place: Place, self: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
     """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read.
 
     sd-scripts asks before buckets are made where small images are to be skipped, and skips what has no size.
@@ -50,12 +47,13 @@ def get_image_size(dataset: HeldDataset, image_path: str) -> tuple[int, int]:  #
     return width, height
 
 
-def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> None:
+def make_buckets(place: Place, self: Dataset) -> None:
     """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
 
     Raises:
         KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
+    dataset, options = self, place.door.options()
     refuse_random_crops(getattr(dataset, "subsets", ()), options)
     # the metadata of a dataset may prescribe buckets; asked before its own are made
     prescribed = bool(dataset.bucket_manager is not None and dataset.enable_bucket)
@@ -64,7 +62,7 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
     dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
-    dataset.buckets_indices = BatchTable(images, make_entry, dataset, options)
+    dataset.buckets_indices = BatchTable(images, place.door.owners.named("BucketBatchIndex"), dataset, options)
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
         if len(images.keys):
@@ -74,11 +72,9 @@ def make_buckets(dataset: Dataset, options: AdapterOptions, make_entry: Any) -> 
             logger.warning("\n".join(skipped_lines(failures)))
 
 
-def get_resolutions(group: Group, options: AdapterOptions) -> list[tuple[int, int]]:
+def get_resolutions(place: Place, self: Group) -> list[tuple[int, int]]:
     """(width, height) of every resolution that the datasets of a group train at."""
-    if options.resolutions:
-        return list(options.resolutions)
-    return [(dataset.width, dataset.height) for dataset in group.datasets]
+    return list(place.door.options().resolutions or ((dataset.width, dataset.height) for dataset in self.datasets))
 
 
 def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple[PlacedDataset, list[tuple[str, str]]]:
@@ -111,7 +107,11 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     for i, _ in placing.left_out:
         _take_out(dataset, infos[i])
     if placing.trained.mode == "all":
-        _count_again(dataset, table.is_reg[placing.kept], placing.trained)
+        # in the numbers that sd-scripts prints and writes into metadata, an image counts once for each resolution
+        more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
+        regular = table.is_reg[placing.kept]
+        dataset.num_train_images += int(more[~regular].sum())
+        dataset.num_reg_images += int(more[regular].sum())
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
 
 
@@ -142,17 +142,12 @@ def _keys_of(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
     Some versions have no limits where none are obeyed, with `bucket_no_upscale`: then the usual ones, as far as the
     resolutions lie within them.
     """
-    size = (dataset.width, dataset.height)
+    size, low, high = (dataset.width, dataset.height), dataset.min_bucket_reso, dataset.max_bucket_reso
     sides = [side for resolution in (size, *(options.resolutions or ())) for side in resolution]
-    usual = DatasetKeys(size)
-    return DatasetKeys(
-        size,
-        dataset.enable_bucket,
-        min(usual.min_bucket_reso, *sides) if dataset.min_bucket_reso is None else dataset.min_bucket_reso,
-        max(usual.max_bucket_reso, *sides) if dataset.max_bucket_reso is None else dataset.max_bucket_reso,
-        dataset.bucket_reso_steps,
-        dataset.bucket_no_upscale,
-    )
+    low = min(DatasetKeys.min_bucket_reso, *sides) if low is None else low
+    high = max(DatasetKeys.max_bucket_reso, *sides) if high is None else high
+    steps, no_upscale = dataset.bucket_reso_steps, dataset.bucket_no_upscale
+    return DatasetKeys(size, dataset.enable_bucket, low, high, steps, no_upscale)
 
 
 def _new_manager(dataset: Dataset) -> BucketManager:
@@ -161,13 +156,8 @@ def _new_manager(dataset: Dataset) -> BucketManager:
         manager = BucketManager(False, resolution, None, None, None)
         manager.set_predefined_resos([resolution])
         return manager
-    manager = BucketManager(
-        dataset.bucket_no_upscale,
-        resolution,
-        dataset.min_bucket_reso,
-        dataset.max_bucket_reso,
-        dataset.bucket_reso_steps,
-    )
+    limits = dataset.min_bucket_reso, dataset.max_bucket_reso, dataset.bucket_reso_steps
+    manager = BucketManager(dataset.bucket_no_upscale, resolution, *limits)
     if not dataset.bucket_no_upscale:
         manager.make_buckets()
     return manager
@@ -185,15 +175,6 @@ def _take_out(dataset: Dataset, info: ImageRecord) -> None:
         subset.img_count -= 1
 
 
-def _count_again(dataset: Dataset, regular: npt.NDArray[np.bool_], images: PlacedDataset) -> None:
-    """Count an image once for each resolution, in the numbers that sd-scripts prints and writes into metadata."""
-    more = ((images.bucket_ids >= 0).sum(axis=1) - 1) * images.repeats
-    dataset.num_train_images += int(more[~regular].sum())
-    dataset.num_reg_images += int(more[regular].sum())
-
-
-# Which sizes sd-scripts already knows and may be trusted with, and which are read from the files.
-#
 # Sizes that sd-scripts took from the *names* of cached latents match by prefix there: `img_1.png` takes the
 # size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short, and
 # images may have been edited since. All these are read again from the image's header, which is faster than the

@@ -25,8 +25,9 @@ class CutSize(tuple[int, int]):
     crop: Size
 
     @classmethod
-    def at(cls, width: int, height: int, left: int, top: int) -> Size:
-        """A plain size where `left` is -1: the cut is in the middle."""
+    def of_row(cls, row: list[int]) -> Size:
+        """Of width, height, left and top; a plain size where `left` is -1: the cut is in the middle."""
+        width, height, left, top = row
         size = cls((width, height))
         size.crop = left, top
         return size if left >= 0 else (width, height)
@@ -38,7 +39,7 @@ class CutSize(tuple[int, int]):
         if placement.crops is not None:
             middle = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
             for i in np.flatnonzero((placement.crops != middle).any(axis=1)).tolist():
-                sizes[i] = cls.at(*sizes[i], *placement.crops[i].tolist())
+                sizes[i] = cls.of_row([*sizes[i], *placement.crops[i].tolist()])
         return sizes
 
     def crop_ltrb(self, bucket: Size) -> tuple[float, float, float, float]:
@@ -179,8 +180,5 @@ class TextStrategy(Protocol):
 
 def inner_of(dataset: Any) -> Dataset:
     """The data set that has the images: `dataset` itself, or the one that does its work."""
-    found: Dataset = getattr(dataset, _DELEGATE, dataset)
+    found: Dataset = getattr(dataset, "dreambooth_dataset_delegate", dataset)
     return found
-
-
-_DELEGATE = "dreambooth_dataset_delegate"

@@ -16,7 +16,7 @@ from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import PlacedDataset, place_all, scan_sizes
+from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
@@ -26,21 +26,10 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
-from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset
+from kohya_bucket.sdscripts.config import Config, ReadDataset
 from kohya_bucket.sdscripts.config.check import buckets_follow
 from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.texts import counted, some
-
-__all__ = [
-    "DatasetOverview",
-    "Enlarged",
-    "GpuRow",
-    "Overview",
-    "check_images",
-    "mends_of",
-    "name_unreadable",
-    "overview",
-]
 
 
 class Enlarged(NamedTuple):
@@ -86,8 +75,7 @@ class DatasetOverview:
         image, bucket = self.images.pairs
         scales = np.stack([enlargement(self.sizes, placement) for placement in self.placements])
         factor = scales[self.images.resolution_of_bucket[bucket], image]
-        ends = np.searchsorted(bucket, np.arange(len(self.images.buckets) + 1))
-        parts = [factor[start:end] for start, end in itertools.pairwise(ends.tolist())]
+        parts = by_bucket(factor, bucket, len(self.images.buckets))
         return [Enlarged(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
 
     def image_rows(self) -> list[dict[str, Any]]:
@@ -127,20 +115,12 @@ class Overview:
 
 
 def overview(
-    config: Config,
-    options: AdapterOptions | None,
-    gpus: Sequence[int] = (1,),
-    accumulate: int = 1,
+    config: Config, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
     progress: Progress | None = None,
-) -> Overview:
+) -> Overview:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
-    Args:
-        config: as `read_config` gives it; what the images' headers show to be wrong is added to its findings.
-        options: the adapter's options; None where they have mistakes, so that nothing can be planned.
-        gpus: numbers of processes to plan for.
-        accumulate: batches whose gradients make one update.
-        progress: called as `progress(done, total)` while image headers are read.
+    What the images' headers show to be wrong is added to its findings. Nothing is planned without options.
 
     Raises:
         KohyaBucketError: options from which no buckets follow, with the dataset's place in the config.
@@ -156,38 +136,30 @@ def overview(
             continue
         try:
             refuse_lost_focus(dataset.config, options, config.release)
-            placed.append(_place(dataset, dataset.images, options, progress, config.findings, config.trainer))
+            placed.append(_place(dataset, options, progress, config.findings, config.trainer))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
     groups = [d.images for d in placed if len(d.images.keys)]
     if not groups and not stopped:
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
-    planner = GroupPlanner(groups, options) if groups else None
-    rows = gpu_rows(planner, gpus, accumulate) if planner else ()
+    rows = gpu_rows(GroupPlanner(groups, options), gpus, accumulate) if groups else ()
     return Overview(options, tuple(placed), rows, frozenset(unreadable))
 
 
 def _place(
-    dataset: ReadDataset,
-    images: DatasetTable,
-    options: AdapterOptions,
-    progress: Progress | None,
-    findings: Findings,
-    trainer: Trainer,
+    dataset: ReadDataset, options: AdapterOptions, progress: Progress | None, findings: Findings, trainer: Trainer
 ) -> DatasetOverview:
+    images, keys = dataset.images, dataset.config.dataset_keys
     read = images.sizes(options.metadata_cache, progress)
     stated = check_images(dataset, read.rows, findings, options.metadata_cache, progress)
-    placing = images.place(read, dataset.config.batch_size, dataset.config.dataset_keys, options)
+    placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read.scan, stated) if scan is not None]
-    mends: list[dict[str, Any]] = [{} for _ in left_out]
-    if images.predefined is None:
-        mends = mends_of(dataset.config.dataset_keys, options, read.rows[~placing.kept], trainer)
-    seen = DatasetOverview(
-        dataset, placing.trained, read.rows[placing.kept], left_out, tuple(itertools.chain(*turned)), tuple(mends)
-    )
-    if images.predefined is None:
+    trained, prescribed = read.rows[placing.kept], images.predefined is not None
+    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.rows[~placing.kept], trainer)
+    seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
+    if not prescribed:
         _check_longest(seen, options, trainer, findings)
     return seen
 
@@ -195,9 +167,7 @@ def _place(
 def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, trainer: Trainer) -> list[dict[str, Any]]:
     """For each image without a bucket, a key and its value with which it has one; {} where none that is tried does.
 
-    Args:
-        sizes: [N, 2] of these images; (0, 0) where unreadable.
-        trainer: whose steps are tried.
+    `sizes` are [N, 2] of these images; (0, 0) where unreadable. `trainer` is whose steps are tried.
     """
     found: list[dict[str, Any]] = [{} for _ in sizes]
     if not len(sizes) or named_rule(options.rule).from_images:
@@ -246,23 +216,13 @@ def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progres
 
 
 def check_images(
-    dataset: ReadDataset,
-    sizes: IntArray,
-    findings: Findings,
-    metadata_cache: str = "auto",
+    dataset: ReadDataset, sizes: IntArray, findings: Findings, metadata_cache: str = "auto",
     progress: Progress | None = None,
-) -> SizeScan | None:
+) -> SizeScan | None:  # fmt: skip
     """Compare what the config and its metadata say with the files.
 
-    Args:
-        dataset: the dataset and its images.
-        sizes: [N, 2] the sizes that the images are placed by: stated ones, or read ones; 0 where unreadable.
-        findings: where to report.
-        metadata_cache: the option of that name.
-        progress: called as `progress(done, total)` while headers are read.
-
-    Returns:
-        what the headers say of the images whose sizes are stated.
+    `sizes` are [N, 2] those that the images are placed by: stated ones, or read ones; 0 where unreadable. Returns what
+    the headers say of the images whose sizes are stated.
     """
     images, scan = dataset.images, None
     stated = np.flatnonzero(images.stated_sizes.min(axis=1, initial=1) > 0)
@@ -305,11 +265,8 @@ def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, fin
         i = int(wrong[0])
         names = [images.conditioning[k] for k in wrong.tolist()]
         shown = "x".join(map(str, control[i].tolist())) if control[i][0] else "unreadable"
-        message = (
-            f"{counted(len(names), 'control image', 'has', 'have')} a different size than their image, and sd-scripts "
-            "stops there "
-            f"({names[0]}: {shown}, its image {'x'.join(map(str, sizes[i].tolist()))})"
-        )
+        message = f"{counted(len(names), 'control image', 'has', 'have')} a different size than their image, and "
+        message += f"sd-scripts stops there ({names[0]}: {shown}, its image {'x'.join(map(str, sizes[i].tolist()))})"
         findings.error("control-size", dataset.config.place, message, "make the sizes equal", names)
 
 

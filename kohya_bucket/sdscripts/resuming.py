@@ -32,11 +32,7 @@ class TrainerResume(ResumeHooks):
         self._counts = True
 
     def take_arguments(self, arguments: Any, *, counts: bool) -> None:
-        """The trainer's command line.
-
-        Args:
-            arguments: as parsed.
-            counts: whether it is known how the trainer counts from its initial step.
+        """The trainer's command line, and whether it is known how the trainer counts from its initial step.
 
         Raises:
             ConfigError: an option that needs that count, where it is not known.
@@ -191,50 +187,42 @@ def is_known(arguments: Any, frame: FrameType | None) -> bool:
 
 def arithmetic_of(source: str) -> list[str]:
     """What a function does with its `initial_step`, in order: `_` is the number, `…` anything else."""
-    tree = ast.parse(textwrap.dedent(source))
-    steps: list[tuple[int, int, str]] = []
-    for node in ast.walk(tree):
-        step = _step(node)
-        if step:
-            steps.append((node.lineno, node.col_offset, step))  # type: ignore[attr-defined]
-    return [step for _, _, step in sorted(steps)]
+    nodes: Any = ast.walk(ast.parse(textwrap.dedent(source)))
+    steps = [(node.lineno, node.col_offset, step) for node in nodes if (step := _step(node))]
+    return [step for *_, step in sorted(steps)]
 
 
 _SIGNS = {ast.Mult: "*", ast.FloorDiv: "//", ast.Sub: "-", ast.Add: "+", ast.Mod: "%", ast.Div: "/"}
 
 
 def _step(node: ast.AST) -> str:
-    if isinstance(node, ast.Assign) and _is_number(node.targets[0]):
-        return f"= {_text(node.value)}"
-    if isinstance(node, ast.Assign) and _is_number(node.value):
-        return f"{_text(node.targets[0])} = _"
-    if isinstance(node, ast.AugAssign) and _is_number(node.target):
-        return f"{_SIGNS.get(type(node.op), '?')}= {_text(node.value)}"
-    if isinstance(node, ast.AugAssign) and _is_number(node.value):
-        return f"{_text(node.target)} {_SIGNS.get(type(node.op), '?')}= _"
-    if isinstance(node, ast.Call):
-        called = [argument for argument in node.args if isinstance(argument, ast.BinOp) and _is_number(argument.left)]
-        if called and isinstance(node.func, ast.Attribute):
-            sign = _SIGNS.get(type(called[0].op), "?")
-            return f"{node.func.attr}(_ {sign} {_text(called[0].right)})"
-    if isinstance(node, ast.BinOp) and _is_number(node.right):
-        return f"… {_SIGNS.get(type(node.op), '?')} _"
-    if isinstance(node, ast.BinOp) and _is_number(node.left) and not isinstance(node.op, ast.Sub):
-        return f"_ {_SIGNS.get(type(node.op), '?')} {_text(node.right)}"
-    return ""
-
-
-def _is_number(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == _NAME
+    match node:
+        case ast.Assign(targets=[left, *_], value=right):
+            sign = "="
+        case ast.AugAssign(target=left, op=op, value=right):
+            sign = f"{_SIGNS.get(type(op), '?')}="
+        case ast.Call(func=ast.Attribute(attr=name), args=args):
+            steps = [one for one in args if isinstance(one, ast.BinOp) and _text(one.left) == "_"]
+            return f"{name}(_ {_SIGNS.get(type(steps[0].op), '?')} {_text(steps[0].right)})" if steps else ""
+        case ast.BinOp(left=left, op=op, right=right):
+            if _text(right) == "_":
+                return f"… {_SIGNS.get(type(op), '?')} _"
+            sign = "" if isinstance(op, ast.Sub) else _SIGNS.get(type(op), "?")
+            return f"_ {sign} {_text(right)}" if sign and _text(left) == "_" else ""
+        case _:
+            return ""
+    if _text(left) == "_":
+        return f"{sign} {_text(right)}"
+    return f"{_text(left)} {sign} _" if _text(right) == "_" else ""
 
 
 def _text(node: ast.AST) -> str:
     """A constant, a name or an attribute as it stands there; anything else is the trainer's own affair."""
     if isinstance(node, ast.Constant):
-        return str(node.value)
+        return repr(node.value)
     if isinstance(node, ast.Attribute):
         return f".{node.attr}"
-    return node.id if isinstance(node, ast.Name) else "…"
+    return {_NAME: "_", "_": "…"}.get(node.id, node.id) if isinstance(node, ast.Name) else "…"
 
 
 # What `train_network.py` itself remembers of a run.

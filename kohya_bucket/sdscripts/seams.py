@@ -8,20 +8,20 @@ from __future__ import annotations
 import glob
 import random
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.door import exit_with_message
+from kohya_bucket.adapter.resume import Accelerator
 from kohya_bucket.adapter.seams import Place, Seam, Subject, calling_frame, where
 from kohya_bucket.adapter.shapes import Behaves, Check, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts import make_buckets as own
 from kohya_bucket.sdscripts import objects
 from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_no_strategies, has_strategies
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
+from kohya_bucket.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
 from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
@@ -62,10 +62,6 @@ def _glob_images(place: Place, directory: str, base: str = "*") -> list[str]:
         return []
 
 
-def _get_image_size(place: Place, self: Dataset, image_path: str) -> tuple[int, int]:
-    return own.get_image_size(self, image_path)
-
-
 def _size_by_cache_name(place: Place, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
     # where it is asked of an image, the cache may be another one's: its name only begins like the image's
     return place.original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
@@ -77,23 +73,13 @@ def _list_metadata(place: Place, self: Any, *args: Any, skip_image_resolution: A
         self.skip_image_resolution = skip_image_resolution  # obeyed when buckets are made
 
 
-def _make_buckets(place: Place, self: Dataset) -> None:
-    with exit_with_message():
-        own.make_buckets(self, place.door.options(), place.door.owners.named("BucketBatchIndex"))
-
-
 def _make_control_buckets(place: Place, self: DelegatingDataset) -> None:
     if place.door.options().focus and Uses("trim_and_resize_if_required")(
         place.door.owners.find("ControlNetDataset.__getitem__")[2]
     ):
-        with exit_with_message():
-            raise ConfigError(CONTROL_IN_THE_MIDDLE)
+        raise ConfigError(CONTROL_IN_THE_MIDDLE)
     place.original(self)
     self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
-
-
-def _get_resolutions(place: Place, self: Group) -> list[tuple[int, int]]:
-    return own.get_resolutions(self, place.door.options())
 
 
 def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -121,8 +107,6 @@ _DATASET_KEYS = (
     "prior_loss_weight", "train_inpainting", "debug_dataset", "validation_split", "validation_seed",
     "resize_interpolation", "skip_image_resolution",
 )  # fmt: skip
-
-
 _OF_CACHE = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
 _DELEGATE = "dreambooth_dataset_delegate"
 
@@ -139,8 +123,8 @@ BUCKETS = Subject(
         Seam("BucketManager", (Behaves(_placements),), BucketManager),
         Seam("IMAGE_EXTENSIONS"),
         Seam("glob_images", (Uses("IMAGE_EXTENSIONS"),), _glob_images),
-        Seam("BaseDataset.get_image_size", (), _get_image_size),
-        Seam("BaseDataset.make_buckets", (Uses(*_SWITCHES, *_TABLES),), _make_buckets),
+        Seam("BaseDataset.get_image_size", (), get_image_size),
+        Seam("BaseDataset.make_buckets", (Uses(*_SWITCHES, *_TABLES),), make_buckets),
         Seam("ControlNetDataset.make_buckets", (Uses(_DELEGATE, "buckets_indices"),), _make_control_buckets),
         *where(has_no_strategies, _made("DreamBoothDataset")),
         *where(has_strategies, _made("DreamBoothDataset", (Uses("is_training_dataset"),))),
@@ -148,7 +132,7 @@ BUCKETS = Subject(
         _made("ControlNetDataset"),
         *where(
             has_strategies,
-            Seam("DatasetGroup.get_resolutions", (), _get_resolutions),
+            Seam("DatasetGroup.get_resolutions", (), get_resolutions),
             Seam(_OF_CACHE, (), _size_by_cache_name),
         ),
     ),
@@ -170,12 +154,10 @@ def _set_current_epoch(place: Place, self: Dataset, epoch: int) -> None:
 
 def _group_item(place: Place, self: Group, index: int, /) -> Any:
     if isinstance(index, PlannedBatch):
-        with exit_with_message():
-            return planned_item(self, index)
+        return planned_item(self, index)
     tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
     if all(isinstance(table, BatchTable) and table.options.several_sizes for table in tables):
-        with exit_with_message():
-            return numbered_item(self, index)
+        return numbered_item(self, index)
     return place.original(self, index)
 
 
@@ -218,7 +200,6 @@ CONFIG = Subject(
 
 _ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn")
 
-
 LOADING = Subject(
     "loading",
     "the loader of a data set group",
@@ -237,22 +218,9 @@ LOADING = Subject(
 # The accelerator, whose states remember the place in an epoch.
 
 
-class Accelerator(Protocol):
-    """accelerate's, as far as states are concerned."""
-
-    step: int
-
-    def register_save_state_pre_hook(self, hook: Any) -> Any: ...
-
-    def register_load_state_pre_hook(self, hook: Any) -> Any: ...
-
-    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any: ...
-
-
 def _prepare_accelerator(place: Place, args: Any, **more: Any) -> Any:
     resume = place.door.resume
-    with exit_with_message():
-        resume.take_arguments(args, counts=is_known(args, calling_frame()))
+    resume.take_arguments(args, counts=is_known(args, calling_frame()))
     accelerator: Accelerator = place.original(args, **more)
     resume.watch(accelerator)
     return accelerator

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -70,22 +71,16 @@ class BatchTable(Sequence[Any]):
     dataset by number (sd-scripts' dataset preview does) sees each epoch's batches once, in a new order.
 
     Args:
-        images: the dataset's images.
         make_entry: sd-scripts' own entry type, called with bucket index, batch size, batch number.
         clock: the dataset, whose `seed` and `current_epoch` say which epoch's plan is asked for.
     """
 
     def __init__(
-        self,
-        images: PlacedDataset,
-        make_entry: Callable[[Any, int, int], Any],
-        clock: HeldDataset,
+        self, images: PlacedDataset, make_entry: Callable[[Any, int, int], Any], clock: HeldDataset,
         options: AdapterOptions,
-    ) -> None:
-        self.images = images
-        self.options = options
-        self._make_entry = make_entry
-        self._clock = clock
+    ) -> None:  # fmt: skip
+        self.images, self.options = images, options
+        self._make_entry, self._clock = make_entry, clock
 
     @cached_property
     def _planner(self) -> EpochPlanner:
@@ -102,10 +97,9 @@ class BatchTable(Sequence[Any]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not isinstance(index, PlannedBatch):
             plan = self._plan()
-            seed, epoch = int(self._clock.seed), int(self._clock.current_epoch)
-            position = range(plan.steps)[index]
-            bucket = int(plan.bucket_of_step[position])
-            index = PlannedBatch.make(position, epoch, 0, plan.indices(position, 0), seed, bucket)
+            at = range(plan.steps)[index]
+            bucket = int(plan.bucket_of_step[at])
+            index = PlannedBatch.make(at, plan.epoch, 0, plan.indices(at, 0), int(self._clock.seed), bucket)
         return self._make_entry(index, len(index.images), 0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,11 +198,8 @@ class ImageColumns(_Rows):
 
     def __init__(self, keys: TextColumn, infos: Sequence[Any]) -> None:
         super().__init__(keys, None)
-        self._type = type(infos[0])
-        self._columns: dict[str, Any] = {}
-        names = vars(infos[0]).keys()
-        for name in names:
-            self._columns[name] = column_of([vars(info).get(name) for info in infos], keys)
+        self._type, names = type(infos[0]), vars(infos[0]).keys()
+        self._columns = {name: column_of([vars(info).get(name) for info in infos], keys) for name in names}
         # A record with attributes of its own is kept as it is.
         self._later.update((info.image_key, info) for info in infos if vars(info).keys() != names)
 
@@ -269,65 +260,50 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
         return keys if texts == keys else texts
     if CutSize in kinds and kinds <= {tuple, CutSize}:
         rows = [(*value, *getattr(value, "crop", (-1, -1))) for value in values]
-        return Numbers(np.array(rows, dtype=np.int32), _cut_size)
-    if len(kinds) == 1 and kinds <= {tuple, list}:
-        numbers = Numbers.of(values, kinds.pop())
-        if numbers is not None:
-            return numbers
-    return values
+        return Numbers(np.array(rows, dtype=np.int32), CutSize.of_row)
+    numbers = Numbers.of(values, kinds.pop()) if len(kinds) == 1 and kinds <= {tuple, list} else None
+    return values if numbers is None else numbers
 
 
-def _cut_size(row: list[int]) -> tuple[int, int]:
-    return CutSize.at(*row)
-
-
+@dataclass
 class Few:
     """N values of which at most 256 differ; without codes they are all the same."""
 
-    def __init__(self, codes: npt.NDArray[np.uint8] | None, values: list[Any]) -> None:
-        self._codes = codes
-        self._values = values
+    codes: npt.NDArray[np.uint8] | None
+    values: list[Any]
 
     @classmethod
     def of(cls, values: list[Any], *, by_identity: bool = False) -> Few | None:
         """None if the values are too many, or cannot be compared."""
-        seen: dict[Any, int] = {}
-        kept: list[Any] = []
+        kept: dict[Any, tuple[int, Any]] = {}
         codes = np.empty(len(values), dtype=np.uint8)
         for i, value in enumerate(values):
             mark = id(value) if by_identity else _mark(value)
-            code = seen.get(mark) if mark is not None else None
-            if code is None:
-                code = len(kept)
-                if mark is None or code == _FEW:
-                    return None
-                seen[mark] = code
-                kept.append(value)
+            code = kept.setdefault(mark, (len(kept), value))[0]
+            if mark is None or code == _FEW:
+                return None
             codes[i] = code
-        return cls(codes if len(kept) > 1 else None, kept)
+        return cls(codes if len(kept) > 1 else None, [value for _, value in kept.values()])
 
     def __getitem__(self, row: int) -> Any:
-        return self._values[0 if self._codes is None else self._codes[row]]
+        return self.values[0 if self.codes is None else self.codes[row]]
 
 
 def _mark(value: Any) -> Any:
     """What equal values of one type share: True is not 1 and 0.0 is not 0. None if only `value` itself can tell."""
     kind = type(value)
-    if kind in (str, int, bool, type(None)):
-        return kind, value
     if kind is float:
         return kind, value.hex()
-    if kind is tuple and all(type(part) is int for part in value):
-        return kind, value
-    return None
+    plain = kind in (str, int, bool, type(None)) or (kind is tuple and all(type(part) is int for part in value))
+    return (kind, value) if plain else None
 
 
+@dataclass
 class Numbers:
     """N tuples or lists of as many ints, or floats, each."""
 
-    def __init__(self, rows: npt.NDArray[Any], kind: Callable[[list[Any]], Any]) -> None:
-        self._numbers = rows
-        self._kind = kind
+    rows: npt.NDArray[Any]
+    kind: Callable[[list[Any]], Any]
 
     @classmethod
     def of(cls, values: list[Any], kind: type) -> Numbers | None:
@@ -339,9 +315,8 @@ class Numbers:
             rows = np.array(values, dtype=np.int64 if parts == {int} else np.float64)
         except OverflowError:
             return None
-        if parts == {int} and (np.abs(rows) < 1 << 31).all():
-            rows = rows.astype(np.int32)
-        return cls(rows, kind)
+        small = parts == {int} and (np.abs(rows) < 1 << 31).all()
+        return cls(rows.astype(np.int32) if small else rows, kind)
 
     def __getitem__(self, row: int) -> Any:
-        return self._kind(self._numbers[row].tolist())
+        return self.kind(self.rows[row].tolist())

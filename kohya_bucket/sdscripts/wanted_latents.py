@@ -23,39 +23,24 @@ from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, Sub
 from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
 
 
-def collection_names(config: Config) -> list[str]:
-    """The part of a store that each dataset's latents go into: "", or its resolution where there are several."""
-    resolutions = [dataset.config.dataset_keys.resolution for dataset in config.datasets]
-    if len(set(resolutions)) < 2:
-        return [""] * len(resolutions)
-    return [f"{width}x{height}" for width, height in resolutions]
-
-
 def wanted_by_config(
-    config: Config,
-    encoding: EncodeOptions,
-    images_root: Path,
-    *,
-    options: AdapterOptions | None = None,
-    gpus: Sequence[int] = (1,),
-    content_hash: bool = False,
-    progress: Progress | None = None,
-) -> list[LatentItems]:
+    config: Config, encoding: EncodeOptions, images_root: Path, *, options: AdapterOptions | None = None,
+    gpus: Sequence[int] = (1,), content_hash: bool = False, progress: Progress | None = None,
+) -> list[LatentItems]:  # fmt: skip
     """What sd-scripts would cache for `config`: buckets, flips, masks and interpolation as each subset says.
 
     Flips and masks of `encoding` are added for all images. Images of subsets that crop or colour at random are
     listed in `without_bucket`: sd-scripts does not cache their latents. With `resolutions` there are latents at each
-    of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch.
-
-    Args:
-        options: the `[kohya_bucket]` table.
-        gpus: numbers of processes that will train; with the batch size of the config they decide what is moved.
+    of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch, which depend on
+    the numbers of processes in `gpus`.
 
     Raises:
         ConfigError: options that exclude each other.
     """
     options = options or AdapterOptions()
-    pairs = list(zip(config.datasets, collection_names(config), strict=True))
+    names = ["{}x{}".format(*dataset.config.dataset_keys.resolution) for dataset in config.datasets]
+    # the part of a store that each dataset's latents go into
+    pairs = list(zip(config.datasets, names if len(set(names)) > 1 else [""] * len(names), strict=True))
     # sd-scripts caches all that is trained before all that is held back
     training = [(dataset, name, dataset.images) for dataset, name in pairs]
     validation = [(dataset, name, dataset.validation) for dataset, name in pairs if dataset.validation is not None]
@@ -74,21 +59,18 @@ def _with_shared_requests(parts: list[LatentItems]) -> list[LatentItems]:
     """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
     if len({(part.encoding.flip, part.encoding.mask) for part in parts}) < 2:
         return parts
-    requested: dict[tuple[str, int, int], tuple[bool, bool]] = {}
-    for part in parts:
-        for item in items_of(part):
-            flip, mask = requested.get(item, (False, False))
-            requested[item] = flip or part.encoding.flip, mask or part.encoding.mask
+    flipped, masked = (
+        {item for part in parts if getattr(part.encoding, name) for item in items_of(part)} for name in ("flip", "mask")
+    )
     out = []
     for part in parts:
         groups: dict[tuple[bool, bool], list[int]] = {}
         for i, item in enumerate(items_of(part)):
-            groups.setdefault(requested[item], []).append(i)
+            groups.setdefault((item in flipped, item in masked), []).append(i)
         pieces = [
             replace(part.subset(group), encoding=replace(part.encoding, flip=flip, mask=mask))
             for (flip, mask), group in groups.items()
-        ]
-        pieces = pieces or [part]
+        ] or [part]
         pieces[0].without_bucket = part.without_bucket
         out += pieces
     return out
@@ -99,14 +81,9 @@ def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
 
 
 def _of_dataset(
-    dataset: ReadDataset,
-    images: DatasetTable,
-    sizes: IntArray,
-    part: CachedSizes,
-    encoding: EncodeOptions,
-    images_root: Path,
-    content_hash: bool,
-) -> list[LatentItems]:
+    dataset: ReadDataset, images: DatasetTable, sizes: IntArray, part: CachedSizes, encoding: EncodeOptions,
+    images_root: Path, content_hash: bool,
+) -> list[LatentItems]:  # fmt: skip
     subsets = {subset.number: subset for subset in dataset.config.subsets}
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
     for at, i in enumerate(part.rows.tolist()):
@@ -166,20 +143,13 @@ class CachedSizes:
 
 
 def cached_sizes(
-    dataset: ReadDataset,
-    images: DatasetTable,
-    sizes: Sizes,
-    options: AdapterOptions,
-    gpus: Iterable[int],
+    dataset: ReadDataset, images: DatasetTable, sizes: Sizes, options: AdapterOptions, gpus: Iterable[int],
     collection: str,
-) -> list[CachedSizes]:
+) -> list[CachedSizes]:  # fmt: skip
     """What the trainer caches for some images of a dataset; those without a bucket are in the first part.
 
-    Args:
-        images: those that are trained, or those that are held back for validation.
-        sizes: their sizes.
-        gpus: numbers of processes that will train.
-        collection: of the dataset; with `resolutions`, each has its own.
+    `images` are those that are trained, or those that are held back for validation. `collection` is the dataset's; with
+    `resolutions`, each has its own.
 
     Raises:
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
@@ -187,7 +157,8 @@ def cached_sizes(
     placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.per_resolution, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
-    own = _own_column(columns)
+    there = np.stack([column.placed for column in columns])
+    own = np.where(there.any(axis=0), np.argmax(there, axis=0), -1)  # the first resolution with a bucket
     out = []
     for number, column in enumerate(columns):
         here = own == number
@@ -207,9 +178,3 @@ def cached_sizes(
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         out.append(CachedSizes(rows, placement, name, True))
     return out
-
-
-def _own_column(columns: tuple[Placement, ...]) -> npt.NDArray[np.intp]:
-    """[N] the first resolution at which an image has a bucket, which is its own; -1 without any."""
-    placed = np.stack([column.placed for column in columns])
-    return np.where(placed.any(axis=0), np.argmax(placed, axis=0), -1)

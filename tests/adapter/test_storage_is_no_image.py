@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
 
 from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable  # noqa: E402
-from kohya_bucket.adapter.door import exit_with_message  # noqa: E402
+from kohya_bucket.adapter.ranks import exit_with_message  # noqa: E402
 from kohya_bucket.errors import StorageError  # noqa: E402
 
 

@@ -13,9 +13,9 @@ from cache_folder import Folder
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.seams import Place, Unknown
+from kohya_bucket.adapter.seams import Place
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.cache_seams import CACHING, _retrieve_latents
+from kohya_bucket.musubi.cache_seams import _retrieve_latents
 from kohya_bucket.musubi.caching import PickedSource, Session, cut, focus_in
 from kohya_bucket.musubi.door import MusubiDoor
 
@@ -128,7 +128,7 @@ def test_frames_of_a_clip_are_cut_while_they_are_read(tmp_path: Path) -> None:
 def test_where_caching_is_not_known_a_focus_is_refused(tmp_path: Path) -> None:
     door = MusubiDoor()
     door.check_options(AdapterOptions(focus="beside"))
-    door.unknown["caching"] = Unknown(CACHING, ("resize_image_to_bucket takes (image)",))
+    door.unknown["caching"] = "resize_image_to_bucket takes (image)"
     door.check_options(AdapterOptions())
     with pytest.raises(ConfigError, match="resize_image_to_bucket takes"):
         door.check_options(AdapterOptions(focus="beside"))

@@ -40,7 +40,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
     assert (clips.resolution, clips.batch_size, clips.target_frames, clips.caches) == ((512, 512), 1, (25, 1), "v")
     assert (images.resolution, images.batch_size, images.caption_extension) == ((960, 544), 3, ".cap")
     assert config.places == ("line 6, dataset 1", "line 11, dataset 2")
-    assert config.findings.codes() == []
+    assert [f.code for f in config.findings] == []
 
 
 @pytest.mark.parametrize(

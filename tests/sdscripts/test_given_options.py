@@ -27,7 +27,7 @@ def test_of_the_command_line(arguments, given):
 def test_of_the_file_that_it_names(tmp_path, spelling):
     (tmp_path / "a.toml").write_text("seed = 3\n[training]\nresume = 'state'\nsdpa = false\n", encoding="utf-8")
     given = given_options([word.replace("FILE", str(tmp_path / "a")) for word in spelling])
-    assert given == {"config_file", "training", "seed", "resume"}
+    assert given == {"config_file", "seed", "resume"}
 
 
 SHARDS = [
@@ -41,7 +41,7 @@ def test_shards_are_refused_before_anything_is_read(monkeypatch, option, subject
     monkeypatch.setattr("sys.argv", ["train.py"])
     options = AdapterOptions(**{option: "shards"})
     by_strategies, without = SimpleNamespace(has=lambda _: True), SimpleNamespace(has=lambda path: path != seam)
-    changed = {subject: SimpleNamespace(problems=("x is gone",))}
+    changed = {subject: "x is gone"}
     refuse_what_needs({}, options, by_strategies)
     with pytest.raises(ConfigError, match=rf"{option} = 'shards' needs a part of sd-scripts that looks .*: x is gone"):
         refuse_what_needs(changed, options, by_strategies)
@@ -58,14 +58,14 @@ def test_shards_of_one_kind_need_nothing_of_the_other(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     for option, _, seam, _ in SHARDS:
         only = SimpleNamespace(has=lambda path, seam=seam: path == seam)
-        others = {subject: SimpleNamespace(problems=("x is gone",)) for name, subject, _, _ in SHARDS if name != option}
+        others = {subject: "x is gone" for name, subject, _, _ in SHARDS if name != option}
         refuse_what_needs(others, AdapterOptions(**{option: "shards"}), only)
 
 
 def test_several_sizes_in_caches_need_their_part_known_with_shards_and_without(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", "--cache_latents"])
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
-    changed, by_strategies = {"caching": SimpleNamespace(problems=("x is gone",))}, SimpleNamespace(has=lambda _: True)
+    changed, by_strategies = {"caching": "x is gone"}, SimpleNamespace(has=lambda _: True)
     several = {"resolutions": (64, 128)}
     for option in ({}, {"text_cache": "shards"}):
         with pytest.raises(ConfigError, match="--cache_latents with several sizes for an image needs a part"):

@@ -81,7 +81,7 @@ def _sections(
     section, examined = config_section(config, given, release, scan_progress, trainer=trainer, decode=not quick)
     yield section
     if examined is not None:
-        yield cache_section(examined.read, examined.options)
+        yield cache_section(examined)
 
 
 def _musubi_sections(config: Path, arch: str | None, quick: bool) -> Iterator[Section]:

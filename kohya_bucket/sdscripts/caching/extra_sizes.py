@@ -71,10 +71,7 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
         size, resized = _size_at(images, i, index.bucket)
         if tuple(info.bucket_reso) != size:
             shown[key] = _with_latents(_Variant(info, size, resized), getattr(owner, _KEPT, {}))
-    if not shown:
-        yield
-        return
-    owner.image_data = ChainMap(shown, own)
+    owner.image_data = ChainMap(shown, own) if shown else own
     try:
         yield
     finally:

@@ -39,7 +39,7 @@ from kohya_bucket.sdscripts.caching.session import (
     save_latents,
     shared_by,
 )
-from kohya_bucket.sdscripts.caching.shards import ShardSession, remember_cache
+from kohya_bucket.sdscripts.caching.shards import ShardSession
 from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import one_line
@@ -54,10 +54,8 @@ def cache_latents(
     dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, options: AdapterOptions
 ) -> None:
     """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
-    on_disk = strategy is not None and strategy.cache_to_disk
-    in_shards = options.latent_cache == "shards"
-    arch = None
-    if on_disk:
+    in_shards, arch = options.latent_cache == "shards", None
+    if strategy is not None and strategy.cache_to_disk:
         arch = architecture_of(strategy.cache_suffix) if in_shards else architecture_read_by(strategy)
 
     def cache() -> None:
@@ -75,8 +73,6 @@ def cache_latents(
             session.keep()
             raise
     session.finish()
-    if isinstance(session, ShardSession):
-        remember_cache(dataset, session.cache)
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
 
@@ -179,43 +175,37 @@ def cache_the_readable(dataset: Any, cache: Callable[[], None], options: Adapter
         Exception: as sd-scripts raised it, where no image is at fault.
     """
     mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
-    bad: list[Any] = []
+    bad: set[int] = set()
     try:
         while True:
             try:
                 cache()
                 return
             except Exception:
-                found = [info for info in mine if _failure(info.image) is not None]
+                found = [(info, why) for info in mine if (why := _failure(info.image)) is not None]
                 if not found:
                     raise
-                for info in found:
-                    tell(info, _failure(info.image), options)
-                bad += found
-                _begin_again(mine, bad)
+                for info, why in found:
+                    tell(info, why, options)
+                    info.image = None
+                    bad.add(id(info))
+                # Each process takes every so many images of the list, which must therefore stay as long as it is.
+                for info in mine:
+                    in_memory = getattr(info, "latents", None) is not None
+                    info.latents_npz = _DONE if in_memory or id(info) in bad else None
     finally:
         for info in mine:
             if info.latents_npz == _DONE:
                 info.latents_npz = None
 
 
-def _begin_again(mine: list[Any], bad: list[Any]) -> None:
-    # Each process takes every so many images of the list, which must therefore stay as long as it is.
-    for info in bad:
-        info.image = None
-    unreadable = {id(info) for info in bad}
-    for info in mine:
-        in_memory = getattr(info, "latents", None) is not None
-        info.latents_npz = _DONE if in_memory or id(info) in unreadable else None
-
-
-def tell(info: Any, why: BaseException | None, options: AdapterOptions) -> None:
+def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
     """Name an image that cannot be cached.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
     """
-    line = "" if why is None else not_loaded(why)
+    line = not_loaded(why)
     if options.on_bad_image == "stop":
         raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
     logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))

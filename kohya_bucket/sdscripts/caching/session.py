@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.patching import Patches, Replacement
 from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
@@ -121,11 +122,8 @@ def architecture_read_by(strategy: Any) -> Architecture | None:
         write_arrays(path, arrays, sync=False)
         latents = type(strategy).load_latents_from_disk(strategy, str(path), bucket)[0]
     sized = bool(latents.ravel()[0])
-    return (
-        arch
-        if sized == arch.multi_resolution
-        else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
-    )
+    own = sized == arch.multi_resolution
+    return arch if own else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
 
 
 def ensure_npz_current(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
@@ -140,16 +138,9 @@ def ensure_npz_current(path: str | os.PathLike[str], item: CacheItem, arch: Arch
 
 
 def save_latents(
-    path: str | os.PathLike[str],
-    item: CacheItem,
-    arch: Architecture | str,
-    latents: Any,
-    crop_ltrb: Iterable[float],
-    flipped: Any = None,
-    alpha_mask: Any = None,
-    *,
-    sync: bool = True,
-) -> None:
+    path: str | os.PathLike[str], item: CacheItem, arch: Architecture | str, latents: Any, crop_ltrb: Iterable[float],
+    flipped: Any = None, alpha_mask: Any = None, *, sync: bool = True,
+) -> None:  # fmt: skip
     """Write one image's cache as sd-scripts does, whole or not at all, with its fingerprint.
 
     `latents`, `flipped` [C, (1,) h, w] and `alpha_mask` [H, W] are arrays or tensors. `sync` is as in `write_file`.
@@ -158,19 +149,12 @@ def save_latents(
         LatentStoreError: not finite, of a shape that does not belong to the bucket, or the disk refuses.
     """
     family = ARCHITECTURES[arch] if isinstance(arch, str) else arch
-    plain, mirrored = as_array(latents), None if flipped is None else as_array(flipped)
-    for part in (plain, mirrored):
-        if part is not None and not np.isfinite(part).all():
-            raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
+    plain, *mirrored = finite_arrays(item, latents, flipped)
     left, top, right, bottom = (float(side) for side in crop_ltrb)
-    found = NpzLatents(
-        plain, as_pair(item.original_size), (left, top, right, bottom), mirrored,
-        None if alpha_mask is None else as_array(alpha_mask),
-    )  # fmt: skip
-    fingerprint = item.fingerprint()
-    write_npz(
-        Path(path), found, as_pair(item.bucket_reso), family, fingerprint, source_name=Path(item.image).name, sync=sync
-    )  # fmt: skip
+    mask = None if alpha_mask is None else as_array(alpha_mask)
+    found = NpzLatents(plain, as_pair(item.original_size), (left, top, right, bottom), next(iter(mirrored), None), mask)
+    name, bucket = Path(item.image).name, as_pair(item.bucket_reso)
+    write_npz(Path(path), found, bucket, family, item.fingerprint(), source_name=name, sync=sync)
 
 
 def as_array(values: Any) -> npt.NDArray[np.float32]:
@@ -178,6 +162,14 @@ def as_array(values: Any) -> npt.NDArray[np.float32]:
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     return np.asarray(values, dtype=np.float32)
+
+
+def finite_arrays(item: CacheItem, latents: Any, flipped: Any) -> list[npt.NDArray[np.float32]]:
+    """Latents, and the flipped ones if there are any, as arrays; `LatentStoreError` for NaN and infinity."""
+    parts = [as_array(part) for part in (latents, flipped) if part is not None]
+    if not all(np.isfinite(part).all() for part in parts):
+        raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
+    return parts
 
 
 Size = tuple[int, int]
@@ -261,11 +253,11 @@ class CachingSession:
             )
             file = file_key(item.image), bucket
             mine[file] = item.flip, item.alpha_mask
-            known = [requested[file] for requested in earlier if file in requested]
-            if known:
+            if known := [requested[file] for requested in earlier if file in requested]:
                 self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
 
     def paths_of(self, infos: list[Any]) -> list[str]:
+        """The cache path of each image."""
         raise NotImplementedError
 
     def methods(self) -> dict[str, Callable[..., Any]]:
@@ -313,15 +305,9 @@ class CachingSession:
         return not reasons
 
     def _save(
-        self,
-        path: str,
-        latents: Any,
-        original_size: Any,
-        crop_ltrb: Any,
-        flipped: Any = None,
-        alpha_mask: Any = None,
+        self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,
         key_reso_suffix: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         size = self.sizes[path, tuple(latents.shape[-2:])]
         item = self.items[path, size]
         flip, mask = self.shared.get((path, size), (False, False))
@@ -341,14 +327,9 @@ def _variant_size(path: str) -> Size | None:
 @contextmanager
 def replaced(owner: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
     """Methods of one of sd-scripts' objects replaced for a while."""
-    before = {name: vars(owner)[name] for name in methods if name in vars(owner)}
-    for name, method in methods.items():
-        setattr(owner, name, method)
+    patches = Patches()
+    patches.apply([Replacement(owner, name, method) for name, method in methods.items()], lambda _: False)
     try:
         yield
     finally:
-        for name in methods:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)
+        patches.take_back()

@@ -28,7 +28,7 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.remote_path import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as_array
+from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as_array, finite_arrays
 from kohya_bucket.sdscripts.objects import HeldDataset, inner_of
 from kohya_bucket.texts import one_line
 
@@ -80,7 +80,7 @@ class StoreCache:
         wait_for_ranks()
         if is_first_process():
             self.refresh()
-            write_manifest(self._opened())
+            write_manifest(self.opened())
         wait_for_ranks()
         self.refresh()
 
@@ -89,7 +89,7 @@ class StoreCache:
             self._writer = StoreWriter(self.root, images_root=self.images_root)
         return self._writer
 
-    def _opened(self) -> LatentStore:
+    def opened(self) -> LatentStore:
         if self._store is None:
             self.refresh()
         assert self._store is not None
@@ -120,7 +120,7 @@ class ShardCache(StoreCache):
 
     def refresh(self) -> None:
         super().refresh()
-        store = self._opened()
+        store = self.opened()
         self._names_from = store.layout.images_root()
         if store.is_remote and not self._names_from.is_dir():  # it was made on another machine
             self._names_from = self.images_root
@@ -148,7 +148,7 @@ class ShardCache(StoreCache):
         i = self._find(item.image, item.bucket_reso)
         if i is None:
             return [Reason(Stale.MISSING)]
-        entry = self._opened().entry(i)
+        entry = self.opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
             return [Reason(Stale.SOURCE, "its size differs")]
         wanted, unknown = item.to_compare(entry.fingerprint.dtype)
@@ -164,18 +164,15 @@ class ShardCache(StoreCache):
             collection += f" to {item.bucket_reso[0]}x{item.bucket_reso[1]}"
         stale = self._find(item.image, item.bucket_reso)
         if stale is not None:  # is replaced, wherever it is
-            collection = self._opened().entry(stale).collection
+            collection = self.opened().entry(stale).collection
         left, top, right, bottom = (float(side) for side in crop_ltrb)
         mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
-        fingerprint = item.fingerprint(self.dtype)
-        parts = [as_array(part) for part in (latents, flipped) if part is not None]
-        if not all(np.isfinite(part).all() for part in parts):
-            raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
-        bits = [from_float32(part, self.dtype) for part in parts]
+        original, print_ = as_pair(item.original_size), item.fingerprint(self.dtype)
+        entry = StoreEntry(source, print_, original, (left, top, right, bottom), None, collection)
+        bits = [from_float32(part, self.dtype) for part in finite_arrays(item, latents, flipped)]
+        mask = None if mask is None or (mask == 255).all() else mask
         self._writing().add(
-            StoreEntry(source, fingerprint, as_pair(item.original_size), (left, top, right, bottom), None, collection),
-            bits[0], flipped=bits[1] if item.flip else None,
-            mask=None if mask is None or (mask == 255).all() else mask, space=self.arch.space,
+            entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space
         )  # fmt: skip
 
     def load(self, image: str, bucket_reso: tuple[int, int]) -> Loaded:
@@ -191,24 +188,20 @@ class ShardCache(StoreCache):
             raise LatentStoreError(
                 f"{image} has no latent for {bucket_reso[0]}x{bucket_reso[1]} in {self.root}: cache again"
             )
-        self._opened().expect([i])
-        item = npz_item(self._opened(), i, self.arch)
+        self.opened().expect([i])
+        item = npz_item(self.opened(), i, self.arch)
         return item.latents, list(item.original_size), list(item.crop_ltrb), item.flipped, item.alpha_mask
 
     def shard_of(self, image: str, bucket_reso: tuple[int, int]) -> str:
         """Address of the shard that holds an item; "" where none does."""
         i = self._find(image, bucket_reso)
-        return "" if i is None else f"{self.root}/{self._opened().info(i).name}"
+        return "" if i is None else f"{self.root}/{self.opened().info(i).name}"
 
     def find_all(self, items: Iterable[tuple[str, tuple[int, int]]]) -> None:
         """Look for these images and bucket sizes now, and not each when it is read."""
         wanted = [(str(image), int(size[0]), int(size[1])) for image, size in items]
         sources = relative_source([image for image, _, _ in wanted], self._names_from)
         self._known = {key: self._at.get((source, *key[1:])) for key, source in zip(wanted, sources, strict=True)}
-
-    def keep_shards(self, open_shards: int) -> None:
-        """See `LatentStore.keep_shards`."""
-        self._opened().keep_shards(open_shards)
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         key = image, int(bucket_reso[0]), int(bucket_reso[1])
@@ -218,7 +211,7 @@ class ShardCache(StoreCache):
         return self._known[key]
 
     def _source(self, image: str) -> str:
-        self._opened()
+        self.opened()
         return relative_source([image], self._names_from)[0]
 
 
@@ -260,6 +253,7 @@ class ShardSession(CachingSession):
     def finish(self) -> None:
         self.cache.finish()
         self.cache.find_all(self.items)
+        _caches[self.dataset] = self.cache
         # Stays: loader workers read through it.
         readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
         readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
@@ -274,12 +268,7 @@ def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int
 # Which shard each image's latent lies in, for an order that reads few shards at a time.
 
 
-_caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()
-
-
-def remember_cache(dataset: Any, cache: ShardCache) -> None:
-    """Called when all latents of a data set are in its store."""
-    _caches[dataset] = cache
+_caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of data sets whose latents are all in a store
 
 
 def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset], open_shards: int) -> IntArray:
@@ -298,7 +287,7 @@ def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDatase
                 "[kohya_bucket] order is 'local', but latents are not cached in shards: train with --cache_latents "
                 "and --cache_latents_to_disk, or leave order out"
             )
-        cache.keep_shards(open_shards)
+        cache.opened().keep_shards(open_shards)
         records = dataset.image_data
         for key, size, there in zip(
             placed.keys, placed.placement.bucket_sizes.tolist(), placed.placement.placed, strict=True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -46,18 +46,14 @@ class Strategies(NamedTuple):
 
 @stop_all_ranks_on_error()
 def cache_text_outputs(
-    dataset: Dataset,
-    original: Original,
-    strategies: Strategies,
-    models: Any,
-    accelerator: Any,
-    options: AdapterOptions,
+    dataset: Dataset, original: Original, strategies: Strategies, models: Any, accelerator: Any, options: AdapterOptions
 ) -> None:
     """`BaseDataset.new_cache_text_encoder_outputs`, with the cache of this package under it where it goes to disk."""
+    global _encoded
     strategy = strategies.caching
     if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
-        if strategy is None or not strategy.cache_to_disk:
-            refuse_memory()
+        if _ahead and (strategy is None or not strategy.cache_to_disk):
+            raise ConfigError(_NOTHING)  # what is kept in memory would be lost
         original(dataset, models, accelerator)
         return
     session: TextShardSession | TextNpzSession
@@ -84,7 +80,8 @@ def cache_text_outputs(
             session.keep()
             raise
     session.finish()
-    count_captions(session.captions, session.saved)
+    _there.update(session.captions)
+    _encoded += session.saved
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
 
@@ -188,23 +185,6 @@ def encode_ahead(ahead: bool) -> None:
 def is_ahead() -> bool:
     """Whether this process only encodes captions."""
     return _ahead
-
-
-def refuse_memory() -> None:
-    """Called where outputs are kept in memory.
-
-    Raises:
-        ConfigError: this process only encodes captions, which would be lost.
-    """
-    if _ahead:
-        raise ConfigError(_NOTHING)
-
-
-def count_captions(there: Iterable[str], encoded: int) -> None:
-    """Called when a data set's captions are all on disk."""
-    global _encoded
-    _there.update(there)
-    _encoded += encoded
 
 
 def end_before_training() -> None:

@@ -49,7 +49,7 @@ class TextCache(StoreCache):
 
     def refresh(self) -> None:
         super().refresh()
-        store = self._opened()
+        store = self.opened()
         sources = store.strings("source")
         self._at = {sources[i]: i for i in store.in_collection(self.collection).tolist()}
 
@@ -61,7 +61,7 @@ class TextCache(StoreCache):
         i = self._at.get(key)
         if i is None:
             return [Reason(Stale.MISSING)]
-        columns = {name: self._opened().words(name) for name in ("vae", "interpolation")}
+        columns = {name: self.opened().words(name) for name in ("vae", "interpolation")}
         stored = {name: words[codes[i]] for name, (words, codes) in columns.items()}
         return why_different(stored, encoding.columns)
 
@@ -77,12 +77,12 @@ class TextCache(StoreCache):
         """
         if key not in self._at:
             raise LatentStoreError(f"{self.root} has no outputs for {key} of {self.collection}: cache again")
-        return self._opened().arrays(self._at[key])
+        return self.opened().arrays(self._at[key])
 
     def choices(self, key: str) -> tuple[tuple[str, ...], dict[str, Array]]:
         """Names of a caption's arrays, and those without axes."""
         i = self._at[key]
-        return self._opened().names(i), self._opened().scalars(i)
+        return self.opened().names(i), self.opened().scalars(i)
 
 
 class TextShardSession:
@@ -117,7 +117,8 @@ class TextShardSession:
             if key not in self.captions:
                 self.captions[key], self.images[key] = caption, str(info.absolute_path)
                 self.owners[key] = number % ranks
-        self._reader = StrategyReader(functools.partial(type(strategy).load_outputs_npz, strategy))
+        self._load = functools.partial(type(strategy).load_outputs_npz, strategy)
+        self._orders: dict[tuple[str, ...], list[str | None]] = {}
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
         self._accepted: dict[object, bool] = {}
         root = store_folder(options, str(records[0].absolute_path)) / TEXT_FOLDER
@@ -137,7 +138,7 @@ class TextShardSession:
     def save(self, key: str, arrays: Mapping[str, Any]) -> None:
         """Add outputs; the first are refused at once if they could not be read again."""
         arrays = without_unread(arrays) if self._left_out else arrays
-        self._reader.order(tuple(sorted(arrays)))
+        self._find_order(tuple(sorted(arrays)))
         self.cache.save(self.captions[key], self.encoding, arrays)
         self.saved += 1
 
@@ -159,9 +160,9 @@ class TextShardSession:
                 f'that of {self.images[missing[0]]}: this sd-scripts saves them otherwise; use text_cache = "npz"'
             )
         for names in {self.cache.choices(key)[0] for key in self.captions}:
-            self._reader.order(names)
+            self._find_order(names)
         # Stays: loader workers read through it.
-        self.strategy.load_outputs_npz = TextLoader(self.cache, self._reader.orders)
+        self.strategy.load_outputs_npz = TextLoader(self.cache, self._orders)
 
     def _is_expected(self, key: str) -> bool:
         if self.owners[key] != self.rank or key in self._asked:
@@ -191,37 +192,26 @@ class TextShardSession:
             )
         return self._accepted[case]
 
+    def _find_order(self, names: tuple[str, ...]) -> None:
+        """In which order sd-scripts' own reader returns arrays, found out with an npz of numbers in place of them.
 
-# In place of a strategy's own reader of npz: the same arrays in the same order, from wherever they are.
+        Raises:
+            LatentStoreError: it does more than return them.
+        """
+        if names in self._orders:
+            return
+        marks = {name: _PATTERN + 100 * number for number, name in enumerate(names)}
+        try:
+            found = [None if value is None else np.asarray(value) for value in with_npz(marks, self._load)]
+        except Exception as error:  # whatever a reader of one's own raises
+            raise LatentStoreError(_refusal(names, f"{type(error).__name__}: {error}")) from error
+        order = [None if value is None else _name_of(value, marks) for value in found]
+        if "" in order:
+            raise LatentStoreError(_refusal(names, "it changes them"))
+        self._orders[names] = order
 
 
 _PATTERN = np.arange(12, dtype=np.int16).reshape(4, 3)
-
-
-class StrategyReader:
-    """In which order a strategy's own reader returns arrays, found out with an npz of numbers in place of them."""
-
-    def __init__(self, load: Callable[[str], Any]) -> None:
-        self._load = load
-        self.orders: dict[tuple[str, ...], list[str | None]] = {}
-
-    def order(self, names: tuple[str, ...]) -> list[str | None]:
-        """Names as the reader returns them; None where it returns that.
-
-        Raises:
-            LatentStoreError: it does more than that.
-        """
-        if names not in self.orders:
-            marks = {name: _PATTERN + 100 * number for number, name in enumerate(names)}
-            try:
-                found = [None if value is None else np.asarray(value) for value in with_npz(marks, self._load)]
-            except Exception as error:  # whatever a reader of one's own raises
-                raise LatentStoreError(_refusal(names, f"{type(error).__name__}: {error}")) from error
-            order = [None if value is None else _name_of(value, marks) for value in found]
-            if "" in order:
-                raise LatentStoreError(_refusal(names, "it changes them"))
-            self.orders[names] = order
-        return self.orders[names]
 
 
 def _name_of(value: Array, marks: Mapping[str, Array]) -> str:

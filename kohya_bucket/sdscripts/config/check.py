@@ -57,7 +57,11 @@ def read_datasets(
     given = {config_name(name): value for name, value in (given or {}).items() if value is not None}
     reader = _Reader(source, findings, release, arguments(given))
     datasets = reader.config()
-    reader.note_overruled(given)
+    for name in sorted(name for name in given if name in reader.arguments and KEYS[name].decides):
+        value, holders = reader.arguments[name], [table[name] for table in reader.tables if name in table]
+        if any(holder != value for holder in holders):
+            message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"
+            findings.note("overruled", "", message, "the config wins over the command line, as in sd-scripts")
     return datasets
 
 
@@ -87,11 +91,10 @@ class _Reader:
         """The tables of a list, with their numbers from 0."""
         found = holder.get(name, [])
         if not isinstance(found, list):
-            single = isinstance(found, dict)
+            what, found = ("one table", [found]) if isinstance(found, dict) else (repr(found), [])
             header = "[[datasets]]" if name == "datasets" else "[[datasets.subsets]]"
-            message = f"{name} is {'one table' if single else repr(found)}, not a list of tables"
+            message = f"{name} is {what}, not a list of tables"
             self.error((*at, name), where, "not-a-table", message, f"write {header} in double brackets")
-            found = [found] if single else []
         for i, table in enumerate(found):
             if not isinstance(table, dict):
                 title = f"{where}, {name[:-1]} {i + 1}".lstrip(", ")
@@ -104,10 +107,8 @@ class _Reader:
         listed = self.listed(table, "subsets", at, where)
         kind = kind_of([subset for _, subset in listed])
         if kind is None:
-            message = (
-                "some of its subsets have a metadata_file and some have none: fine-tuning and DreamBooth subsets "
-                "cannot share a dataset"
-            )
+            message = "some of its subsets have a metadata_file and some have none: fine-tuning and DreamBooth subsets "
+            message += "cannot share a dataset"
             self.error(at, where, "mixed-kinds", message, "give each kind a [[datasets]] of its own")
             return None
         own = self.keys({k: v for k, v in table.items() if k != "subsets"}, Level.DATASET, kind, at, where)
@@ -116,7 +117,12 @@ class _Reader:
             inner: Place = (*at, "subsets", j)
             name = f"{where}, subset {j + 1}"
             clean = self.keys(subset, Level.SUBSET, kind, inner, name)
-            self.check_required({**subset, **clean}, kind, inner, name)
+            given = {**subset, **clean}
+            for key in sorted(required_keys(kind) - set(given)):
+                message = f"{key!r} is missing: every subset of a {kind.value} dataset needs it"
+                meant = next((one for one in given if near_key(str(one), {key}, _ELSEWHERE)), None)
+                remedy = f"is {meant!r} meant to be {key!r}?" if meant else f"add {key} = '...'"
+                self.error(inner, name, "missing-key", message, remedy)
             values = _inherited(SubsetConfig, kind, clean, own, general, self.arguments)
             extension = values.get("caption_extension")
             if extension and not extension.startswith("."):
@@ -136,13 +142,6 @@ class _Reader:
         if isinstance(table, dict) and any(KEYS[key].decides for key in known.keys() & table.keys() - read.keys()):
             self.unread.add(at[:2])
         return read
-
-    def check_required(self, subset: Mapping[str, Any], kind: Kind, at: Place, where: str) -> None:
-        for key in sorted(required_keys(kind) - set(subset)):
-            message = f"{key!r} is missing: every subset of a {kind.value} dataset needs it"
-            meant = next((one for one in subset if near_key(str(one), {key}, _ELSEWHERE)), None)
-            remedy = f"is {meant!r} meant to be {key!r}?" if meant else f"add {key} = '...'"
-            self.error(at, where, "missing-key", message, remedy)
 
     def unknown(self, name: str, here: str, kind: Kind | None = None) -> tuple[str, str, str]:
         """Code, message and remedy for a key that may not stand in a table."""
@@ -167,14 +166,6 @@ class _Reader:
     ) -> None:
         self.findings.error(code, (self.source.line_of(*at) + where).rstrip(", "), message, remedy, names)
 
-    def note_overruled(self, given: Mapping[str, Any]) -> None:
-        """Say which command line values that decide buckets, batches or caches the config overrules."""
-        for name in sorted(name for name in given if name in self.arguments and KEYS[name].decides):
-            value, holders = self.arguments[name], [table[name] for table in self.tables if name in table]
-            if any(holder != value for holder in holders):
-                message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"
-                self.findings.note("overruled", "", message, "the config wins over the command line, as in sd-scripts")
-
 
 def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
@@ -182,12 +173,9 @@ def _shown(value: Any) -> str:
 
 def _inherited(of: type, kind: Kind, *tables: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the keys that sd-scripts' class for this kind takes; [general] may hold others."""
-    out = {}
-    for name in (one.name for one in dataclasses.fields(of) if one.name in KEYS):
-        values = [table[name] for table in tables if table.get(name) is not None]
-        if values and kind in KEYS[name].kinds:
-            out[name] = values[0]
-    return out
+    names = {one.name for one in dataclasses.fields(of) if one.name in KEYS and kind in KEYS[one.name].kinds}
+    given = [(name, value) for table in reversed(tables) for name, value in table.items()]
+    return {name: value for name, value in given if name in names and value is not None}
 
 
 def check_values(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,17 +27,15 @@ from kohya_bucket.sdscripts.config.files import (
     written_ns,
 )
 from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConfig
-from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
 from kohya_bucket.texts import counted, some
 
 
-def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
-    """The images that are trained, or those that are held back for validation."""
-    return _register(dataset, reading, training).as_table()
+def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> Registry:
+    """The images that are trained, or those that are held back for validation.
 
-
-def _register(dataset: DatasetConfig, reading: Reading, training: bool) -> Registry:
-    """The images, regularization images after the others, each as often as sd-scripts repeats it."""
+    Regularization images are after the others, each as often as sd-scripts repeats it.
+    """
     registry = Registry()
     ordinary: list[Entry] = []
     regular: list[Entry] = []
@@ -166,20 +166,16 @@ def _report_cache_and_split(subset: SubsetConfig, cache: str, fresh: bool, readi
 def _report_empty(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, findings: Findings) -> None:
     message = f"image_dir {folder.path!r} holds no image"
     remedy = "sd-scripts reads .png, .jpg, .jpeg, .webp and .bmp"
-    inside = next((path for name in folder.folders if _holds_images(path := os.path.join(folder.path, name))), None)
-    if inside is not None:
+    inside = ""
+    for path in (os.path.join(folder.path, name) for name in folder.folders):
+        with suppress(OSError):
+            inside = inside or (path if read_folder(path).images else "")
+    if inside:
         message += " itself"
         remedy = f"subfolders are not searched; did you mean {inside!r}?"
     elif dataset.validation_split > 0 and not subset.is_reg:
         message += ", and with validation_split sd-scripts stops at an empty folder"
     findings.error("empty-folder", subset.place, message, remedy, (folder.path,))
-
-
-def _holds_images(path: str) -> bool:
-    try:
-        return bool(read_folder(path).images)
-    except OSError:
-        return False
 
 
 # The pairs of a ControlNet dataset. Source: sd-scripts' `ControlNetDataset.__init__`.
@@ -188,9 +184,9 @@ def _holds_images(path: str) -> bool:
 # Before 0.10.2 every control image had to belong to one.
 
 
-def list_controlnet(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
+def list_controlnet(dataset: DatasetConfig, reading: Reading) -> Registry:
     """The images with their control images."""
-    registry = _register(dataset, reading, True)
+    registry = list_dreambooth(dataset, reading)
     by_folder: dict[str | None, SubsetConfig] = {}
     folders: dict[str, Folder] = {}
     for subset in dataset.subsets:
@@ -234,7 +230,7 @@ def list_controlnet(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
                 f"and sd-scripts stops at that; images held back for validation count as none ({some(extra)})"
             )
             reading.findings.error("extra-control-image", dataset.place, message, "remove them", extra)
-    return registry.as_table()
+    return registry
 
 
 # How often regularization images are repeated. Source: the end of sd-scripts' `DreamBoothDataset.__init__`.
@@ -250,16 +246,9 @@ def balanced(repeats: Sequence[int], wanted: int) -> list[int]:
         repeats: each image's own repeats, 1 or more.
         wanted: training images, counted with repeats.
     """
-    out = [0] * len(repeats)
-    count = 0
-    for i, own in enumerate(repeats):
-        if count >= wanted:
-            return out
-        out[i] = own
-        count += own
-    if not out:
-        return out
-    whole, rest = divmod(max(0, wanted - count), len(out))
+    before = [0, *itertools.accumulate(repeats)]
+    out = [own if count < wanted else 0 for own, count in zip(repeats, before, strict=False)]
+    whole, rest = divmod(max(0, wanted - before[-1]), max(1, len(out)))
     return [n + whole + (i < rest) for i, n in enumerate(out)]
 
 

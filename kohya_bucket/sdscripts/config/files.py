@@ -39,11 +39,8 @@ _NOT_READ = frozenset(
 @lru_cache(maxsize=1)
 def supported_extensions() -> frozenset[str]:
     """The extensions that sd-scripts reads in this environment: AVIF and JPEG XL need their plugins."""
-    found = list(_ALWAYS)
-    for extension, (_, modules) in _WITH_PLUGIN.items():
-        if any(importlib.util.find_spec(module) for module in modules):
-            found.append(extension)
-    return frozenset(found) | frozenset(e.upper() for e in found)
+    plugins = [e for e, (_, modules) in _WITH_PLUGIN.items() if any(map(importlib.util.find_spec, modules))]
+    return frozenset(case(e) for e in (*_ALWAYS, *plugins) for case in (str.lower, str.upper))
 
 
 def image_named(name: str) -> str | None:
@@ -115,14 +112,14 @@ def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
 
 def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
     """Say that a folder is not there, and why that may be. `base` is the config file's folder."""
-    message = f"{key} {path!r} is not a folder"
+    what = "is not a folder"
     if os.path.isfile(path):
-        message, remedy = f"{key} {path!r} is a file, not a folder", "give the folder that holds it"
+        what, remedy = "is a file, not a folder", "give the folder that holds it"
     elif os.name != "nt" and (ntpath.splitdrive(path)[0] or "\\" in path) and path.isprintable():
         remedy = "this is a Windows path, and this system uses forward slashes and no drive letters"
     else:
         remedy = why_missing(path, base)
-    findings.error("missing-folder", where, message, remedy, (path,))
+    findings.error("missing-folder", where, f"{key} {path!r} {what}", remedy, (path,))
 
 
 def why_missing(path: str, base: Path | None) -> str:
@@ -157,11 +154,8 @@ def read_captions(
     """[N] the captions that sd-scripts trains of images of a folder; None where there is none.
 
     The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
-    there is no file. Images without a file, and files at which sd-scripts stops, are named.
-
-    Args:
-        images: [N] those of the subset.
-        names: of everything in their folder.
+    there is no file. Images without a file, and files at which sd-scripts stops, are named. `names` are of everything
+    in their folder.
     """
 
     def look(image: str) -> tuple[str | None]:
@@ -170,12 +164,10 @@ def read_captions(
     job = Job(Work(look, [("caption", "O")], in_helpers=False), images)
     job.run()
     found: list[str | None] = job.rows["caption"].tolist()
-    broken = [job.failures[i] for i in sorted(job.failures)]
-    if broken:
+    if broken := [job.failures[i] for i in sorted(job.failures)]:
         message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
         findings.error("broken-caption", subset.place, message, names=broken)
-    missing = [path for path, caption in zip(images, found, strict=True) if caption is None]
-    if missing:
+    if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
         _report_missing(missing, names, len(images), subset, findings)
     return [caption if isinstance(caption, str) else subset.class_tokens for caption in found]  # 0 of a broken one
 
@@ -231,15 +223,9 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
     counts = Counter(stems) if len(set(stems)) < len(stems) else Counter()
     shared = [path for path, stem in zip(images, stems, strict=True) if counts[stem] > 1]
     if shared:
-        findings.warning(
-            "same-stem",
-            place,
-            f"{counted(len(shared), 'image', 'differs', 'differ')} from another one by the extension only: they "
-            "share one caption and, where "
-            f"their sizes are equal, one latents cache file ({some(shared)})",
-            "rename one of each",
-            shared,
-        )
+        message = f"{counted(len(shared), 'image', 'differs', 'differ')} from another one by the extension only: they "
+        message += f"share one caption and, where their sizes are equal, one latents cache file ({some(shared)})"
+        findings.warning("same-stem", place, message, "rename one of each", shared)
 
 
 # Which images `skip_image_resolution` leaves out.
@@ -274,10 +260,8 @@ def skipped_images(
     """Which images are left out.
 
     Args:
-        paths: [N] the files.
         noted: [N] sizes that sd-scripts goes by without looking at the file, or None; those are read.
         limit: `skip_image_resolution`; None leaves out nothing.
-        metadata_cache: the option of that name.
     """
     if limit is None or not len(paths):
         return Skips()

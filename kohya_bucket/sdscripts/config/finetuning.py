@@ -19,11 +19,11 @@ from kohya_bucket.sdscripts.config.files import (
     why_missing,
 )
 from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, Release, SubsetConfig
-from kohya_bucket.sdscripts.config.model import DatasetTable, Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
 from kohya_bucket.texts import json_mistake, some
 
 
-def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
+def list_finetuning(dataset: DatasetConfig, reading: Reading) -> Registry:
     """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
     registry = Registry()
     joined = Change.IMAGE_LISTS in reading.release
@@ -43,10 +43,9 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> DatasetTable:
             entry.caption = _caption(metadata[entry.key], subset, reading.release)
             registry.add(entry)
     registry.report(dataset.subsets, reading.findings)
-    predefined = None
-    if not joined and all(e.size for e in registry.entries.values()):
-        predefined = tuple(sorted({e.size for e in registry.entries.values() if e.size}))
-    return registry.as_table(predefined)
+    sizes = [entry.size for entry in registry.entries.values()]
+    registry.predefined = None if joined or None in sizes else tuple(sorted(set(filter(None, sizes))))
+    return registry
 
 
 def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> str:
@@ -75,10 +74,8 @@ def _entries_0_9(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Ent
         names = frozenset(os.listdir(subset.image_dir))
     extensions = sorted(supported_extensions())
     for key, entry in metadata.items():
-        yield Entry(
-            key, _look_up(key, subset, names, extensions), subset.num_repeats, subset.number,
-            _size(entry.get("train_resolution")),
-        )  # fmt: skip
+        path, size = _look_up(key, subset, names, extensions), _size(entry.get("train_resolution"))
+        yield Entry(key, path, subset.num_repeats, subset.number, size)
 
 
 def _look_up(key: str, subset: SubsetConfig, names: frozenset[str], extensions: list[str]) -> str:
@@ -101,9 +98,6 @@ def _size(value: Any) -> tuple[int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-# -- the metadata file -------------------------------------------------------------------------------
-
-
 def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
     """Entries by key; empty, with a finding, where the file cannot be used."""
     findings, where, path = reading.findings, subset.place, subset.metadata_file
@@ -112,13 +106,8 @@ def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
     if subset.image_dir is not None and not os.path.isdir(subset.image_dir):
         missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
     if not os.path.isfile(path):
-        findings.error(
-            "missing-metadata",
-            where,
-            f"metadata_file {path!r} does not exist",
-            why_missing(path, reading.base),
-            (path,),
-        )
+        message = f"metadata_file {path!r} does not exist"
+        findings.error("missing-metadata", where, message, why_missing(path, reading.base), (path,))
         return {}
     try:
         metadata = _parse(path, reading.release)
@@ -180,9 +169,9 @@ def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
             text = entry.get(name)
             if text is not None and not isinstance(text, str):
                 raise ValueError(f"{name} of {key!r} is {text!r}, but must be a text, and sd-scripts stops at it")
-    relative = [key for key in metadata if not os.path.isabs(key)]
-    if relative and subset.image_dir is None:
-        raise ValueError(f"paths such as {relative[0]!r} are relative, and the subset has no image_dir to join them to")
+    relative = next((key for key in metadata if not os.path.isabs(key)), None)
+    if relative is not None and subset.image_dir is None:
+        raise ValueError(f"paths such as {relative!r} are relative, and the subset has no image_dir to join them to")
 
 
 def _is_side(value: Any) -> bool:

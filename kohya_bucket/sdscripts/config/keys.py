@@ -81,18 +81,14 @@ class Release:
     def of(cls, version: str) -> Release:
         """That of a version such as `v0.9.1`, or the last of a series such as `0.10`; else the newest."""
         numbers = _numbers(version)
-        if not numbers:
-            return NEWEST
-        changes = (change for change in Change if _numbers(change.since)[: len(numbers)] <= numbers)
-        return cls(frozenset(changes), version)
+        changes = frozenset(change for change in Change if _numbers(change.since)[: len(numbers)] <= numbers)
+        return cls(changes, version) if numbers else NEWEST
 
     @classmethod
     def in_checkout(cls, folder: Path) -> Release:
         """That of a checkout, by the source in its `library` folder."""
-        text = ""
-        for name in _FILES:
-            file = folder / "library" / name
-            text += file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        files = [file for name in _FILES if (file := folder / "library" / name).is_file()]
+        text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
         return cls(frozenset(change for change in Change if change.value[1] in text), str(folder))
 
 
@@ -238,14 +234,7 @@ class DatasetConfig:
         """
         if self.resolution is None:
             raise ValueError(f"{self.place} has no resolution")
-        return DatasetKeys(
-            resolution=self.resolution,
-            enable_bucket=self.enable_bucket,
-            min_bucket_reso=self.min_bucket_reso,
-            max_bucket_reso=self.max_bucket_reso,
-            bucket_reso_steps=self.bucket_reso_steps,
-            bucket_no_upscale=self.bucket_no_upscale,
-        )
+        return DatasetKeys(**{one.name: getattr(self, one.name) for one in fields(DatasetKeys)})
 
 
 _FIELDS = [f for table in (DatasetConfig, SubsetConfig) for f in fields(table) if "key" in f.metadata]
@@ -291,11 +280,8 @@ def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
     Options that datasets do not read are left out; None counts as not given.
     """
-    out = dict(DEFAULTS)
-    for name, value in (given or {}).items():
-        key = config_name(name)
-        if value is not None and key in out:
-            out[key] = value
+    named = {config_name(name): value for name, value in (given or {}).items() if value is not None}
+    out = {key: named.get(key, default) for key, default in DEFAULTS.items()}
     for key in ("resolution", "skip_image_resolution"):
         if out[key] is not None and not isinstance(out[key], tuple):
             out[key] = parse_resolution(out[key], key)

@@ -76,12 +76,7 @@ class DatasetTable:
         return replace(self, **columns)
 
     def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> Sizes:
-        """As metadata states them, or else from headers, which are kept for other commands.
-
-        Args:
-            metadata_cache: the option of that name.
-            progress: called as `progress(done, total)` while headers are read.
-        """
+        """As metadata states them, or else from headers, which are kept for other commands."""
         sizes = self.stated_sizes.copy()
         unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
         if not len(unknown):
@@ -151,8 +146,6 @@ class Reading:
     """What one run over a config carries along.
 
     Attributes:
-        findings: where to report.
-        release: the version of sd-scripts to follow.
         base: the folder of the config file.
         captions: open every caption file, as sd-scripts does.
         metadata_cache: the option of that name, for sizes that decide which images there are.
@@ -171,8 +164,7 @@ class Reading:
 def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, findings: Findings) -> bool:
     """Whether sd-scripts takes a subset: with repeats of 1 or more, and each folder or file once.
 
-    Args:
-        seen: folders or files of the subsets before it; one that turned out to be empty does not count.
+    `seen` are those of the subsets before it; one that turned out to be empty does not count.
     """
     repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
     if repeats < 1:
@@ -204,12 +196,14 @@ class Entry:
 class Registry:
     """Entries in the order of their first registration; a later entry of the same key takes its place.
 
-    `skipped` collects (key, reason) of the images that are left out for their size.
+    `skipped` collects (key, reason) of the images that are left out for their size; `predefined` is as in
+    `DatasetTable`.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.skipped: list[tuple[str, str]] = []
+        self.predefined: tuple[tuple[int, int], ...] | None = None
         self._replaced: dict[tuple[int, int], list[str]] = {}
 
     def add(self, entry: Entry) -> None:
@@ -229,20 +223,20 @@ class Registry:
             remedy = "give metadata unique keys (longer or absolute paths), or remove the doubled folder"
             findings.warning("same-key", subsets[second - 1].place, message, remedy, keys)
 
-    def as_table(self, predefined: tuple[tuple[int, int], ...] | None = None) -> DatasetTable:
+    def as_table(self) -> DatasetTable:
         """The entries as columns."""
         entries = list(self.entries.values())
-        sizes = np.array([e.size or (0, 0) for e in entries], dtype=np.int32).reshape(len(entries), 2)
+        captions, conditioning = tuple(e.caption for e in entries), tuple(e.conditioning for e in entries)
         return DatasetTable(
             keys=tuple(e.key for e in entries),
             paths=tuple(e.path for e in entries),
-            stated_sizes=sizes,
+            stated_sizes=np.array([e.size or (0, 0) for e in entries], dtype=np.int32).reshape(-1, 2),
             repeats=np.array([e.repeats for e in entries], dtype=np.int64),
             is_reg=np.array([e.is_reg for e in entries], dtype=np.bool_),
             subset=np.array([e.subset for e in entries], dtype=np.int32),
-            captions=tuple(e.caption for e in entries) if any(e.caption is not None for e in entries) else (),
-            conditioning=tuple(e.conditioning for e in entries) if any(e.conditioning for e in entries) else (),
-            predefined=predefined,
+            captions=captions if set(captions) - {None} else (),
+            conditioning=conditioning if any(conditioning) else (),
+            predefined=self.predefined,
             skipped=tuple(self.skipped),
         )
 

@@ -43,7 +43,6 @@ class Config:
     """All that a dataset config says.
 
     Attributes:
-        path: the config file, or None.
         datasets: its datasets, in order. Those that sd-scripts could not build are there with what is known.
         options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
@@ -148,8 +147,11 @@ def _read(
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
-        if images.predefined is not None:
-            dataset = _take_predefined(dataset, findings)
+        if images.predefined is not None:  # sd-scripts 0.9 with sizes in all of the metadata: these are the buckets
+            if dataset.bucket_no_upscale:
+                message = "the metadata holds finished buckets, with which sd-scripts 0.9 refuses bucket_no_upscale"
+                findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
+            dataset = replace(dataset, enable_bucket=True)
         check_values(dataset, findings, trainer, predefined=images.predefined is not None)
         read.append((dataset, images))
     # Findings about folders belong to the training pass; a second pass would repeat them.
@@ -169,19 +171,9 @@ def _read(
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
-    if dataset.kind is Kind.FINE_TUNING:
-        return list_finetuning(dataset, reading)
-    if dataset.kind is Kind.CONTROLNET:
-        return list_controlnet(dataset, reading)
-    return list_dreambooth(dataset, reading, training)
-
-
-def _take_predefined(dataset: DatasetConfig, findings: Findings) -> DatasetConfig:
-    """sd-scripts 0.9 with sizes in all of the metadata: these sizes are the buckets."""
-    if dataset.bucket_no_upscale:
-        message = "the metadata holds finished buckets, with which sd-scripts 0.9 refuses bucket_no_upscale"
-        findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
-    return replace(dataset, enable_bucket=True)
+    if dataset.kind is Kind.DREAMBOOTH:
+        return list_dreambooth(dataset, reading, training).as_table()
+    return (list_finetuning if dataset.kind is Kind.FINE_TUNING else list_controlnet)(dataset, reading).as_table()
 
 
 # The config that `--train_data_dir` and `--reg_data_dir` stand for: one subset for each `5_name` folder.
@@ -207,12 +199,11 @@ def _source_from_folders(
     if not os.path.isdir(train_data_dir):
         raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: {path_meant(train_data_dir)}")
     subsets = _subsets(train_data_dir, False, findings)
-    if reg_data_dir is not None:
-        if os.path.isdir(reg_data_dir):
-            subsets += _subsets(reg_data_dir, True, findings)
-        else:
-            message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
-            findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
+    if reg_data_dir is not None and os.path.isdir(reg_data_dir):
+        subsets += _subsets(reg_data_dir, True, findings)
+    elif reg_data_dir is not None:
+        message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
+        findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
     return Source(None, {"datasets": [{"subsets": subsets}]})
 
 
@@ -245,9 +236,8 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", sorted(passed_over))
     if loose:
         message = f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read"
-        findings.warning(
-            "loose-images", "", f"{message} ({some(loose)})", "move them into a '10_name' subfolder", loose
-        )
+        message += f" ({some(loose)})"
+        findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)
     return out
 
 
@@ -322,7 +312,7 @@ def _run_file(
         ConfigError: a value that the trainer could not compute with.
     """
     preset = source.path is not None and source.path.suffix.lower() == ".json"
-    settings = _flat(source.data)
+    settings = without_headings(source.data)
     if "datasets" in source.data or not _TELLING & settings.keys():
         return None
     if "kohya_bucket" in source.data:
@@ -342,8 +332,8 @@ def _run_file(
     return paths, options, family, RunLength.of(source, settings, preset)
 
 
-def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are only headings there: sd-scripts takes what they hold as if it stood outside."""
+def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in a file for `--config_file`: sd-scripts takes what its tables hold as if it stood outside."""
     out: dict[str, Any] = {}
     for name, value in data.items():
         if name != "kohya_bucket":
