@@ -10,15 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.musubi.cache_files import made_by
 from kohya_bucket.musubi.caches import Caches
 from kohya_bucket.musubi.caching import Session, save_item
-
-pytest.importorskip("safetensors", reason="caches are safetensors files")
 
 
 def tensor_bytes(shapes: dict[str, tuple[int, ...]], texts: dict[str, str], fill: int = 1) -> bytes:
