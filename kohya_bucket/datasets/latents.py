@@ -144,7 +144,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self._crops = [self.store.column(f"ltrb_{side}") for side in SIDES]
         self._masked = np.asarray(self.store.column("mask_row") >= -1)
         self._with_masks = bool(self._masked[self._rows].any())
-        flips = table["flip"].to_numpy(zero_copy_only=False)[self._rows]
+        flips = self.store.column("flip")[self._rows]
         if self.flip and not flips.all():
             raise LatentStoreError(
                 f"{path} has no flipped latents of {int((~flips).sum())} of its {len(flips)} items: run "
