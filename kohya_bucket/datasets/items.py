@@ -192,8 +192,9 @@ def build_item(
 
 
 def check_settings(
-    rule: BucketRule, transform: object, pixel_range: object, interpolation: str, decode: str, on_bad_image: str
-) -> None:
+    rule: BucketRule, transform: object = None, pixel_range: object = (-1, 1), interpolation: str = "auto",
+    decode: str = "exact", on_bad_image: str = "leave_out",
+) -> None:  # fmt: skip
     """Refuse what cannot work, before the sizes of a million images are read.
 
     Raises:

@@ -18,7 +18,7 @@ from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.datasets.items import ItemKeywords
+from kohya_bucket.datasets.items import ItemKeywords, check_settings
 from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, explained
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.errors import KohyaBucketError
@@ -124,6 +124,7 @@ def dataset_from_shards(
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
     """
+    check_settings(rule, **settings)
     names = expand_shards(shards)
     for name in names:
         if "://" in name or name.startswith("pipe:"):

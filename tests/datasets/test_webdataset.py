@@ -75,6 +75,14 @@ def found_by_webdataset(shards: list[str]) -> list[tuple[str, bytes, str]]:
     return out
 
 
+@pytest.mark.parametrize("wrong", [{"decode": "quick"}, {"interpolation": "best"}, {"on_bad_images": "stop"}])
+def test_wrong_settings_are_refused_before_a_shard_is_read(tmp_path, wrong):
+    broken = tmp_path / "a.tar"
+    broken.write_bytes(b"no tar at all")
+    with pytest.raises((KohyaBucketError, TypeError), match=next(iter(wrong))):
+        dataset_from_shards(str(broken), RULE, index=tmp_path / "index.parquet", **wrong)
+
+
 def test_samples_are_those_that_webdataset_finds(shards: list[str]) -> None:
     dataset = dataset_from_shards(shards, RULE)
     expected = found_by_webdataset(shards)
