@@ -89,9 +89,11 @@ class OpenNpz:
 
     def floats(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """An array of floating-point numbers of this shape."""
+        if self.shape(name) != shape:  # before it is unpacked: it may claim to be large
+            raise BrokenNpzError(f"{name} has shape {list(self.shape(name))}, not {list(shape)}")
         array = self.array(name)
-        if array.shape != shape or array.dtype.kind != "f":
-            raise BrokenNpzError(f"{name} is {array.dtype} of shape {list(array.shape)}, not float of {list(shape)}")
+        if array.dtype.kind != "f":
+            raise BrokenNpzError(f"{name} holds {array.dtype}, not floating-point numbers")
         return array
 
     def crc(self, name: str) -> int:

@@ -216,7 +216,7 @@ def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardIn
         del specs[ENTRIES]
         info = ShardInfo(name, nbytes, specs, LatentSpace.of(description["space"]), given_arrays(description)).checked()
         pa, _, _ = arrow()
-        text = name.encode()
+        text = name.encode()  # by its bytes: `pa.array` imports pandas, see `numpy_of`
         word = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(text)], np.int32)), pa.py_buffer(text))
         column = pa.DictionaryArray.from_arrays(arrow_of(np.zeros(len(table), np.int32)), word)
         table = table.set_column(table.schema.get_field_index("shard"), "shard", column)
