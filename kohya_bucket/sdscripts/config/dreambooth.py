@@ -47,16 +47,17 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
         if images:
             seen.add(subset.source)
         repeats = subset.num_repeats if training else 1
-        for image in images:
-            entry = replace(image, repeats=repeats, subset=subset.number, is_reg=subset.is_reg)
-            (regular if subset.is_reg else ordinary).append(entry)
+        for entry in images:
+            entry.repeats, entry.subset, entry.is_reg = repeats, subset.number, subset.is_reg
+        (regular if subset.is_reg else ordinary).extend(images)
     wanted = sum(entry.repeats for entry in ordinary)
     counts = balanced([entry.repeats for entry in regular], wanted)
     for entry in ordinary:
         registry.add(entry)
     for entry, count in zip(regular, counts, strict=True):
         if count:
-            registry.add(replace(entry, repeats=count))
+            entry.repeats = count
+            registry.add(entry)
     if 0 in counts:
         message = (
             f"{sum(entry.repeats for entry in regular)} regularization samples meet {wanted} training samples: "
@@ -118,7 +119,7 @@ def _cached(
 ) -> list[Entry] | None:
     """The images that a `metadata_cache.json` lists, with their sizes in it; None where there is none yet."""
     if path in reading.written_caches:
-        return list(reading.written_caches[path])
+        return [replace(entry) for entry in reading.written_caches[path]]  # each data set has repeats of its own
     if not os.path.isfile(path):
         return None
     findings, where, remedy = reading.findings, subset.place, "delete the file; it is written again"

@@ -212,8 +212,8 @@ def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
             raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
         if not text:
             raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
-        lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-        return "\n".join(filter(None, lines)) if whole else lines[0]
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n", -1 if whole else 1)
+        return "\n".join(filter(None, map(str.strip, lines))) if whole else lines[0].strip()
     return None
 
 
