@@ -7,24 +7,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import typer
 
-from kohya_bucket.buckets.clips import ClipBuckets, ClipPlacement
-from kohya_bucket.buckets.trainers import DiffusionPipeBuckets, DiffusionPipeClips
+from kohya_bucket.buckets.clips import ClipBuckets
 from kohya_bucket.cli.configs import is_musubi_config, musubi_config
-from kohya_bucket.cli.console import scan_progress
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.images.clips import ClipScan, list_clips, read_clips
+from kohya_bucket.images.clips import read_clips
 from kohya_bucket.musubi.architectures import architecture_named
 from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys, ImageKeys
-from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.texts import counted, some
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.musubi.architectures import Architecture
 
@@ -165,90 +159,3 @@ class TakenClip:
         lost = "" if told["seconds_lost"] is None else f" ({told['seconds_lost']:.2f} s)"
         lines.append(("kept", f"{told['kept']:,} of {told['frames']:,} frames; {told['dropped']:,} in no item{lost}"))
         return lines
-
-
-_OWN = "musubi-tuner"
-CLIP_RULES = [_OWN, "diffusion-pipe"]
-"""Names of rules for clips."""
-
-
-@dataclass(frozen=True)
-class ComparedSet:
-    """Clips that are trained alike.
-
-    Attributes:
-        title: for a reader.
-        scan: what is known of each.
-        keys: how musubi-tuner trains them.
-        model: as far as it is known.
-        own_rates: `source_fps` is not stated: it is each clip's own.
-    """
-
-    title: str
-    scan: ClipScan
-    keys: ClipKeys
-    model: Architecture
-    own_rates: bool
-
-    @classmethod
-    def read(
-        cls, paths: list[str], source: str, keys: ClipKeys, model: Architecture, workers: int | None, quiet: bool,
-        own_rates: bool = False,
-    ) -> ComparedSet:  # fmt: skip
-        """`KohyaBucketError` if none can be read, or what reads them is not installed."""
-        with scan_progress("reading clips", quiet=quiet) as progress:
-            scan = read_clips(paths, workers=workers, progress=progress)
-        if not (scan.frames > 0).any():
-            why = scan.failures[0][2]
-            raise KohyaBucketError(f"{source}: none of {counted(len(paths), 'clip')} can be read: {why}")
-        broken = f" ({len(scan.failures):,} unreadable left out)" if scan.failures else ""
-        width, height = keys.resolution
-        rate = "as in the file" if model.target_fps is None else f"{model.target_fps:g} per second"
-        readable = counted(len(scan) - len(scan.failures), "clip")
-        title = f"{readable} of {source}{broken}, {width}x{height} for {model.title}, frames {rate}"
-        return cls(title, scan, keys, model, own_rates)
-
-    def placed(self, name: str) -> ClipPlacement:
-        """By one of `CLIP_RULES`."""
-        scan, keys, model = self.scan, self.keys, self.model
-        if name == _OWN:
-            own = keys.clip_rule(model)
-            fps: npt.ArrayLike | None = keys.rates(model, scan.fps)
-            if self.own_rates and own.target_fps is not None:
-                fps = np.where(scan.fps > 0, scan.fps, own.target_fps)
-            return own.place(scan.sizes, scan.frames, fps)
-        lengths = keys.target_frames
-        if keys.frame_extraction == "full":
-            lengths = tuple(range(model.grid.base, keys.max_frames + 1, model.grid.stride))
-        width, height = keys.resolution
-        picture = DiffusionPipeBuckets(round((width * height) ** 0.5), multiple=model.steps)
-        return DiffusionPipeClips(picture, lengths, model.target_fps, model.grid).place(
-            scan.sizes, scan.frames, scan.fps
-        )
-
-
-def sets_of(context: typer.Context, sources: list[str], options: RuleOptions, how: ClipOptions, recursive: bool,
-            workers: int | None, quiet: bool) -> list[ComparedSet]:  # fmt: skip
-    """The clips that a command line names: those of a musubi-tuner config by data set, or all together."""
-    config = Path(sources[0])
-    if len(sources) == 1 and config.suffix.lower() == ".toml" and config.is_file() and is_musubi_config(config):
-        beside = [*options.fields, "target_frames", "frame_extraction"]
-        refuse_beside(context, f"{config} brings its own rules", beside)
-        read = musubi_config(config, how.arch)
-        out = []
-        for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-            if isinstance(keys, ClipKeys) and (paths := list_items(keys, place, read.findings, read.model)):
-                source = f"{config}, dataset {number}"
-                out.append(ComparedSet.read(paths, source, keys, read.model, workers, quiet))
-        if not out:
-            what = "none of its data sets has clips"
-            raise ConfigError(f"{config}: {what}; `compare` takes folders of images, not configs")
-        return out
-    model = architecture_named(how.arch)
-    size = options.size if given(context, ["resolution"]) else ClipKeys.resolution
-    keys = how.clip_keys(size)
-    source = ", ".join(sources)
-    paths = list_clips(sources, recursive=recursive)
-    if not paths:
-        raise KohyaBucketError(f"{source}: no clips found there")
-    return [ComparedSet.read(paths, source, keys, model, workers, quiet, own_rates=True)]

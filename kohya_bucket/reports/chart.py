@@ -1,4 +1,4 @@
-"""The chart of a bucket set: aspects and switching points on one axis, portrait and landscape apart, as SVG or PNG."""
+"""The chart of a bucket set: aspects and switching points on one axis, portrait and landscape apart, as SVG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from html import escape
 from itertools import pairwise
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
 
 from kohya_bucket.buckets import BucketSet, switching_points
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
@@ -15,9 +14,6 @@ from kohya_bucket.files import MADE_BY
 from kohya_bucket.texts import counted
 
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
-
-
-# Each shape has its element as `svg`, and is painted onto an image, whose brush is `draw`, by `paint`.
 
 
 @dataclass(frozen=True)
@@ -31,10 +27,6 @@ class Line:
     def svg(self) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
         return f'<polyline points="{path}" fill="none" stroke="{self.colour}" stroke-width="{self.width:g}"/>'
-
-    def paint(self, image: Image.Image, draw: ImageDraw.ImageDraw, factor: int) -> None:
-        scaled = [(x * factor, y * factor) for x, y in self.points]
-        draw.line(scaled, fill=self.colour, width=max(1, round(self.width * factor)), joint="curve")
 
 
 @dataclass(frozen=True)
@@ -51,11 +43,6 @@ class Box:
         place = f'x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}"'
         return f'<rect {place} fill="{self.colour}"/>'
 
-    def paint(self, image: Image.Image, draw: ImageDraw.ImageDraw, factor: int) -> None:
-        left, top, right, bottom = (v * factor for v in (self.x, self.y, self.x + self.width, self.y + self.height))
-        if right - left >= 1 and bottom - top >= 1:
-            draw.rectangle((left, top, right - 1, bottom - 1), fill=self.colour)
-
 
 @dataclass(frozen=True)
 class Dot:
@@ -68,10 +55,6 @@ class Dot:
 
     def svg(self) -> str:
         return f'<circle cx="{self.x:.1f}" cy="{self.y:.1f}" r="{self.radius:g}" fill="{self.colour}"/>'
-
-    def paint(self, image: Image.Image, draw: ImageDraw.ImageDraw, factor: int) -> None:
-        x, y, radius = self.x, self.y, self.radius
-        draw.ellipse([v * factor for v in (x - radius, y - radius, x + radius, y + radius)], fill=self.colour)
 
 
 @dataclass(frozen=True)
@@ -100,33 +83,6 @@ class Text:
             f'text-anchor="{self.anchor}"{weight}{turn}>{escape(self.text)}</text>'
         )
 
-    def paint(self, image: Image.Image, draw: ImageDraw.ImageDraw, factor: int) -> None:
-        font, stroke = _font(round(self.size * factor)), factor // 2 if self.bold else 0
-        left, top, right, bottom = font.getbbox(self.text)
-        mask = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2), 0)
-        ImageDraw.Draw(mask).text((1 - left, 1 - top), self.text, fill=255, font=font, stroke_width=stroke)
-        along = {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor]
-        x, y = self.x * factor, self.y * factor
-        if self.upright:
-            mask = mask.rotate(90, expand=True)
-        left, top = (0.5, 1 - along) if self.upright else (along, 0.5)
-        image.paste(self.colour, (round(x - mask.width * left), round(y - mask.height * top)), mask)
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    for name in ("DejaVuSans.ttf", "Verdana.ttf", "Arial.ttf"):
-        try:
-            return ImageFont.truetype(name, size)
-        except (OSError, ImportError):  # no such font, or a Pillow without FreeType
-            continue
-    try:
-        return ImageFont.load_default(size)
-    except (TypeError, ImportError):  # Pillow before 10.1 knows one small font only
-        return ImageFont.load_default()
-
-
-_OVERSAMPLING = 2  # PNGs are drawn larger and scaled down, which smooths lines
-
 
 @dataclass
 class Drawing:
@@ -149,15 +105,6 @@ class Drawing:
             f"<title>{escape(self.title)}</title>\n"
             f'<rect width="{self.width}" height="{self.height}" fill="#ffffff"/>\n{shapes}\n</svg>\n'
         )
-
-    def to_image(self, scale: int = 1) -> Image.Image:
-        """The drawing as an RGB picture, `scale` times as large."""
-        factor = scale * _OVERSAMPLING
-        image = Image.new("RGB", (self.width * factor, self.height * factor), "#ffffff")
-        draw = ImageDraw.Draw(image)
-        for shape in self.shapes:
-            shape.paint(image, draw, factor)
-        return image.resize((self.width * scale, self.height * scale), Image.Resampling.LANCZOS)
 
 
 def spread_labels(wanted: FloatArray, gap: float, low: float, high: float) -> FloatArray:

@@ -1,4 +1,4 @@
-"""The same images or clips under different rules, in numbers."""
+"""The same images under different rules, in numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketRule
-from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.reports.recommend import differences
 from kohya_bucket.reports.summary import Summary, summarize
 
@@ -70,59 +68,3 @@ def conclusion(results: Sequence[Compared]) -> str:
     text = f"{best.name} loses least: {lost(best):.2%}, and {first.name} {lost(first):.2%}"
     better = f". Better than {first.name}: {gain}" if gain else ""
     return text + better + (f". Worse: {cost}" if cost else "")
-
-
-@dataclass(frozen=True)
-class ComparedClips:
-    """One rule over the readable clips.
-
-    Attributes:
-        buckets, items: in use, and of one epoch.
-        frames_kept, frames_dropped: in at least one item or in none, at the rate that the trainer brings clips to.
-        seconds_lost: of clips' time that no item has.
-        unplaced: clips without an item.
-        mean_crop: share of a picture's area that is cropped off, over the clips with an item, if it is scaled to cover
-            its bucket; 0 without any.
-        reasons: how many clips have no item, by reason.
-    """
-
-    name: str
-    buckets: int
-    items: int
-    frames_kept: int
-    frames_dropped: int
-    seconds_lost: float
-    unplaced: int
-    mean_crop: float
-    reasons: dict[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Flat, for JSON."""
-        out = asdict(self)
-        return {"rule": out.pop("name"), **out}
-
-
-def compare_clips(rules: Sequence[tuple[str, ClipPlacement]], scan: ClipScan) -> list[ComparedClips]:
-    """Each rule's name and placement of the clips of a scan; unreadable clips are left out of all counts."""
-    readable = scan.frames > 0
-    seconds = np.nan_to_num(scan.seconds)
-    out = []
-    for name, placed in rules:
-        left = readable & ~placed.placed
-        share = placed.kept / np.maximum(placed.frames, 1)
-        crop = placed.picture.crop_loss[placed.placed]
-        kept = int(placed.kept.sum())
-        out.append(
-            ComparedClips(
-                name=name,
-                buckets=len(placed.buckets),
-                items=len(placed.spans),
-                frames_kept=kept,
-                frames_dropped=int(placed.frames[readable].sum()) - kept,
-                seconds_lost=float((seconds * (1 - share))[readable].sum()),
-                unplaced=int(left.sum()),
-                mean_crop=float(crop.mean()) if len(crop) else 0.0,
-                reasons=_reasons(placed.reasons[left]),
-            )
-        )
-    return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -147,12 +147,21 @@ def _write(picture: Image.Image, text: str) -> None:
     """At the lower left, on a dark ground; not at all where there is no room for letters that can be read."""
     from PIL import ImageDraw
 
-    from kohya_bucket.reports.chart import Text
-
     size = max(_LETTERS, round(max(picture.size) / 50))
     width, height = round(0.62 * size * len(text)) + size, 2 * size
     if width > picture.width or 2 * height > picture.height:
         return
     draw = ImageDraw.Draw(picture)
     draw.rectangle((0, picture.height - height, width, picture.height), fill="#16181a")
-    Text(size / 2, picture.height - height / 2, text, size, "#ffffff").paint(picture, draw, 1)
+    draw.text((size / 2, picture.height - height + size / 3), text, fill="#ffffff", font=_font(size))
+
+
+def _font(size: int) -> Any:
+    from PIL import ImageFont
+
+    for name in ("DejaVuSans.ttf", "Verdana.ttf", "Arial.ttf"):
+        try:
+            return ImageFont.truetype(name, size)
+        except (OSError, ImportError):  # no such font, or a Pillow without FreeType
+            continue
+    return ImageFont.load_default()

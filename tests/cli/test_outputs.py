@@ -45,7 +45,6 @@ def test_no_image_of_the_data_is_written_over(folder: Path, arguments: tuple[str
         (("analyze", "{data}", "--list-bad"), "bad.txt"),
         (("explore", "{data}", "--no-open", "--out"), "page.html"),
         (("buckets", "chart", "--preset", "sdxl", "--output"), "chart.svg"),
-        (("buckets", "chart", "--preset", "sdxl", "--output"), "chart.png"),
         (("simulate", "640x480", "--preview"), "preview.png"),
         (("simulate", "640x480", "--preview"), "preview.jpg"),
     ],

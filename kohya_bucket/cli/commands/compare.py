@@ -1,4 +1,4 @@
-"""`kohya-bucket compare`: the same images or clips under different rules."""
+"""`kohya-bucket compare`: the same images under different rules."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ import typer
 from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
 from kohya_bucket.checks import one_of
-from kohya_bucket.cli.configs import is_musubi_config
 from kohya_bucket.cli.console import columns, print_table, say, wide_console
 from kohya_bucket.cli.options import (
     AsJson,
-    ClipOptions,
+    Family,
     Quiet,
     Recursive,
     RuleOptions,
     TableOrSources,
     Workers,
-    given,
-    refuse_beside,
     with_option_groups,
 )
-from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
@@ -35,15 +32,12 @@ if TYPE_CHECKING:
 
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
-    from kohya_bucket.cli.clips import ComparedSet
     from kohya_bucket.cli.sources import SizedImages
-    from kohya_bucket.reports.compare import Compared, ComparedClips
+    from kohya_bucket.reports.compare import Compared
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(
-        with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit", "source_fps"))
-    )
+    app.command()(with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit")))
 
 
 def compare(
@@ -53,7 +47,7 @@ def compare(
         str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
     ] = "kohya,novelai,exact,auto",
     *,
-    clip_options: ClipOptions,
+    arch: Family = None,
     batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 4,
     as_json: AsJson = False,
     options: RuleOptions,
@@ -62,34 +56,16 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     from kohya_bucket.cli.sources import sizes_of
+    from kohya_bucket.images.formats import VIDEO_EXTENSIONS
+    from kohya_bucket.images.listing import list_images
     from kohya_bucket.reports.compare import compare_rules
 
-    def of_clips() -> None:
-        from kohya_bucket.cli.clips import CLIP_RULES, sets_of
-
-        what = "clips are compared as musubi-tuner and diffusion-pipe train them"
-        refuse_beside(context, what, [*(name for name in options.fields if name != "resolution"), "batch_size"])
-        known = {"trainers": CLIP_RULES, "all": CLIP_RULES}
-        names = names_of(rules if given(context, ["rules"]) else "all", CLIP_RULES, known)
-        names = [one_of("rule for clips", name, CLIP_RULES, ConfigError) for name in names]
-        _print_clips(sets_of(context, path, options, clip_options, recursive, workers, quiet), names, as_json)
-
-    quiet = quiet or as_json
-    arch, clip_options = clip_options.family()
     options = options.for_arch(context, arch)
-    if clip_options != ClipOptions() or (len(path) == 1 and _is_config(path[0])):
-        of_clips()
-        return
     names = names_of(rules, comparable(), groups())
-    try:
-        images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet)
-    except KohyaBucketError:
-        if set(_are_clips(path, recursive)) != {True}:
-            raise
-        of_clips()
-        return
-    if not quiet and (clips := sum(_are_clips([p for p in path if Path(p).is_dir()], recursive))):
-        say(f"{counted(clips, 'clip')} left out: --arch, e.g. --arch wan, compares clips instead of images", err=True)
+    clips = list_images([p for p in path if Path(p).is_dir()], recursive=recursive, extensions=VIDEO_EXTENSIONS)
+    if clips and not (quiet or as_json):
+        say(f"{counted(len(clips), 'clip')} left out: only images are compared", err=True)
+    images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     chosen = [(name, compared_rule(name, options, images.sizes)) for name in names]
     results = compare_rules(chosen, images.sizes, batch_size)
     if as_json:
@@ -97,20 +73,6 @@ def compare(
         typer.echo(json.dumps(counts | {"rules": [result.as_dict() for result in results]}, indent=2))
     else:
         _print(images, results, options.size, batch_size)
-
-
-def _is_config(path: str) -> bool:
-    """A dataset config of musubi-tuner."""
-    return path.lower().endswith(".toml") and Path(path).is_file() and is_musubi_config(Path(path))
-
-
-def _are_clips(sources: list[str], recursive: bool) -> list[bool]:
-    """Of each image and clip that `sources` name, whether it is a clip."""
-    from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
-    from kohya_bucket.images.listing import list_images
-
-    both = IMAGE_EXTENSIONS | VIDEO_EXTENSIONS
-    return [is_video(path) for path in list_images(sources, recursive=recursive, extensions=both)]
 
 
 def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int) -> None:
@@ -129,38 +91,7 @@ def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], 
         console.print(conclusion(results), soft_wrap=True)
 
 
-def _print_clips(sets: list[ComparedSet], names: list[str], as_json: bool) -> None:
-    from kohya_bucket.reports.compare import compare_clips
-
-    compared = [(one, compare_clips([(name, one.placed(name)) for name in names], one.scan)) for one in sets]
-    if as_json:
-        report = [
-            {
-                "clips": len(one.scan) - len(one.scan.failures),
-                "unreadable": len(one.scan.failures),
-                "source": one.title,
-                "rules": [result.as_dict() for result in results],
-            }
-            for one, results in compared
-        ]
-        typer.echo(json.dumps(report, indent=2))
-        return
-    console = wide_console()
-    for one, results in compared:
-        console.print(one.title, soft_wrap=True, markup=False)
-        table = columns("rule", "buckets", "items", "frames kept", "dropped", "seconds lost", "no bucket", "mean crop")
-        for r in results:
-            frames = (f"{n:,}" for n in (r.items, r.frames_kept, r.frames_dropped))
-            rest = f"{r.seconds_lost:,.1f}", str(r.unplaced), f"{r.mean_crop:.2%}"
-            table.add_row(one_line(r.name), str(r.buckets), *frames, *rest)
-        print_table(console, table)
-        _print_reasons(console, results)
-        if len(results) > 1:
-            best = max(results, key=lambda result: result.frames_kept)
-            console.print(f"{best.name} trains most frames: {best.frames_kept:,}", soft_wrap=True)
-
-
-def _print_reasons(console: Console, results: Sequence[Compared] | Sequence[ComparedClips]) -> None:
+def _print_reasons(console: Console, results: Sequence[Compared]) -> None:
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)
