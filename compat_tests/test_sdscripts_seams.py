@@ -24,7 +24,7 @@ OF_OUR_OWN = {
 
 
 def owners(sd):
-    from kohya_bucket.adapter.seams import Owners
+    from kohya_bucket.adapter.door import Owners
     from kohya_bucket.sdscripts.door import SdScriptsDoor
 
     door = SdScriptsDoor()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from kohya_bucket.adapter.door import Place, Seam, Subject, TrainerDoor
 from kohya_bucket.adapter.ranks import exit_with_message
-from kohya_bucket.adapter.seams import Door, Place, Seam, Subject
 from kohya_bucket.adapter.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES
@@ -42,7 +42,7 @@ def _knows(dataset: Any) -> bool:
     return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
 
 
-def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
+def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
     package = Path(str(door.owners.home.__file__)).parent.parent
     if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
         selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
@@ -77,7 +77,7 @@ class _NoClips:
         return iter(())
 
 
-def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
+def _begin_session(dataset: Any, door: TrainerDoor, *, text: bool) -> Session:
     with exit_with_message():
         caches = _caches(dataset, door, made_by(_given[0] if _given else None))
     if caches.focus and not caches.focus_of_controls:
@@ -86,7 +86,7 @@ def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     return _sessions[dataset]
 
 
-def _say_what_focus_does(door: Door, *, known: bool) -> None:
+def _say_what_focus_does(door: TrainerDoor, *, known: bool) -> None:
     """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
     if not door.options().focus:
         return

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.adapter.door import TrainerDoor
+from kohya_bucket.adapter.door import Subject, TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.config import check_options
 

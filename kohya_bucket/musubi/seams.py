@@ -10,10 +10,10 @@ from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
+from kohya_bucket.adapter.door import Place, Seam, Subject, TrainerDoor, calling_frame
 from kohya_bucket.adapter.patching import Replacement
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.resume import Accelerator
-from kohya_bucket.adapter.seams import Door, Place, Seam, Subject, calling_frame
 from kohya_bucket.adapter.shapes import Behaves, Inherits, Offers, Takes, Uses, parameters_of
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ARCHITECTURES
@@ -69,7 +69,7 @@ _PARTS = ("latents", "llm", "llm_mask", "clipL")
 _SAVES_WITH = ("metadata_reso", "metadata_arch")
 
 
-def _mend(program: FrameType, door: Door) -> None:
+def _mend(program: FrameType, door: TrainerDoor) -> None:
     """Mend a program that asks for its data sets without telling them of an epoch; others are left as they are."""
     module = sys.modules.get(program.f_globals["__name__"])
     own = getattr(module, _COLLATOR, None)

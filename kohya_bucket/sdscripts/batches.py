@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
+from kohya_bucket.adapter.door import Owners, TrainerDoor
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
-from kohya_bucket.adapter.seams import Door, Owners
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.planning import ORDERS, REMAINDERS
@@ -175,7 +175,7 @@ def refuse_empty(group: Any) -> None:
 
 
 def planned_arguments(
-    door: Door, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    door: TrainerDoor, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     """The arguments of a `DataLoader` call with the plan; None where the call is not a trainer's.
 

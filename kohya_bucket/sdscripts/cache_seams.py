@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from kohya_bucket.adapter.seams import Owners, Place, Seam, Subject, where
+from kohya_bucket.adapter.door import Owners, Place, Seam, Subject, where
 from kohya_bucket.adapter.shapes import (
     Behaves,
     Offers,

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.adapter.door import TrainerDoor
+from kohya_bucket.adapter.door import Subject, TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.seams import Subject
 from kohya_bucket.sdscripts.checkout import SeamError, describe_folder
 
 _PACKAGE = "library"  # other projects have packages of this name too

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
+from kohya_bucket.adapter.door import Place
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import collector_paused, is_first_process
-from kohya_bucket.adapter.seams import Place
 from kohya_bucket.images import read_sizes
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.config.files import (

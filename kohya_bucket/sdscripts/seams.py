@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
+from kohya_bucket.adapter.door import Place, Seam, Subject, calling_frame, where
 from kohya_bucket.adapter.resume import Accelerator
-from kohya_bucket.adapter.seams import Place, Seam, Subject, calling_frame, where
 from kohya_bucket.adapter.shapes import Behaves, Check, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.sdscripts import objects

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from kohya_bucket.adapter.seams import Owners, Seam, Subject
+from kohya_bucket.adapter.door import Owners, Seam, Subject
 
 KNOWN = ("alpha", "beta")
 

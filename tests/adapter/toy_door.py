@@ -6,12 +6,11 @@ import numpy as np
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
-from kohya_bucket.adapter.door import TrainerDoor
+from kohya_bucket.adapter.door import Seam, Subject, TrainerDoor
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.resume import ResumeHooks
 from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
-from kohya_bucket.adapter.seams import Seam, Subject
 from kohya_bucket.adapter.shapes import Takes, Uses
 
 PACKAGE = "toys"

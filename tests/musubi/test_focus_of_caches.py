@@ -12,8 +12,8 @@ import pytest
 from cache_folder import Folder
 from PIL import Image
 
+from kohya_bucket.adapter.door import Place
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.seams import Place
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.cache_seams import _retrieve_latents
 from kohya_bucket.musubi.caching import PickedSource, Session, cut, focus_in
