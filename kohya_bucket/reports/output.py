@@ -72,10 +72,6 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
         if analysis.subject.clips is None:
             text.append(f"{counted(s.samples, 'sample')}, {counted(s.batches, 'batch')} an epoch, ")
             text.append(f"{s.short_batches:,} of them not full{never}\n")
-        else:
-            text.append(
-                "Below, each clip counts once, as a picture; `kohya-bucket plan CONFIG` counts items and batches\n"
-            )
         text.append(f"Cropped off: median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}\n")
     if analysis.focus_cuts is not None:
         text.append(f"{str(analysis.focus_cuts).capitalize()}\n")

@@ -183,7 +183,8 @@ def in_one_line(analyses: Sequence[Analysis]) -> str:
     left = sum(len(a.images) for a in analyses) - placed
     more = f", and {left:,} that cannot be trained" if left else ""
     buckets = counted(sum(s.buckets for s in summaries), "bucket")
-    return f"{counted(placed, 'image')} in {buckets}, {crop:.1%} cut off on average{more}"
+    what = "clip" if analyses and all(a.subject.clips is not None for a in analyses) else "image"
+    return f"{counted(placed, what)} in {buckets}, {crop:.1%} cut off on average{more}"
 
 
 def _plain_dataset(analysis: Analysis) -> str:
@@ -275,6 +276,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "rule": browser_rule(subject.rule),
         "rule_text": _describe_rule(subject.rule),
         "batch_size": subject.batch_size,
+        "clips": subject.clips and {"lines": subject.clips.lines(), "items": subject.clips.as_dict().get("items")},
         "found": len(images),
         "broken": int((~images.readable).sum()),
         "summary": asdict(analysis.summary),

@@ -55,7 +55,7 @@ class ClipFacts:
             )
             shapes = zip(self.placement.buckets.tolist(), self.placement.items_per_bucket.tolist(), strict=True)
             out.append("Items: " + ", ".join(f"{'x'.join(map(str, shape))} {n:,}" for shape, n in shapes))
-        return out
+        return [*out, "Here each clip counts once, as a picture; `kohya-bucket plan CONFIG` counts items and batches"]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; frames are those that are left at the rate that is trained."""

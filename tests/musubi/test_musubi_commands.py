@@ -144,6 +144,9 @@ def test_analyze(config, command_line, tmp_path):
     out = command_line("analyze", config, "--arch", "wan")[1]
     assert "10 items with 72 of 84 frames; 0.5 s in no item; 1 clip too short for any" in out
     assert "MusubiTunerBuckets((96, 64), steps=16, no_upscale=False), batch size 1" in out
+    page = tmp_path / "report.html"
+    assert command_line("analyze", config, "--arch", "wan", "--html", page)[0] == 0
+    assert '"items":10}' in page.read_text(encoding="utf-8")
     code, out, _ = command_line("analyze", tmp_path, "--resolution", "256")
     assert code == 0
     assert "2 images, 2 of them in 1 bucket" in out

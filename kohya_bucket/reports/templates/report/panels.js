@@ -1,17 +1,18 @@
 /* The parts of the report, each a function of the view that it is for. */
 
 function keyNumbers(view) {
-  const d = view.data, t = d.summary, cells = [];
+  const d = view.data, t = d.summary, what = d.clips ? "clips" : "images", cells = [];
   const cell = (value, label, cls) => cells.push(h("div", {}, h("b", { class: cls || null }, value), h("span", {}, label)));
-  cell(int(d.found), d.broken ? `images, ${int(d.broken)} broken` : "images");
+  cell(int(d.found), d.broken ? `${what}, ${int(d.broken)} broken` : what);
   const lost = d.broken + t.unplaced;
   cell(int(lost), "not trained", lost ? "bad" : "");
-  cell(int(t.buckets), d.underfilled ? `buckets used, ${int(d.underfilled)} never fill a batch` : "buckets used");
+  cell(int(t.buckets), d.underfilled && !d.clips ? `buckets used, ${int(d.underfilled)} never fill a batch` : "buckets used");
   cell(percent(t.mean_crop), "cut off, mean", lossClass(t.mean_crop * 2));
   cell(percent(t.p95_crop), "cut off, 95th percentile", lossClass(t.p95_crop));
   cell(percent(t.worst_crop), "cut off, worst", lossClass(t.worst_crop));
   cell(percent(t.enlarged), "enlarged", t.enlarged > 0.3 ? "warn" : "");
-  cell(int(t.batches), d.batch_size > 1 ? `batches of ${d.batch_size} an epoch, ${int(t.short_batches)} not full` : "steps an epoch at batch size 1");
+  if (d.clips) cell(d.clips.items === null ? "–" : int(d.clips.items), "items an epoch");
+  else cell(int(t.batches), d.batch_size > 1 ? `batches of ${d.batch_size} an epoch, ${int(t.short_batches)} not full` : "steps an epoch at batch size 1");
   return h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" }, cells);
 }
 

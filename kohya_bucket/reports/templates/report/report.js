@@ -103,7 +103,8 @@ function start() {
     if (!views.has(d)) views.set(d, new View(d));
     shown = views.get(d);
     heading.textContent = DATA.datasets.length > 1 ? DATA.title : d.name;
-    about.textContent = [d.rule_text, d.batch_size > 1 ? `batch size ${d.batch_size}` : "", d.source].filter(Boolean).join(" · ");
+    const lines = [[d.rule_text, d.batch_size > 1 ? `batch size ${d.batch_size}` : "", d.source].filter(Boolean).join(" · "), ...(d.clips ? d.clips.lines : [])];
+    about.replaceChildren(...lines.map((line) => h("div", {}, line)));
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", DATA.datasets[i] === d));
     place.replaceChildren(shown.root);
     links.replaceChildren(...[...shown.root.querySelectorAll("section.panel[id]")].map((part) => h("a", { href: `#${part.id}` }, part.querySelector("h2").firstChild.data)));
