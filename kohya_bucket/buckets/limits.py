@@ -15,7 +15,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import InSet
+from kohya_bucket.buckets.rule import InSet, reasons_of
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
 from kohya_bucket.checks import as_flag
@@ -103,6 +103,6 @@ def nearest_within(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch,
     index = nearest_indices(sizes, bucket_set, switch)
     if not limits.active:
         return InSet(sizes, bucket_set, index)
-    reasons = np.where(index >= 0, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
+    reasons = reasons_of(index)
     limits.apply(sizes, index, reasons)
     return InSet(sizes, bucket_set, index, reasons)

@@ -13,7 +13,7 @@ from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays import distinct_sizes, for_chunks
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.buckets.placement import Placement, Reason
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
+from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.errors import KohyaBucketError
 
 Reasons = npt.NDArray[np.uint8]
@@ -57,7 +57,11 @@ class RuleBase(ABC):
 
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image. `ValueError` with the reason if it has none."""
-        return place_one(self, width, height)
+        placement = self.place([(width, height)])
+        bucket = placement.bucket(0)
+        if bucket is None:
+            raise ValueError(f"an image of {width}x{height} has no bucket: {placement.reason(0).text}")
+        return bucket
 
     def assign_many_indices(self, sizes: npt.ArrayLike) -> IntArray:
         """[N] int32 positions in `bucket_set`, or where that is None in `place(sizes).bucket_set`; -1 for none."""
@@ -88,27 +92,59 @@ def check_rule(rule: object) -> None:
         )
 
 
-def place_one(rule: BucketRule, width: int, height: int) -> Bucket:
-    """Bucket of one image by the rule's own `place`: one code path for one image and for many."""
-    placement = rule.place(as_sizes([(width, height)]))
-    bucket = placement.bucket(0)
-    if bucket is None:
-        raise ValueError(f"an image of {width}x{height} has no bucket: {placement.reason(0).text}")
-    return bucket
-
-
-class Assignment(Protocol):
+class Assignment(ABC):
     """The buckets that a rule gives N images. Neither answer costs anything until it is asked for."""
 
+    sizes: IntArray
+    bucket_sizes: IntArray | None
+    resized_sizes: IntArray | None
+
+    @abstractmethod
     def indices(self) -> IntArray:
         """[N] int32 positions in `placement().bucket_set`; -1 for none."""
 
+    @abstractmethod
+    def _decided(self) -> tuple[BucketSet | None, IntArray, Reasons]:
+        """The set, the indices, and the reasons."""
+
     def placement(self) -> Placement:
         """The whole placement."""
+        bucket_set, index, reasons = self._decided()
+        n, read = len(index), [part for part in (self.sizes, self.bucket_sizes, self.resized_sizes) if part is not None]
+        buckets, resized_sizes = (
+            np.empty((n, 2), dtype=np.int32) if part is None else part for part in (self.bucket_sizes, self.resized_sizes)
+        )
+        ltrb, errors, loss = np.empty((n, 4)), np.empty(n), np.empty(n)
+        # Columns of doubles, so that no loop over images converts or strides.
+        of_set = [] if bucket_set is None else [side.astype(np.float64) for side in bucket_set.sizes.T]
+
+        def work(start: int, stop: int) -> None:
+            rows = slice(start, stop)
+            columns = [part[rows, side].astype(np.float64) for part in read for side in (0, 1)]
+            if self.bucket_sizes is None:
+                columns += [side[index[rows]] for side in of_set]
+            missing = index[rows] < 0
+            if missing.any():
+                for column in columns:
+                    column[missing] = 1
+            width, height, bucket_width, bucket_height, *resized = columns
+            bucket, aspect, bucket_aspect = (bucket_width, bucket_height), width / height, bucket_width / bucket_height
+            new_width, new_height = resized or geometry.cover_resize(width, height, aspect, *bucket, bucket_aspect)
+            for out, sides in ((buckets, bucket), (resized_sizes, (new_width, new_height))):
+                out[rows, 0], out[rows, 1] = sides
+            geometry.crop_ltrb(*bucket, bucket_aspect, aspect, out=ltrb[rows])
+            np.subtract(bucket_aspect, aspect, out=errors[rows])
+            loss[rows] = geometry.crop_loss(*bucket, new_width, new_height)
+            if missing.any():
+                buckets[rows][missing] = resized_sizes[rows][missing] = ltrb[rows][missing] = 0
+                errors[rows][missing] = loss[rows][missing] = np.nan
+
+        for_chunks(n, work)
+        return Placement(bucket_set, index, buckets, resized_sizes, ltrb, errors, loss, reasons)
 
 
 @dataclass(frozen=True)
-class InSet:
+class InSet(Assignment):
     """An assignment to a known set; images are scaled to cover their bucket.
 
     Attributes:
@@ -121,40 +157,22 @@ class InSet:
     bucket_set: BucketSet
     index: IntArray
     reasons: Reasons | None = None
+    bucket_sizes = resized_sizes = None
 
     def indices(self) -> IntArray:
         long = geometry.too_long(self.sizes, self.bucket_set.sizes, self.index)
         return self.index if long is None else np.where(long, np.int32(-1), self.index)
 
-    def placement(self) -> Placement:
-        index, rows = self.indices(), PlacementRows(len(self.sizes))
-        # Columns of doubles, so that no loop over images converts or strides.
-        widths, heights = (np.ascontiguousarray(side, dtype=np.float64) for side in self.bucket_set.sizes.T)
-        aspects = self.bucket_set.aspects
-
-        def work(start: int, stop: int) -> None:
-            at = index[start:stop]
-            width, height = (self.sizes[start:stop, side].astype(np.float64) for side in (0, 1))
-            missing = at < 0
-            if missing.any():
-                at = np.where(missing, 0, at)
-                width[missing] = height[missing] = 1
-            aspect, bucket, bucket_aspect = width / height, (widths[at], heights[at]), aspects[at]
-            resized = geometry.cover_resize(width, height, aspect, *bucket, bucket_aspect)
-            rows.fill(start, stop, aspect, bucket, bucket_aspect, resized, missing)
-
-        for_chunks(len(index), work)
-        return rows.placement(self.bucket_set, index, self._reasons(index))
-
-    def _reasons(self, index: IntArray) -> Reasons:
-        reasons = self.reasons
-        if reasons is None:
-            reasons = np.where(self.index >= 0, Reason.PLACED, Reason.UNREADABLE).astype(np.uint8)
-        return reasons if index is self.index else np.where(index == self.index, reasons, np.uint8(Reason.TOO_LONG))
+    def _decided(self) -> tuple[BucketSet, IntArray, Reasons]:
+        index = self.indices()
+        reasons = reasons_of(self.index) if self.reasons is None else self.reasons
+        if index is not self.index:
+            reasons = np.where(index == self.index, reasons, np.uint8(Reason.TOO_LONG))
+        return self.bucket_set, index, reasons
 
 
 @dataclass(frozen=True)
-class OwnSizes:
+class OwnSizes(Assignment):
     """An assignment in which each image brings its bucket, and the set is what occurs, sorted by (width, height).
 
     Attributes:
@@ -172,61 +190,17 @@ class OwnSizes:
     resized_sizes: IntArray | None = None
 
     def indices(self) -> IntArray:
-        return distinct_sizes(self.bucket_sizes, self._reasons() == Reason.PLACED, self.unit)[1]
+        return self._decided()[1]
 
-    def placement(self) -> Placement:
-        reasons, given = self._reasons(), self.resized_sizes
-        placed = reasons == Reason.PLACED
-        bucket_set, index = distinct_sizes(self.bucket_sizes, placed, self.unit)
-        rows = PlacementRows(len(index), self.bucket_sizes, given)
-
-        def work(start: int, stop: int) -> None:
-            missing, parts = ~placed[start:stop], (self.sizes, self.bucket_sizes, *(() if given is None else (given,)))
-            columns = [part[start:stop, side].astype(np.float64) for part in parts for side in (0, 1)]
-            if missing.any():
-                for column in columns:
-                    column[missing] = 1
-            width, height, bucket_width, bucket_height, *resized = columns
-            aspect, bucket_aspect = width / height, bucket_width / bucket_height
-            if not resized:
-                resized = [*geometry.cover_resize(width, height, aspect, bucket_width, bucket_height, bucket_aspect)]
-            bucket = bucket_width, bucket_height
-            rows.fill(start, stop, aspect, bucket, bucket_aspect, (resized[0], resized[1]), missing)
-
-        for_chunks(len(index), work)
-        return rows.placement(bucket_set, index, reasons)
-
-    def _reasons(self) -> Reasons:
+    def _decided(self) -> tuple[BucketSet | None, IntArray, Reasons]:
+        reasons = self.reasons
         long = None if self.resized_sizes is not None else geometry.too_long(self.sizes, self.bucket_sizes)
-        if long is None:
-            return self.reasons
-        return np.where(long & (self.reasons == Reason.PLACED), np.uint8(Reason.TOO_LONG), self.reasons)
+        if long is not None:
+            reasons = np.where(long & (reasons == Reason.PLACED), np.uint8(Reason.TOO_LONG), reasons)
+        return *distinct_sizes(self.bucket_sizes, reasons == Reason.PLACED, self.unit), reasons
 
 
-class PlacementRows:
-    """The arrays of a placement, allocated once and filled range by range."""
-
-    def __init__(self, n: int, bucket_sizes: IntArray | None = None, resized_sizes: IntArray | None = None) -> None:
-        self.bucket_sizes = np.empty((n, 2), dtype=np.int32) if bucket_sizes is None else bucket_sizes
-        self.resized_sizes = np.empty((n, 2), dtype=np.int32) if resized_sizes is None else resized_sizes
-        self._crop_ltrb = np.empty((n, 4), dtype=np.float64)
-        self._aspect_errors, self._crop_loss = np.empty(n, dtype=np.float64), np.empty(n, dtype=np.float64)
-
-    def fill(
-        self, start: int, stop: int, aspect: FloatArray, bucket: tuple[FloatArray, FloatArray],
-        bucket_aspect: FloatArray, resized: tuple[geometry.Sides, geometry.Sides], missing: npt.NDArray[np.bool_],
-    ) -> None:  # fmt: skip
-        """Rows `start` to `stop`, from columns of widths and heights; those of `missing` are emptied."""
-        rows = slice(start, stop)
-        for side in (0, 1):
-            self.bucket_sizes[rows, side], self.resized_sizes[rows, side] = bucket[side], resized[side]
-        geometry.crop_ltrb(*bucket, bucket_aspect, aspect, out=self._crop_ltrb[rows])
-        np.subtract(bucket_aspect, aspect, out=self._aspect_errors[rows])
-        self._crop_loss[rows] = geometry.crop_loss(*bucket, *resized)
-        if missing.any():
-            self.bucket_sizes[rows][missing] = self.resized_sizes[rows][missing] = self._crop_ltrb[rows][missing] = 0
-            self._aspect_errors[rows][missing] = self._crop_loss[rows][missing] = np.nan
-
-    def placement(self, bucket_set: BucketSet | None, index: IntArray, reasons: Reasons) -> Placement:
-        sizes, computed = (self.bucket_sizes, self.resized_sizes), (self._aspect_errors, self._crop_loss)
-        return Placement(bucket_set, index, *sizes, self._crop_ltrb, *computed, reasons)
+def reasons_of(index: IntArray) -> Reasons:
+    """[N] `Reason`s where an image without a bucket can only be unreadable."""
+    reasons: Reasons = np.where(index >= 0, np.uint8(Reason.PLACED), np.uint8(Reason.UNREADABLE))
+    return reasons

@@ -17,7 +17,7 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.limits import check_max_crop
 from kohya_bucket.buckets.no_upscale import Admissible, largest_sizes
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import OwnSizes, RuleBase, place_one
+from kohya_bucket.buckets.rule import OwnSizes, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag, one_of
@@ -82,11 +82,9 @@ class ExactBuckets(RuleBase):
 
     def assign(self, width: int, height: int) -> Bucket:
         """The bucket of one image, before any redistribution. `ValueError` with the reason if it has none."""
-        if self.underfilled == "keep":
-            return place_one(self, width, height)
         alone = copy.copy(self)
         alone.underfilled = "keep"
-        return place_one(alone, width, height)
+        return RuleBase.assign(alone, width, height)
 
     def _assign(self, sizes: IntArray) -> OwnSizes:
         bucket_sizes, reasons = np.empty_like(sizes), np.empty(len(sizes), dtype=np.uint8)
