@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.rule import BucketRule, check_rule
-from kohya_bucket.buckets.sizes import IntArray, as_sizes
+from kohya_bucket.buckets.sizes import IntArray, as_sizes, positive
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
@@ -54,8 +54,11 @@ class ClipBuckets:
     ) -> None:
         check_rule(picture)
         self.picture, self.grid = picture, grid or FrameGrid()
-        self.extraction = Extraction(extraction, stride, sample, max_frames).checked()
-        self.lengths = () if self.extraction.name == "full" else self.grid.lengths(lengths)
+        one_of("frame_extraction", extraction, EXTRACTIONS, BucketSettingsError)
+        positive(frame_stride=stride, frame_sample=sample, max_frames=1 if max_frames is None else max_frames)
+        self.extraction = "head" if extraction == "uniform" and sample == 1 else extraction
+        self.stride, self.sample, self.max_frames = stride, sample, max_frames
+        self.lengths = () if extraction == "full" else self.grid.lengths(lengths)
         self.target_fps = None if target_fps is None else check_rate("target_fps", target_fps)
         self.by_time = by_time
 
@@ -81,19 +84,16 @@ class ClipBuckets:
             seconds = counts / np.asarray(source_fps, dtype=np.float64)
             loaded = counts = np.ceil(seconds * self.target_fps - 1e-9).astype(np.int64)
         elif source_fps is not None and self.target_fps is not None:
-            loaded = frames_at_rate(counts, source_fps, self.target_fps, self._end)
+            # Where musubi-tuner stops loading: for `head` at the longest length, whatever it has loaded till then.
+            end = self.lengths[-1] if self.extraction == "head" else None
+            loaded = frames_at_rate(counts, source_fps, self.target_fps, end)
             counts = frames_at_rate(counts, source_fps, self.target_fps)
-        spans = take_spans(np.where(picture.placed, loaded, 0), self.lengths, self.extraction, self.grid)
+        spans = take_spans(np.where(picture.placed, loaded, 0), self)
         buckets, index = used_buckets(picture, spans)
         reasons = picture.reasons.copy()
         reasons[picture.placed & (np.bincount(spans.clip, minlength=len(array)) < 1)] = Reason.TOO_SHORT
         reasons[counts < 1] = Reason.UNREADABLE
         return ClipPlacement(picture, counts, spans, buckets, index, reasons)
-
-    @property
-    def _end(self) -> int | None:
-        """Where musubi-tuner stops loading: for `head` at the longest length, whatever it has loaded till then."""
-        return self.lengths[-1] if self.extraction.name == "head" else None
 
 
 def used_buckets(picture: Placement, spans: Spans) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
@@ -199,62 +199,32 @@ class Spans:
         return np.bincount(self.clip[order], weights=new, minlength=clips).astype(np.int64)
 
 
-class Extraction(NamedTuple):
-    """How runs are taken; `EXTRACTIONS` says what the names mean."""
-
-    name: str = "largest"
-    stride: int = 1
-    sample: int = 1
-    max_frames: int | None = None
-
-    def checked(self) -> Extraction:
-        """The same, if it can be done; `uniform` with one sample is `head`.
-
-        Raises:
-            BucketSettingsError: an unknown name, or a number below 1.
-        """
-        one_of("frame_extraction", self.name, EXTRACTIONS, BucketSettingsError)
-        numbers = {"frame_stride": self.stride, "frame_sample": self.sample, "max_frames": self.max_frames}
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
-        return self._replace(name="head") if self.name == "uniform" and self.sample == 1 else self
-
-
-def take_spans(frames: npt.ArrayLike, lengths: Sequence[int], how: Extraction, grid: FrameGrid) -> Spans:
-    """The runs that are trained of N clips.
-
-    Args:
-        frames: [N] frames of each clip, at the rate it is trained at; 0 where it could not be read.
-        lengths: [L] on the grid, ascending; ignored by `full`.
-        how: checked.
+def take_spans(frames: Counts, how: ClipBuckets) -> Spans:
+    """The runs that are trained of N clips of [N] frames, at the rate they are trained at; 0 where unreadable.
 
     Raises:
         BucketSettingsError: more than 100 million runs.
     """
-    counts = np.asarray(frames, dtype=np.int64)
-    if how.name == "full":
-        most = counts if how.max_frames is None else np.minimum(counts, how.max_frames)
-        whole = grid.floor(most)
-        clip = np.flatnonzero(whole > 0)
-        return Spans(clip, np.zeros_like(clip), whole[clip])
-    if how.name == "largest":
-        fitting = np.searchsorted(np.asarray(lengths), counts, side="right") - 1
-        clip = np.flatnonzero(fitting >= 0)
-        return Spans(clip, np.zeros_like(clip), np.asarray(lengths, dtype=np.int64)[fitting[clip]])
-    per_length = [(length, *_of_length(counts, length, how)) for length in lengths]
-    clip = np.concatenate([clip for _, clip, _ in per_length])
+    lengths = np.array(how.lengths, dtype=np.int64)
+    if how.extraction in ("full", "largest"):
+        if how.extraction == "full":
+            each = how.grid.floor(frames if how.max_frames is None else np.minimum(frames, how.max_frames))
+        else:
+            each = np.append(0, lengths)[np.searchsorted(lengths, frames, side="right")]
+        clip = np.flatnonzero(each)
+        return Spans(clip, np.zeros_like(clip), each[clip])
+    clips, starts = zip(*(_of_length(frames, length, how) for length in how.lengths), strict=True)
+    clip = np.concatenate(clips)
     order = np.argsort(clip, kind="stable")
-    start = np.concatenate([start for _, _, start in per_length])
-    length = np.repeat(lengths, [len(clip) for _, clip, _ in per_length])
-    return Spans(clip[order], start[order], length[order].astype(np.int64))
+    length = np.repeat(lengths, [len(some) for some in clips])
+    return Spans(clip[order], np.concatenate(starts)[order], length[order])
 
 
-def _of_length(counts: Counts, length: int, how: Extraction) -> tuple[Counts, Counts]:
+def _of_length(counts: Counts, length: int, how: ClipBuckets) -> tuple[Counts, Counts]:
     """The clips, and the starts in them, of all runs of one length: [M] each."""
     fitting = np.flatnonzero(counts >= length)
     room = counts[fitting] - length
-    if how.name == "uniform":
+    if how.extraction == "uniform":
         distinct, which = np.unique(room, return_inverse=True)
         _refuse_too_many(how.sample * len(distinct), length)
         taken = [np.unique(np.linspace(0, last, how.sample, dtype=int)).astype(np.int64) for last in distinct.tolist()]
@@ -262,16 +232,11 @@ def _of_length(counts: Counts, length: int, how: Extraction) -> tuple[Counts, Co
         each, skipped = per_distinct[which], (np.cumsum(per_distinct) - per_distinct)[which]
         _refuse_too_many(int(each.sum()), length)
         places = np.concatenate([np.zeros(0, dtype=np.int64), *taken])
-        return np.repeat(fitting, each), places[np.repeat(skipped, each) + _counted_up(each)]
-    step = {"head": None, "chunk": length, "slide": how.stride}[how.name]
+        return np.repeat(fitting, each), places[runs(each, skipped)]
+    step = {"head": None, "chunk": length, "slide": how.stride}[how.extraction]
     each = np.ones_like(room) if step is None else room // step + 1
     _refuse_too_many(int(each.sum()), length)
-    return np.repeat(fitting, each), _counted_up(each) * (step or 0)
-
-
-def _counted_up(each: Counts) -> Counts:
-    """0, 1, 2, … so far as each number of [N] says: [sum of them]."""
-    return np.arange(int(each.sum()), dtype=np.int64) - np.repeat(np.cumsum(each) - each, each)
+    return np.repeat(fitting, each), runs(each) * (step or 0)
 
 
 def _refuse_too_many(runs: int, length: int) -> None:

@@ -6,8 +6,6 @@ within the limits, the one that crops least (of equals the larger, then the firs
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
@@ -28,14 +26,11 @@ def check_max_crop(max_crop: float | None) -> float | None:
     Raises:
         BucketSettingsError: it is not a share: from 0 up to, not including, 1.
     """
-    if max_crop is None:
-        return None
-    share = float(max_crop)
-    if not (0 <= share < 1) or math.isnan(share):
-        raise BucketSettingsError(
-            f"max_crop is {max_crop}, but is a share of the image: at least 0 and below 1, e.g. 0.05 for 5%"
-        )
-    return share
+    if max_crop is None or 0 <= float(max_crop) < 1:
+        return None if max_crop is None else float(max_crop)
+    raise BucketSettingsError(
+        f"max_crop is {max_crop}, but is a share of the image: at least 0 and below 1, e.g. 0.05 for 5%"
+    )
 
 
 class Limits:
@@ -44,7 +39,7 @@ class Limits:
     def __init__(self, bucket_set: BucketSet, *, max_crop: float | None, no_upscale: bool) -> None:
         self.max_crop = check_max_crop(max_crop)
         self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
-        self._set = bucket_set
+        self._set, self._most = bucket_set, 1.0 if self.max_crop is None else self.max_crop
         # Larger buckets first, so that the first of the smallest losses is the one wanted.
         self._candidates = sorted(range(len(bucket_set)), key=lambda k: -bucket_set[k].pixel_count)
 
@@ -59,7 +54,7 @@ class Limits:
             rows, at = sizes[start:stop], index[start:stop]
             checked = np.flatnonzero(at >= 0)
             loss, fits = self._judge(rows[checked], at[checked])
-            broken = checked[~(fits & self._crop_allowed(loss))]
+            broken = checked[~fits | (loss > self._most)]
             if len(broken):
                 at[broken], reasons[start:stop][broken] = self._choose_again(rows[broken])
 
@@ -67,9 +62,7 @@ class Limits:
 
     def _judge(self, sizes: IntArray, index: IntArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """[M] crop loss of each image in its bucket, and whether the bucket may be used for its size."""
-        width, height = sizes[:, 0], sizes[:, 1]
-        buckets = self._set.sizes[index]
-        bucket_width, bucket_height = buckets[:, 0], buckets[:, 1]
+        (width, height), (bucket_width, bucket_height) = sizes.T, self._set.sizes[index].T
         resized = geometry.cover_resize(
             width, height, width / height, bucket_width, bucket_height, self._set.aspects[index]
         )
@@ -80,11 +73,6 @@ class Limits:
         long = geometry.too_long(sizes, self._set.sizes, index)
         return (loss, fits) if long is None else (np.where(long, 1.0, loss), fits)
 
-    def _crop_allowed(self, loss: FloatArray) -> npt.NDArray[np.bool_]:
-        if self.max_crop is None:
-            return np.ones(len(loss), dtype=np.bool_)
-        return np.asarray(loss <= self.max_crop)
-
     def _choose_again(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
         best_loss = np.full(len(sizes), np.inf)
         best = np.full(len(sizes), -1, dtype=np.int32)
@@ -93,7 +81,7 @@ class Limits:
             better = fits & (loss < best_loss)
             best[better], best_loss[better] = k, loss[better]
         reasons = np.where(best >= 0, Reason.PLACED, Reason.NO_SMALLER_BUCKET).astype(np.uint8)
-        too_much = (best >= 0) & ~self._crop_allowed(best_loss)
+        too_much = (best >= 0) & (best_loss > self._most)
         best[too_much], reasons[too_much] = -1, Reason.CROP_LIMIT
         return best, reasons
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
 Ints = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ def admissible_sizes(
     # Every height for every width, flat; then only the largest of each aspect.
     counts = np.maximum(tallest - lowest + 1, 0)
     width = np.repeat(widths, counts)
-    height = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + lowest
+    height = runs(counts, lowest)
     full = width * height * (steps * steps) >= min_fill * max_area
     width, height = width[full], height[full]
     order = np.lexsort((-width, width / np.maximum(height, 1)))
@@ -116,7 +117,7 @@ def _extend(total: FloatArray, costs: _Costs) -> tuple[FloatArray, Ints]:
         until = np.minimum(high, middle - 1)
         lengths = until - low + 1
         starts = np.cumsum(lengths) - lengths
-        left = np.arange(lengths.sum()) - np.repeat(starts - low, lengths)
+        left = runs(lengths, low)
         value = total[left] + costs.between(left, np.repeat(middle, lengths))
         least = np.minimum.reduceat(value, starts)
         # The first predecessor that reaches the least value.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -100,17 +101,9 @@ class Placement:
 
     def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Placement:
         """The placement of some of the images, by mask or by positions; the bucket set stays."""
-        return Placement(
-            self.bucket_set,
-            self.bucket_index[rows],
-            self.bucket_sizes[rows],
-            self.resized_sizes[rows],
-            self.crop_ltrb[rows],
-            self.aspect_errors[rows],
-            self.crop_loss[rows],
-            self.reasons[rows],
-            None if self.crops is None else self.crops[rows],
-        )
+        own = [getattr(self, one.name) for one in fields(self)]
+        chosen: list[Any] = [one[rows] if isinstance(one, np.ndarray) else one for one in own]
+        return Placement(*chosen)
 
     def bucket(self, i: int) -> Bucket | None:
         """Bucket of image `i`, or None."""

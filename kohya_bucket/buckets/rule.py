@@ -112,7 +112,8 @@ class Assignment(ABC):
         bucket_set, index, reasons = self._decided()
         n, read = len(index), [part for part in (self.sizes, self.bucket_sizes, self.resized_sizes) if part is not None]
         buckets, resized_sizes = (
-            np.empty((n, 2), dtype=np.int32) if part is None else part for part in (self.bucket_sizes, self.resized_sizes)
+            np.empty((n, 2), dtype=np.int32) if part is None else part
+            for part in (self.bucket_sizes, self.resized_sizes)
         )
         ltrb, errors, loss = np.empty((n, 4)), np.empty(n), np.empty(n)
         # Columns of doubles, so that no loop over images converts or strides.

@@ -47,6 +47,13 @@ def as_whole(name: str, value: Any) -> int:
     raise BucketSettingsError(f"{name} is {value!r}, but must be a whole number")
 
 
+def positive(**values: float) -> None:
+    """Refuse settings below 1, by name, with `BucketSettingsError`."""
+    for name, value in values.items():
+        if value < 1:
+            raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
+
+
 def check_steps(steps: int) -> int:
     """The step, if sides can be multiples of it.
 

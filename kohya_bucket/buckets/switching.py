@@ -71,19 +71,12 @@ def aspect_switch(bucket_set: BucketSet, method: str = "midpoint") -> AspectSwit
 
 def midpoint(bucket_set: BucketSet, order: IntArray) -> FloatArray:
     """[M - 1]: the smallest double at which the right one is nearer in float arithmetic."""
-    return midpoint_thresholds(bucket_set.aspects, order)
+    return _hand_overs(bucket_set.aspects, order, _distances)
 
 
 def geometric(bucket_set: BucketSet, order: IntArray) -> FloatArray:
     """[M - 1]: the smallest double `a` with a/left > right/a, compared as products so that no logarithm decides."""
-    left, right = bucket_set.aspects[order[:-1]], bucket_set.aspects[order[1:]]
-    left_first = order[:-1] < order[1:]
-
-    def right_wins(a: FloatArray) -> npt.NDArray[np.bool_]:
-        square, product = a * a, left * right
-        return np.asarray((square > product) | ((square == product) & ~left_first))
-
-    return first_double_where(right_wins, left, right)
+    return _hand_overs(bucket_set.aspects, order, lambda a, left, right: (a * a, left * right))
 
 
 def area(bucket_set: BucketSet, order: IntArray) -> FloatArray:
@@ -119,7 +112,7 @@ class AspectSwitch:
     def nearest(cls, aspects: FloatArray) -> AspectSwitch:
         """Smallest `|aspect - image aspect|`; the first in set order at a tie. `aspects` is [K]."""
         order = first_per_aspect(aspects)
-        return cls(order, midpoint_thresholds(aspects, order))
+        return cls(order, _hand_overs(aspects, order, _distances))
 
     def index(self, aspect: npt.NDArray[np.float64]) -> IntArray:
         """[N] image aspects -> [N] int32 bucket index."""
@@ -134,31 +127,25 @@ def first_per_aspect(aspects: FloatArray) -> IntArray:
     return first.astype(np.int32)
 
 
-def midpoint_thresholds(aspects: FloatArray, order: IntArray) -> FloatArray:
-    """For each pair of neighbours the smallest double at which the right one wins in float arithmetic."""
-    left, right = aspects[order[:-1]], aspects[order[1:]]
-    left_first = order[:-1] < order[1:]
-
-    def right_wins(a: FloatArray) -> npt.NDArray[np.bool_]:
-        to_left, to_right = np.abs(left - a), np.abs(right - a)
-        return np.asarray((to_right < to_left) | ((to_right == to_left) & ~left_first))
-
-    return first_double_where(right_wins, left, right)
+def _distances(a: FloatArray, left: FloatArray, right: FloatArray) -> tuple[FloatArray, FloatArray]:
+    return np.abs(left - a), np.abs(right - a)
 
 
-def first_double_where(
-    holds: Callable[[FloatArray], npt.NDArray[np.bool_]], low: FloatArray, high: FloatArray
+def _hand_overs(
+    aspects: FloatArray, order: IntArray, distances: Callable[..., tuple[FloatArray, FloatArray]]
 ) -> FloatArray:
-    """The smallest double in (low, high] at which `holds`, for M intervals at once; `holds` is true at `high`.
+    """For each pair of neighbours the smallest double that is nearer to the right one; a tie is the first's of the set.
 
     Positive doubles order like their bit patterns, so bisection over the patterns ends at the exact one.
     """
-    below, above = low.view(np.int64).copy(), high.view(np.int64).copy()
+    left, right = aspects[order[:-1]], aspects[order[1:]]
+    right_first = order[:-1] > order[1:]
+    below, above = left.view(np.int64).copy(), right.view(np.int64).copy()
     while np.any(above - below > 1):
         middle = below + (above - below) // 2
-        found = holds(middle.view(np.float64))
-        above = np.where(found, middle, above)
-        below = np.where(found, below, middle)
+        to_left, to_right = distances(middle.view(np.float64), left, right)
+        found = (to_right < to_left) | ((to_right == to_left) & right_first)
+        above, below = np.where(found, middle, above), np.where(found, below, middle)
     return np.asarray(above.view(np.float64))
 
 
@@ -170,38 +157,27 @@ def nearest_indices(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch
     """
     index = np.empty(len(sizes), dtype=np.int32)
     # Where no two buckets share an aspect the nearest aspect finds the exact size by itself.
-    exact = _ExactSizes(bucket_set) if len(switch.order) < len(bucket_set) else None
+    exact = len(switch.order) < len(bucket_set)
+    keys = size_keys(bucket_set.sizes)
+    order = np.argsort(keys).astype(np.int32)
+    keys = keys[order]
 
     def work(start: int, stop: int) -> None:
         rows = sizes[start:stop]
-        width, height = rows[:, 0], rows[:, 1]
-        readable = np.minimum(width, height) > 0
+        readable = np.minimum(rows[:, 0], rows[:, 1]) > 0
         if readable.all():
-            index[start:stop] = switch.index(width / height)
+            index[start:stop] = switch.index(rows[:, 0] / rows[:, 1])
         else:
             index[start:stop] = -1
-            index[start:stop][readable] = switch.index(width[readable] / height[readable])
-        if exact is not None:
-            exact.overwrite(rows, index[start:stop])
+            index[start:stop][readable] = switch.index(rows[readable, 0] / rows[readable, 1])
+        if exact:
+            own = size_keys(rows)
+            at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
+            same = keys[at] == own
+            index[start:stop][same] = order[at][same]
 
     for_chunks(len(sizes), work)
     return index
-
-
-class _ExactSizes:
-    """Looks up images that have exactly the size of a bucket."""
-
-    def __init__(self, bucket_set: BucketSet) -> None:
-        keys = size_keys(bucket_set.sizes)
-        self.order = np.argsort(keys).astype(np.int32)
-        self.sorted = keys[self.order]
-
-    def overwrite(self, sizes: IntArray, index: IntArray) -> None:
-        """Set `index` in place where the size matches."""
-        keys = size_keys(sizes)
-        at = np.minimum(np.searchsorted(self.sorted, keys), len(self.sorted) - 1)
-        exact = self.sorted[at] == keys
-        index[exact] = self.order[at][exact]
 
 
 _MOST_CELLS = 1 << 14

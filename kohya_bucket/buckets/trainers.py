@@ -17,18 +17,11 @@ import numpy.typing as npt
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import Assignment, InSet, OwnSizes, RuleBase, SetRule
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, positive
 from kohya_bucket.buckets.switching import AspectSwitch
 from kohya_bucket.errors import BucketSettingsError
 
 SizeColumns = tuple[npt.NDArray[np.number], npt.NDArray[np.number]]
-
-
-def positive(**values: float) -> None:
-    """Refuse values below 1 by name."""
-    for name, value in values.items():
-        if value < 1:
-            raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
 
 
 def _round_to_multiple(x: float, multiple: int) -> int:

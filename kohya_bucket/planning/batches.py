@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
+
 
 @dataclass(frozen=True)
 class BatchLayout:
@@ -28,12 +30,20 @@ class BatchLayout:
     turn: npt.NDArray[np.int64]
     per_bucket: npt.NDArray[np.int64]
 
+    @classmethod
+    def of(
+        cls, start: npt.NDArray[np.int64], length: npt.NDArray[np.integer], bucket: npt.NDArray[np.integer], k: int
+    ) -> BatchLayout:
+        """Batches of these starts, lengths and buckets of `k`, in bucket order."""
+        per_bucket = np.bincount(bucket, minlength=k).astype(np.int64)
+        return cls(start, length.astype(np.int32), bucket.astype(np.int32), runs(per_bucket), per_bucket)
+
 
 def cut_batches(counts: npt.NDArray[np.int64], global_batch: npt.NDArray[np.int64]) -> BatchLayout:
     """ceil(counts / global_batch) batches of each bucket, all full but for the last of a bucket."""
     per_bucket = -(-counts // global_batch)
     bucket = np.repeat(np.arange(len(counts), dtype=np.int32), per_bucket)
-    turn = np.arange(len(bucket), dtype=np.int64) - np.repeat(np.cumsum(per_bucket) - per_bucket, per_bucket)
+    turn = runs(per_bucket)
     into = turn * global_batch[bucket]
     length = np.minimum(global_batch[bucket], counts[bucket] - into).astype(np.int32)
     return BatchLayout((np.cumsum(counts) - counts)[bucket] + into, length, bucket, turn, per_bucket)
@@ -64,10 +74,7 @@ def split_batches(cut: BatchLayout, steps: int) -> BatchLayout:
     start = np.concatenate([cut.start[kept], parts[:, 1]])
     bucket = np.concatenate([cut.bucket[kept], parts[:, 2]])
     order = np.argsort(start, kind="stable")
-    length, start, bucket = length[order], start[order], bucket[order]
-    per_bucket = np.bincount(bucket, minlength=len(cut.per_bucket)).astype(np.int64)
-    turn = np.arange(len(bucket), dtype=np.int64) - (np.cumsum(per_bucket) - per_bucket)[bucket]
-    return BatchLayout(start, length.astype(np.int32), bucket.astype(np.int32), turn, per_bucket)
+    return BatchLayout.of(start[order], length[order], bucket[order], len(cut.per_bucket))
 
 
 Items = npt.NDArray[np.int32]
@@ -150,7 +157,6 @@ def deal_apart(items: Items, lengths: npt.NDArray[np.int32], rng: np.random.Rand
     order = order[np.argsort(times[order] < len(lengths), kind="stable")]
     cards = np.repeat(images[order], times[order])
     batch = np.repeat(np.arange(len(lengths)), lengths)
-    row = np.arange(len(cards)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     dealt = np.empty_like(items)
-    dealt[np.lexsort((batch, row))] = cards
+    dealt[np.lexsort((batch, runs(lengths)))] = cards
     return dealt

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.planning.stream import packed_order
 
 Ints = npt.NDArray[np.integer]
@@ -104,7 +105,7 @@ def sequence_items(
     rows = np.repeat(np.arange(len(times)), times)
     counts = np.bincount(bucket[rows], minlength=demand.n_buckets).astype(np.int64)
     if shuffle:
-        turn = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+        turn = runs(times)
         # A hair below 1, so that rounding never lifts the last part out of [0, 1).
         places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
         order = rows[packed_order(places, group[rows])]

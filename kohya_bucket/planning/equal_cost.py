@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.planning.batches import BatchLayout, split_batches
 from kohya_bucket.planning.plan import MixedSteps
 
@@ -75,7 +76,8 @@ def equal_cost(
         few[longest] = cut.length[longest] - world_size >= missing
     pool = _rank_batches(cut, few, batches, per_rank)
     mixed_steps = -(-len(pool.length) // world_size)
-    kept = split_batches(_only(cut, ~few, k), steps - mixed_steps)
+    whole = BatchLayout.of(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
+    kept = split_batches(whole, steps - mixed_steps)
     mixed_steps = max(mixed_steps, steps - len(kept.length)) if len(pool.length) else 0
     pool = split_batches(pool, mixed_steps * world_size)
     order = np.arange(len(pool.length))
@@ -92,26 +94,17 @@ def equal_cost(
         np.concatenate([kept.turn, np.arange(mixed_steps)]),
         np.append(kept.per_bucket, mixed_steps) if mixed_steps else kept.per_bucket,
     )
-    take = np.concatenate([_positions(kept.start, kept.length), _positions(pool.start[order], pool.length[order])])
+    take = np.concatenate([runs(kept.length, kept.start), runs(pool.length[order], pool.start[order])])
     return EqualCost(take, layout, mixed)
-
-
-def _only(cut: BatchLayout, rows: npt.NDArray[np.bool_], k: int) -> BatchLayout:
-    bucket = cut.bucket[rows]
-    per_bucket = np.bincount(bucket, minlength=k).astype(np.int64)
-    turn = np.arange(len(bucket), dtype=np.int64) - (np.cumsum(per_bucket) - per_bucket)[bucket]
-    return BatchLayout(cut.start[rows], cut.length[rows], bucket, turn, per_bucket)
 
 
 def _rank_batches(cut: BatchLayout, rows: npt.NDArray[np.bool_], batches: Counts, per_rank: Counts) -> BatchLayout:
     """Some global batches cut into batches of one rank."""
     each = batches[rows]
     bucket = np.repeat(cut.bucket[rows], each)
-    turn = np.arange(len(bucket), dtype=np.int64) - np.repeat(np.cumsum(each) - each, each)
-    into = turn * per_rank[bucket]
-    length = np.minimum(per_rank[bucket], np.repeat(cut.length[rows], each) - into).astype(np.int32)
-    per_bucket = np.bincount(bucket, minlength=len(per_rank)).astype(np.int64)
-    return BatchLayout(np.repeat(cut.start[rows], each) + into, length, bucket, turn, per_bucket)
+    into = runs(each) * per_rank[bucket]
+    length = np.minimum(per_rank[bucket], np.repeat(cut.length[rows], each) - into)
+    return BatchLayout.of(np.repeat(cut.start[rows], each) + into, length, bucket, len(per_rank))
 
 
 def _side_by_side(
@@ -127,9 +120,3 @@ def _side_by_side(
     own = np.diff(np.append(first, n))
     bucket = buckets[first[:, None] + np.arange(world_size) % own[:, None]] if n else np.zeros_like(length)
     return MixedSteps(length, bucket.astype(np.int32))
-
-
-def _positions(start: npt.NDArray[np.int64], length: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:
-    """The numbers start, start + 1, ... of all runs of these lengths, one run after another."""
-    ends = np.cumsum(length, dtype=np.int64)
-    return np.repeat(start - ends + length, length) + np.arange(int(ends[-1]) if len(ends) else 0)

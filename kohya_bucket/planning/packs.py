@@ -19,6 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import array_of, integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.costs import as_tokens
@@ -148,9 +149,8 @@ def plan_packs(
     order = order[np.argsort(-load[order], kind="stable")].reshape(-1, ranks)
     order = order[rng.permutation(len(order))]
     flat = order.reshape(-1)
-    ends = np.cumsum(lengths[flat])
-    at = np.repeat(start[flat] - ends + lengths[flat], lengths[flat]) + np.arange(len(items))
-    return PackPlan(budget, chosen[items[at]].astype(np.int32), np.append(0, ends), load[order].astype(np.int64), bound)
+    items = chosen[items[runs(lengths[flat], start[flat])]].astype(np.int32)
+    return PackPlan(budget, items, np.append(0, np.cumsum(lengths[flat])), load[order].astype(np.int64), bound)
 
 
 def _chosen(images: npt.ArrayLike, n: int) -> Ints:

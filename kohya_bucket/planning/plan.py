@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
 from kohya_bucket.html_view import bars, fullest, view
@@ -201,7 +202,7 @@ class EpochPlan:
         for chunk in range(first_step, self.steps, _CHUNK):
             at, share = self._shares(rank, slice(chunk, chunk + _CHUNK))
             ends = np.cumsum(share)
-            flat = self.items[np.repeat(at - ends + share, share) + np.arange(int(ends[-1]))].tolist()
+            flat = self.items[runs(share, at)].tolist()
             begin = 0
             for end in ends.tolist():
                 yield flat[begin:end]
@@ -257,8 +258,7 @@ class EpochPlan:
         short = np.flatnonzero(self.length < self.world_size)
         own = self.length[short].astype(np.int64)
         extra = self.world_size - own
-        spare = np.arange(int(extra.sum())) - np.repeat(np.cumsum(extra) - extra, extra)
-        spare %= np.repeat(own, extra)
+        spare = runs(extra) % np.repeat(own, extra)
         bucket = np.repeat(self.bucket_of_step[short], extra)
         several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
         bucket[several] = self.mixed.bucket[-1 - bucket[several], spare[several]]

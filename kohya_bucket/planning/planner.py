@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
@@ -267,9 +268,8 @@ def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
     bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
     mixed = plan.bucket_of_step < 0
     bucket[np.repeat(mixed, plan.length)] = plan.mixed.buckets_of_images(-1 - plan.bucket_of_step[mixed])
-    ends = np.cumsum(plan.length, dtype=np.int64)
-    at = np.repeat(plan.start - ends + plan.length, plan.length) + np.arange(len(bucket))
-    keys, times = np.unique(_sent_home(bucket << 32 | plan.items[at], changes), return_counts=True)
+    items = plan.items[runs(plan.length, plan.start)]
+    keys, times = np.unique(_sent_home(bucket << 32 | items, changes), return_counts=True)
     image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)
     return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
 

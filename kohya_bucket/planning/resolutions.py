@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import smallest_ids
@@ -133,5 +134,4 @@ def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray
         )
     columns = np.repeat(np.arange(n_columns), [int(s * length) for s in shares])
     counts = np.bincount(columns, minlength=n_columns)
-    turn = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
-    return columns[np.argsort((2 * turn + 1) / (2 * counts[columns]), kind="stable")]
+    return columns[np.argsort((2 * runs(counts) + 1) / (2 * counts[columns]), kind="stable")]

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batches import BatchLayout
@@ -74,8 +75,7 @@ class Windows:
     ) -> npt.NDArray[np.int64]:
         """Places in batches that join windows at which another window begins."""
         start, length = cut.start[joins], cut.length[joins]
-        into = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        place = np.repeat(start, length) + into
+        into, place = runs(length), runs(length, start)
         window = self.of_images(items[place])
         inside: npt.NDArray[np.int64] = place[1:][(window[1:] != window[:-1]) & (into[1:] > 0)]
         return inside

@@ -18,7 +18,7 @@ from kohya_bucket.buckets.geometry import aspect_loss
 from kohya_bucket.buckets.optimal_set import admissible_sizes, least_crop_set
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
 from kohya_bucket.buckets.rules.registry import RuleRequest
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_resolution, as_sizes, readable_sizes
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, as_resolution, as_sizes, positive, readable_sizes
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
@@ -133,27 +133,27 @@ def generate_buckets(
     if not len(sizes):
         raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
     size = as_resolution("target", target)
-    for key, value in (("num_buckets", num_buckets), ("target", min(size)), ("vae_factor", vae_factor)):
-        if value < 1:
-            raise BucketSettingsError(f"{key} is {value}, but must be 1 or more")
+    positive(num_buckets=num_buckets, target=min(size), vae_factor=vae_factor)
     if num_buckets > _MOST_BUCKETS:
         raise BucketSettingsError(f"num_buckets is {num_buckets}, but must be {_MOST_BUCKETS:,} or less; 8 is usual")
     if seed < 0:
         raise BucketSettingsError(f"seed is {seed}, but must be 0 or more")
     one_of("method", method, AUTO_METHODS, BucketSettingsError)
-    sides = Sides.within(size, vae_factor, min_side, max_side)
+    area, step = size[0] * size[1], vae_factor
+    if area < step**2:
+        raise BucketSettingsError(f"a target of {size[0]}x{size[1]} is smaller than one square of {step}")
+    low = step if min_side is None else -(-min_side // step) * step
+    high = area // step if max_side is None else max_side // step * step
+    if not step <= low <= high:
+        raise BucketSettingsError(f"no multiple of {step} lies within the sides {min_side}..{max_side}")
     aspects = sizes[:, 0] / sizes[:, 1]
-    found: AutoSet = AUTO_METHODS[method].load()(aspects, SetRequest(num_buckets, sides, seed, max_iter, min_fill))
+    asked = SetRequest(num_buckets, size, step, low, high, seed, max_iter, min_fill)
+    found: AutoSet = AUTO_METHODS[method].load()(aspects, asked)
     bucket_set = BucketSet.from_dims(found.sizes, name=name, description=description, vae_factor=vae_factor)
-    loss, index = _least_loss(aspects, bucket_set)
-    counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
-    mean = float(loss.mean())
-    return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
-
-
-def _least_loss(aspects: FloatArray, bucket_set: BucketSet) -> tuple[FloatArray, IntArray]:
     index = aspect_switch(bucket_set, "geometric").index(aspects)
-    return aspect_loss(bucket_set.aspects[index], aspects), index
+    counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
+    mean = float(aspect_loss(bucket_set.aspects[index], aspects).mean())
+    return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
 
 
 Size = tuple[int, int]
@@ -177,62 +177,36 @@ class AutoSet:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Which sizes may be in a set: about `target`'s area, sides of `low` to `high` pixels, multiples of `factor`."""
+class SetRequest:
+    """What is asked of a method: the arguments of `generate_buckets`, with sides of `low` to `high` pixels."""
 
+    num_buckets: int
     target: Size
     factor: int
     low: int
     high: int
-
-    @classmethod
-    def within(cls, target: Size, factor: int, min_side: int | None, max_side: int | None) -> Sides:
-        """Limits rounded inwards to the factor; None is what the area allows.
-
-        Raises:
-            BucketSettingsError: no size is left.
-        """
-        area = target[0] * target[1]
-        if area < factor**2:
-            raise BucketSettingsError(f"a target of {target[0]}x{target[1]} is smaller than one square of {factor}")
-        low = factor if min_side is None else -(-min_side // factor) * factor
-        high = area // factor if max_side is None else max_side // factor * factor
-        if not factor <= low <= high:
-            raise BucketSettingsError(f"no multiple of {factor} lies within the sides {min_side}..{max_side}")
-        return cls(target, factor, low, high)
+    seed: int
+    max_iter: int
+    min_fill: float
 
     @property
     def area(self) -> int:
         """Pixels of the target."""
         return self.target[0] * self.target[1]
 
-    def nearest(self, log_aspect: float) -> Size:
-        """The size of about the area at an aspect, each side rounded to the factor and within the limits."""
-        height = math.sqrt(self.area / math.exp(log_aspect))
-        return self._side(math.exp(log_aspect) * height), self._side(height)
-
-    def _side(self, exact: float) -> int:
-        return min(max(round(exact / self.factor) * self.factor, self.low), self.high)
-
-
-@dataclass(frozen=True)
-class SetRequest:
-    """What is asked of a method; the arguments of `generate_buckets` of these names."""
-
-    num_buckets: int
-    sides: Sides
-    seed: int
-    max_iter: int
-    min_fill: float
-
 
 def clusters(aspects: FloatArray, asked: SetRequest) -> AutoSet:
     """`kmeans`: the log aspects are clustered, and each centre becomes the size nearest to the target's area."""
+
+    def side(exact: float) -> int:
+        return min(max(round(exact / asked.factor) * asked.factor, asked.low), asked.high)
+
     centres, counts, iterations = kmeans_1d(np.log(aspects), asked.num_buckets, asked.seed, asked.max_iter)
     images: dict[Size, int] = {}
     stands_for: dict[Size, float] = {}
     for centre, count in zip(centres.tolist(), counts.tolist(), strict=True):
-        size = asked.sides.nearest(centre)
+        height = math.sqrt(asked.area / math.exp(centre))
+        size = side(math.exp(centre) * height), side(height)
         images[size] = images.get(size, 0) + count
         stands_for.setdefault(size, centre)
     return AutoSet(list(images), tuple(stands_for.values()), tuple(images.values()), iterations)
@@ -240,16 +214,14 @@ def clusters(aspects: FloatArray, asked: SetRequest) -> AutoSet:
 
 def optimum(aspects: FloatArray, asked: SetRequest) -> AutoSet:
     """`optimal`: of all sets of sizes with at least `min_fill` of the area the one that crops least in total."""
-    sides = asked.sides
-    candidates = admissible_sizes(sides.area, sides.factor, asked.min_fill, sides.low, sides.high)
+    candidates = admissible_sizes(asked.area, asked.factor, asked.min_fill, asked.low, asked.high)
     if not len(candidates):
-        width, height = sides.target
+        width, height = asked.target
         raise BucketSettingsError(
-            f"no size of multiples of {sides.factor} has sides of {sides.low}..{sides.high} and at least "
+            f"no size of multiples of {asked.factor} has sides of {asked.low}..{asked.high} and at least "
             f"{asked.min_fill} of {width}x{height} pixels: lower min_fill"
         )
-    best, _ = least_crop_set(aspects, candidates, asked.num_buckets)
-    pairs = [(int(w), int(h)) for w, h in best]
+    pairs = [as_pair(size) for size in least_crop_set(aspects, candidates, asked.num_buckets)[0]]
     return AutoSet(pairs, tuple(math.log(w / h) for w, h in pairs))
 
 

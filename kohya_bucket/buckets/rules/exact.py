@@ -19,7 +19,7 @@ from kohya_bucket.buckets.no_upscale import Admissible, largest_sizes
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import OwnSizes, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, size_keys, sizes_of_keys
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, positive, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag, one_of
 from kohya_bucket.errors import BucketSettingsError
 
@@ -136,9 +136,8 @@ class ExactBuckets(RuleBase):
                 f"sides of {low}..{high} do not work with divisor {d} and {self.max_area} pixels: both must be "
                 f"multiples of the divisor, in order, and a square of the shortest side must fit into the area"
             )
-        one_of("underfilled", self.underfilled, UNDERFILLED_POLICIES, BucketSettingsError)
-        if self.batch_size < 1:
-            raise BucketSettingsError(f"batch_size is {self.batch_size}, but must be 1 or more")
+        one_of("underfilled", self.underfilled, ("keep", "redistribute", "drop"), BucketSettingsError)
+        positive(batch_size=self.batch_size)
         if not self.resize and (self.underfilled == "redistribute" or self.max_crop is not None or self.no_upscale):
             raise BucketSettingsError(
                 "with resize=False sizes are taken as they are, so redistribute, max_crop and no_upscale, which change "
@@ -183,19 +182,18 @@ def optimal_sizes(
     over = rounded_w * rounded_h * unit_area > max_area
     units_w, units_h = np.where(over, floored_w, rounded_w), np.where(over, floored_h, rounded_h)
     if no_upscale:
-        small = width * height <= max_area
-        units_w = np.where(small, width // divisor, np.minimum(units_w, width // divisor))
-        units_h = np.where(small, height // divisor, np.minimum(units_h, height // divisor))
+        small, own_w, own_h = width * height <= max_area, width // divisor, height // divisor
+        units_w = np.where(small, own_w, np.minimum(units_w, own_w))
+        units_h = np.where(small, own_h, np.minimum(units_h, own_h))
     vanished = np.minimum(units_w, units_h) < 1
     low = max(min_side // divisor, 1)
     high = max_area // unit_area if max_side is None else max_side // divisor
     if low > 1 or high * low < max_area // unit_area:
         units_w, units_h = _within_limits(units_w, units_h, low, high, max_area // unit_area)
     out = np.empty((len(sizes), 2), dtype=np.int32)
-    np.multiply(units_w, divisor, out=out[:, 0], casting="unsafe")
-    np.multiply(units_h, divisor, out=out[:, 1], casting="unsafe")
+    out[:, 0], out[:, 1] = units_w * divisor, units_h * divisor
     if no_upscale:
-        vanished |= (out[:, 0] > sizes[:, 0]) | (out[:, 1] > sizes[:, 1])
+        vanished |= (out > sizes).any(axis=1)
     out[vanished] = 0
     return out
 
@@ -211,37 +209,14 @@ def _within_limits(units_w: Ints, units_h: Ints, low: int, high: int, most: int)
 
 
 def _root_of_fraction(numerator: Ints, denominator: Ints) -> tuple[Ints, Ints]:
-    """`sqrt(numerator / denominator)`, rounded to the nearest whole number (half to even) and rounded down.
-
-    The float root is off by less than a part in 10**15. Where a whole or a half number lies that near, whole
-    numbers are compared instead; everywhere else the float cannot be on the wrong side of one.
-    """
-    doubled = 2 * np.sqrt(numerator / denominator)
-    near = np.rint(doubled)
-    doubt = np.flatnonzero(np.abs(doubled - near) <= 1e-9 * (near + 1))
-    rounded, floored = (doubled * 0.5 + 0.5).astype(np.int64), (doubled * 0.5).astype(np.int64)
-    if len(doubt):
-        rounded[doubt], floored[doubt] = _exact_root(numerator[doubt], denominator[doubt])
-    return rounded, floored
-
-
-def _exact_root(numerator: Ints, denominator: Ints) -> tuple[Ints, Ints]:
-    doubled = _integer_root(4 * numerator // denominator)  # floor(2 * root)
-    rounded = (doubled + 1) // 2
-    exact_half = (doubled % 2 == 1) & (doubled * doubled * denominator == 4 * numerator)
-    rounded -= exact_half & (rounded % 2 == 1)
-    return rounded, doubled // 2
-
-
-def _integer_root(n: Ints) -> Ints:
-    """floor(sqrt(n)) for 0 <= n < 2**62: the float root is off by at most one."""
-    root = np.sqrt(n.astype(np.float64)).astype(np.int64)
-    root -= root * root > n
-    root += (root + 1) * (root + 1) <= n
-    return np.asarray(root)
-
-
-UNDERFILLED_POLICIES = ("keep", "redistribute", "drop")
+    """`sqrt(numerator / denominator)`, rounded to the nearest whole number (half to even) and rounded down."""
+    square = 4 * numerator // denominator  # of twice the root; below 2**62
+    doubled = np.sqrt(square).astype(np.int64)
+    doubled -= doubled * doubled > square  # the float root is off by one at most
+    doubled += (doubled + 1) * (doubled + 1) <= square
+    rounded = (doubled + 1) >> 1
+    rounded -= (doubled & 3 == 1) & (doubled * doubled * denominator == 4 * numerator)
+    return rounded, doubled >> 1
 
 
 def settle_underfilled(
@@ -260,25 +235,20 @@ def settle_underfilled(
         limit: [N, 2] sizes that a bucket must not exceed in either side (for no upscaling).
     """
     placed = np.flatnonzero(reasons == Reason.PLACED)
-    if not len(placed):
-        return
     origin = bucket_sizes[placed].astype(np.int64)
     keys, bucket_of = np.unique(size_keys(origin), return_inverse=True)
     buckets = sizes_of_keys(keys).astype(np.int64)
     counts = np.bincount(bucket_of, minlength=len(buckets))
     alive = np.ones(len(buckets), dtype=np.bool_)
     areas = buckets.prod(axis=1)
-    while True:
-        small = np.flatnonzero(alive & (counts < batch_size))
-        if not len(small):
-            break
+    while len(small := np.flatnonzero(alive & (counts < batch_size))):
         at = small[np.argmin(counts[small])]
         alive[at] = False
         rows = np.flatnonzero(bucket_of == at)
         counts[at] = 0
         targets = np.flatnonzero(alive)
         bucket_of[rows] = -1
-        if not redistribute or not len(targets) or not len(rows):
+        if not redistribute or not len(targets):
             continue
         # Largest area first, so that the first of the smallest distances is the one wanted.
         targets = targets[np.argsort(-areas[targets], kind="stable")]

@@ -95,18 +95,13 @@ class NovelAIBuckets(FixedBuckets):
             description=f"NovelAI, sides {min_dim}..{dim_limit} in steps of {divisible}",
         )
         super().__init__(bucket_set, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
-        self._aspects = bucket_set.aspects
-        if by_hand and self.base_res[0] != self.base_res[1]:
-            aspects = bucket_set.aspects.copy()
-            aspects[sizes.index(self.base_res)] = 1.0
-            self._aspects = aspects
-            if switching == "midpoint":
-                self._switch = AspectSwitch.nearest(aspects)
-
-    @property
-    def aspects(self) -> FloatArray:
+        self.aspects: FloatArray = bucket_set.aspects
         """[K] float64 aspects that the distance is taken to, in set order."""
-        return self._aspects
+        if by_hand and self.base_res[0] != self.base_res[1]:
+            self.aspects = self.aspects.copy()
+            self.aspects[sizes.index(self.base_res)] = 1.0
+            if switching == "midpoint":
+                self._switch = AspectSwitch.nearest(self.aspects)
 
     def _assign(self, sizes: IntArray) -> InSet:
         index = np.empty(len(sizes), dtype=np.int32)
@@ -118,7 +113,7 @@ class NovelAIBuckets(FixedBuckets):
             width[unreadable] = height[unreadable] = 1
             aspect = width / height
             at = self._switch.index(aspect)
-            pruned = np.abs(self._aspects[at] - aspect) >= self.max_ar_error
+            pruned = np.abs(self.aspects[at] - aspect) >= self.max_ar_error
             at[pruned | unreadable] = -1
             index[start:stop] = at
             reasons[start:stop] = np.where(pruned, np.uint8(Reason.ASPECT_ERROR), np.uint8(Reason.PLACED))

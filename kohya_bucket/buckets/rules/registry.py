@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.buckets.choices import Choice, RuleOptions, listed
 from kohya_bucket.checks import known_keyword, one_of
@@ -70,14 +70,6 @@ RULES: dict[str, NamedRule] = {
 }  # fmt: skip
 
 
-class SetOptions(TypedDict, total=False):
-    """What all rules with a set take."""
-
-    no_upscale: bool
-    max_crop: float | None
-    switching: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class RuleRequest(RuleOptions):
     """sd-scripts' keys and the options of rules, as `rule_from_name` explains them.
@@ -96,12 +88,10 @@ class RuleRequest(RuleOptions):
     sizes: npt.ArrayLike | None
 
     @property
-    def set_options(self) -> SetOptions:
+    def set_options(self) -> dict[str, Any]:
         """The options for a rule with a set; without `switching` it is the rule's own."""
-        options = SetOptions(no_upscale=self.no_upscale, max_crop=self.max_crop)
-        if self.switching is not None:
-            options["switching"] = self.switching
-        return options
+        own = {} if self.switching is None else {"switching": self.switching}
+        return {"no_upscale": self.no_upscale, "max_crop": self.max_crop, **own}
 
 
 def rule_choices() -> dict[str, NamedRule]:
