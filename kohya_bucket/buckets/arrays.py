@@ -39,14 +39,16 @@ def for_chunks(n: int, work: Callable[[int, int], None], chunk: int = CHUNK_ROWS
             done.result()
 
 
-def runs(lengths: npt.NDArray[np.integer], start: npt.ArrayLike = 0) -> npt.NDArray[np.int64]:
+def runs(lengths: npt.NDArray[np.integer], start: int | npt.NDArray[np.integer] = 0) -> npt.NDArray[np.int64]:
     """start, start + 1, ... for each run of these lengths, one run after another: [sum of lengths].
 
     Args:
         start: where each run begins: [N], or one number for all.
     """
     ends = np.cumsum(lengths, dtype=np.int64)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(start - ends + lengths, lengths)
+    count = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    count += np.repeat(start - ends + lengths, lengths)
+    return count
 
 
 def distinct_sizes(

@@ -29,58 +29,25 @@ if TYPE_CHECKING:
     from kohya_bucket.planning.resolutions import RESOLUTION_MODES
     from kohya_bucket.planning.resume import EpochPosition
 else:
-    __getattr__ = importer(
-        __name__,
-        {
-            "kohya_bucket.planning.costs": ["CostFit", "fit_cost", "measure_cost"],
-            "kohya_bucket.planning.idle": [
-                "dealt_costs",
-                "idle_share",
-                "idle_share_independent",
-                "idle_share_of",
-                "independent_costs",
-                "lost_share",
-                "lost_share_of",
-                "rank_costs",
-                "trained_cost",
-            ],
-            "kohya_bucket.planning.ledger": ["Ledger", "LedgerReason"],
-            "kohya_bucket.planning.options": ["PlanOptions"],
-            "kohya_bucket.planning.orders": ["ORDERS"],
-            "kohya_bucket.planning.packs": ["PackPlan", "plan_packs"],
-            "kohya_bucket.planning.plan": ["EpochPlan"],
-            "kohya_bucket.planning.planner": ["EpochPlanner", "never_full", "never_trained", "plan_epoch"],
-            "kohya_bucket.planning.remainders": ["REMAINDERS"],
-            "kohya_bucket.planning.resolutions": ["RESOLUTION_MODES"],
-            "kohya_bucket.planning.resume": ["EpochPosition"],
-        },
-    )
+    _HOMES = {
+        "costs": "CostFit fit_cost measure_cost",
+        "idle": "dealt_costs idle_share idle_share_independent idle_share_of independent_costs lost_share "
+                "lost_share_of rank_costs trained_cost",
+        "ledger": "Ledger LedgerReason",
+        "options": "PlanOptions",
+        "orders": "ORDERS",
+        "packs": "PackPlan plan_packs",
+        "plan": "EpochPlan",
+        "planner": "EpochPlanner never_full never_trained plan_epoch",
+        "remainders": "REMAINDERS",
+        "resolutions": "RESOLUTION_MODES",
+        "resume": "EpochPosition",
+    }  # fmt: skip
+    __getattr__ = importer(__name__, {f"{__name__}.{home}": names.split() for home, names in _HOMES.items()})
 
 __all__ = [
-    "ORDERS",
-    "REMAINDERS",
-    "RESOLUTION_MODES",
-    "CostFit",
-    "EpochPlan",
-    "EpochPlanner",
-    "EpochPosition",
-    "Ledger",
-    "LedgerReason",
-    "PackPlan",
-    "PlanOptions",
-    "dealt_costs",
-    "fit_cost",
-    "idle_share",
-    "idle_share_independent",
-    "idle_share_of",
-    "independent_costs",
-    "lost_share",
-    "lost_share_of",
-    "measure_cost",
-    "never_full",
-    "never_trained",
-    "plan_epoch",
-    "plan_packs",
-    "rank_costs",
-    "trained_cost",
-]
+    "ORDERS", "REMAINDERS", "RESOLUTION_MODES", "CostFit", "EpochPlan", "EpochPlanner", "EpochPosition", "Ledger",
+    "LedgerReason", "PackPlan", "PlanOptions", "dealt_costs", "fit_cost", "idle_share", "idle_share_independent",
+    "idle_share_of", "independent_costs", "lost_share", "lost_share_of", "measure_cost", "never_full", "never_trained",
+    "plan_epoch", "plan_packs", "rank_costs", "trained_cost",
+]  # fmt: skip

@@ -50,7 +50,7 @@ class Demand:
         """[M] times, also where they are once each."""
         return np.ones(len(self.image), dtype=np.int64) if self.times is None else self.times
 
-    def changed(self, rows: Ints, by: Ints) -> Demand:
+    def changed(self, rows: Ints, by: int | Ints) -> Demand:
         """The demand with `times[rows]` changed by `by`; a row may occur several times."""
         times = self.all_times().copy()
         np.add.at(times, rows, by)

@@ -77,17 +77,14 @@ class DemandModel:
     def for_epoch(self, seed: int, epoch: int) -> EpochDemand:
         """What this epoch is asked to train."""
         image, bucket = self._rows(seed, epoch)
-        times = self._times(seed, epoch)
-        if isinstance(times, int):
-            total = (len(image) + len(self.unplaced)) * times
-            _check_total(total, epoch)
-            row_times = None if times == 1 else np.full(len(image), times, dtype=np.int64)
-            unplaced = np.repeat(self.unplaced, times)
-        else:
-            row_times = times[image]
-            total = int(row_times.sum()) + int(times[self.unplaced].sum())
-            _check_total(total, epoch)
-            unplaced = np.repeat(self.unplaced, times[self.unplaced])
+        times, unplaced = self._times(seed, epoch), self.unplaced
+        row_times = None if times is None else times[image]
+        total = len(image) + len(unplaced)
+        if times is not None and row_times is not None:
+            total = int(row_times.sum()) + int(times[unplaced].sum())
+        _check_total(total, epoch)
+        if times is not None:
+            unplaced = np.repeat(unplaced, times[unplaced])
         demand = Demand(image, smallest_ids(bucket, self.n_buckets), row_times, self.n_buckets)
         return EpochDemand(demand, unplaced.astype(np.int32), total)
 
@@ -111,13 +108,14 @@ class DemandModel:
 
     def _places_of(self, seed: int) -> Times:
         if self._places is None or self._places[0] != seed:
-            whole = None if isinstance(self.repeats, int) else self.repeats.whole()
-            self._places = (seed, cycle_places(self.ids, seed, whole))
+            repeats = self.repeats.numerator
+            differ = self.repeats.are_whole and len(repeats) and np.ptp(repeats) > 0
+            self._places = (seed, cycle_places(self.ids, seed, repeats if differ else None))
         return self._places[1]
 
     def period(self) -> int | None:
         """After how many epochs the number of trainings of every bucket comes round; None if it may not."""
-        if self.regularization is not None or not (isinstance(self.repeats, int) or self.repeats.are_whole):
+        if self.regularization is not None or not self.repeats.are_whole:
             return None
         if self.cycle is not None:
             return len(self.cycle)
@@ -128,30 +126,22 @@ class DemandModel:
 
     def most_times(self) -> Times:
         """[N] how often an epoch asks for each image at most."""
-        repeats = self.repeats
-        if isinstance(repeats, int):
-            most = np.full(len(self.ids), repeats, dtype=np.int64)
-        else:
-            most = -(-repeats.numerator // repeats.denominator)
+        most: Times = -(-self.repeats.numerator // self.repeats.denominator)
         if self.regularization is not None:
-            usable, others = self._regularization_and_others()
+            usable, others = self._regularization_and_others(self.regularization)
             uses = int(most[others].sum()) if self.uses is None else self.uses
             most[self.regularization] = 0
             most[usable] = -(-uses // max(len(usable), 1))
         return most
 
-    def _times(self, seed: int, epoch: int) -> int | Times:
-        """How often each image is asked for in this epoch, or one number for all."""
-        if isinstance(self.repeats, int):
-            if self.regularization is None:
-                return self.repeats
-            times = np.full(len(self.ids), self.repeats, dtype=np.int64)
-            before = times * epoch
-        else:
-            before, after = self.repeats.before(epoch, seed), self.repeats.before(epoch + 1, seed)
-            times = after - before
+    def _times(self, seed: int, epoch: int) -> Times | None:
+        """[N] how often each image is asked for in this epoch; None stands for once each."""
+        if self.repeats.once and self.regularization is None:
+            return None
+        before = self.repeats.before(epoch, seed)
+        times = self.repeats.before(epoch + 1, seed) - before
         if self.regularization is not None:
-            usable, others = self._regularization_and_others()
+            usable, others = self._regularization_and_others(self.regularization)
             used_before, uses = int(before[others].sum()), int(times[others].sum())
             if self.uses is not None:
                 used_before, uses = self.uses * epoch, self.uses
@@ -159,12 +149,11 @@ class DemandModel:
             times[usable] = regularization_times(len(usable), used_before, uses, seed)
         return times
 
-    def _regularization_and_others(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    def _regularization_and_others(self, mask: npt.NDArray[np.bool_]) -> tuple[Ids, Ids]:
         """Images of either kind that have a bucket."""
         has_bucket = np.ones(len(self.ids), dtype=np.bool_)
         has_bucket[self.unplaced] = False
-        regularization = np.zeros_like(has_bucket) if self.regularization is None else self.regularization
-        return np.flatnonzero(regularization & has_bucket), np.flatnonzero(~regularization & has_bucket)
+        return np.flatnonzero(mask & has_bucket), np.flatnonzero(~mask & has_bucket)
 
 
 def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:
@@ -190,12 +179,15 @@ def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:
 
 
 def _check_total(total: int, epoch: int) -> None:
+    """Refuse more trainings than a plan can hold, or than this machine has memory to plan."""
+    asked, there = f"epoch {epoch} is asked to train {total:,} images, repeats counted", _machine_memory()
     if total > MOST_TRAININGS:
+        raise PlanError(f"{asked}, but a plan holds at most {MOST_TRAININGS:,}: lower repeats and train more epochs")
+    if there is not None and total * _BYTES > there:
         raise PlanError(
-            f"epoch {epoch} is asked to train {total:,} images, repeats counted, but a plan holds at most "
-            f"{MOST_TRAININGS:,}: lower repeats and train more epochs"
+            f"{asked}: to plan it takes about {total * _BYTES / 2**30:,.0f} GiB of memory, and this machine has "
+            f"{there / 2**30:,.0f} GiB: lower repeats and train more epochs"
         )
-    check_memory(total, epoch)
 
 
 def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None:
@@ -208,21 +200,6 @@ def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None
 
 
 _BYTES = 50  # of a training, at the peak: order keys, places and row numbers of 8 bytes each, the plan itself of 4
-
-
-def check_memory(total: int, epoch: int) -> None:
-    """Refuse to plan so many trainings where that takes more memory than the machine has.
-
-    Raises:
-        PlanError: with what it would take and what there is.
-    """
-    there = _machine_memory()
-    if there is not None and total * _BYTES > there:
-        raise PlanError(
-            f"epoch {epoch} is asked to train {total:,} images, repeats counted: to plan it takes about "
-            f"{total * _BYTES / 2**30:,.0f} GiB of memory, and this machine has {there / 2**30:,.0f} GiB: lower "
-            "repeats and train more epochs"
-        )
 
 
 def _machine_memory() -> int | None:
@@ -249,18 +226,17 @@ class Repeats:
     has its fair share.
     """
 
-    def __init__(self, numerator: Counts, denominator: Counts) -> None:
-        self.numerator = numerator
-        self.denominator = denominator
+    def __init__(self, n: int, numerator: int | Counts, denominator: int | Counts = 1) -> None:
+        """One ratio for all of n images, or [n] of them."""
+        self.numerator, self.denominator = (
+            np.broadcast_to(np.asarray(part, dtype=np.int64), (n,)) for part in (numerator, denominator)
+        )
+        self.once = np.ndim(numerator) == 0 and numerator == denominator
 
     @property
     def are_whole(self) -> bool:
         """No image has a fraction: every epoch trains the same."""
         return bool((self.denominator == 1).all())
-
-    def whole(self) -> Counts | None:
-        """[N] repeats of every epoch, or None where there are fractions."""
-        return self.numerator if self.are_whole else None
 
     def _phase(self, seed: int) -> Counts:
         numerator, denominator = self.numerator, self.denominator
@@ -277,8 +253,8 @@ class Repeats:
         return (epoch * self.numerator + self._phase(seed)) // self.denominator
 
 
-def parse_repeats(repeats: object, n: int) -> int | Repeats:
-    """Whole number for all images, or `Repeats` of N images.
+def parse_repeats(repeats: object, n: int) -> Repeats:
+    """`Repeats` of N images.
 
     Args:
         repeats: None (once), a number or a `Fraction` for all, or [N] of them. Floats are read as the nearest
@@ -287,30 +263,23 @@ def parse_repeats(repeats: object, n: int) -> int | Repeats:
     Raises:
         PlanError: negative, non-finite or enormous values, another length, floats that no such ratio is near to.
     """
-    if repeats is None:
-        return 1
     if isinstance(repeats, (int, np.integer)) and not isinstance(repeats, bool):
         if not 0 <= repeats <= MOST_TRAININGS:
             raise PlanError(f"repeats is {repeats}, but must be {_RANGE}")
-        return int(repeats)
-    given = array_of("repeats", repeats)
+        return Repeats(n, int(repeats))
+    given = array_of("repeats", 1 if repeats is None else repeats)
     if given.ndim == 0:
-        ratio = _ratio(given.item())
-        if ratio.denominator == 1:
-            return ratio.numerator
-        return Repeats(np.full(n, ratio.numerator, dtype=np.int64), np.full(n, ratio.denominator, dtype=np.int64))
+        return Repeats(n, *_ratio(given.item()).as_integer_ratio())
     if given.shape != (n,):
         raise PlanError(f"repeats has shape {list(given.shape)}, but there are {n} images: give one for each")
     if given.dtype.kind in "iu":
         for value in (given.min(initial=0), given.max(initial=0)):
             if not 0 <= value <= MOST_TRAININGS:
                 raise PlanError(f"repeats holds {value}, but must be {_RANGE}")
-        return Repeats(given.astype(np.int64), np.ones(n, dtype=np.int64))
+        return Repeats(n, given.astype(np.int64))
     values, inverse = np.unique(given.astype(np.float64) if given.dtype.kind == "f" else given, return_inverse=True)
-    ratios = [_ratio(v) for v in values.tolist()]
-    numerator = np.array([r.numerator for r in ratios], dtype=np.int64)[inverse.reshape(-1)]
-    denominator = np.array([r.denominator for r in ratios], dtype=np.int64)[inverse.reshape(-1)]
-    return Repeats(numerator, denominator)
+    ratios = np.array([_ratio(v).as_integer_ratio() for v in values.tolist()], dtype=np.int64).reshape(-1, 2)
+    return Repeats(n, *ratios[inverse.reshape(-1)].T)
 
 
 def _ratio(value: Any) -> Fraction:

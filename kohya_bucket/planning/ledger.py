@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
-
-_Column = npt.NDArray[Any]
 
 
 class LedgerReason(enum.IntEnum):
@@ -151,52 +148,25 @@ class Ledger:
         return f"bucket {self.bucket_name(int(buckets[0]))}" if len(buckets) == 1 else f"{len(buckets)} buckets"
 
 
-@dataclass(frozen=True)
-class Change:
-    """What a policy changes about one training each of some images: rows for the ledger.
-
-    Attributes:
-        image, bucket: [C] the images, and the buckets they were asked in.
-        to_bucket: [C] where they are trained instead; equal to `bucket` unless they were moved.
-        delta: +1 trained once more than asked, -1 once less, 0 only moved.
-    """
-
-    image: npt.NDArray[np.int32]
-    bucket: npt.NDArray[np.int32]
-    to_bucket: npt.NDArray[np.int32]
-    delta: int
+Rows = npt.NDArray[np.void]
+"""Rows of a ledger, with the columns of `Ledger`."""
+NO_ROWS: Rows = np.zeros(
+    0,
+    dtype=[
+        ("image", np.int32),
+        ("bucket", np.int32),
+        ("to_bucket", np.int32),
+        ("delta", np.int8),
+        ("reason", np.uint8),
+    ],
+)
 
 
-@dataclass(frozen=True)
-class LedgerRows:
-    """Parallel arrays; see `Ledger`."""
-
-    image: npt.NDArray[np.int32]
-    bucket: npt.NDArray[np.int32]
-    to_bucket: npt.NDArray[np.int32]
-    delta: npt.NDArray[np.int8]
-    reason: npt.NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, changes: list[tuple[Change, LedgerReason]]) -> LedgerRows:
-        """Rows of all changes, each with its reason."""
-        none = np.zeros(0, dtype=np.int32)
-        return cls(
-            np.concatenate([none, *(c.image for c, _ in changes)]),
-            np.concatenate([none, *(c.bucket for c, _ in changes)]),
-            np.concatenate([none, *(c.to_bucket for c, _ in changes)]),
-            np.concatenate([none, *(np.full(len(c.image), c.delta) for c, _ in changes)]).astype(np.int8),
-            np.concatenate([none, *(np.full(len(c.image), why) for c, why in changes)]).astype(np.uint8),
-        )
-
-    @property
-    def columns(self) -> tuple[_Column, _Column, _Column, _Column, _Column]:
-        return self.image, self.bucket, self.to_bucket, self.delta, self.reason
-
-    def sorted(self) -> LedgerRows:
-        """The same rows by reason and image."""
-        order = np.lexsort((self.image, self.reason))
-        return LedgerRows(*(column[order] for column in self.columns))
-
-    def __add__(self, other: LedgerRows) -> LedgerRows:
-        return LedgerRows(*map(np.concatenate, zip(self.columns, other.columns, strict=True)))
+def ledger_rows(
+    image: npt.NDArray[np.int32], bucket: npt.ArrayLike, to_bucket: npt.ArrayLike, delta: int, reason: int = 0
+) -> Rows:
+    """Rows for one training each of some images, asked in `bucket` and done in `to_bucket`: one for each or all."""
+    rows = np.empty(len(image), dtype=NO_ROWS.dtype)
+    for name, values in zip(rows.dtype.names or (), (image, bucket, to_bucket, delta, reason), strict=True):
+        rows[name] = values
+    return rows

@@ -234,18 +234,17 @@ class PlanOptions:
         Raises:
             PlanError: one that needs to know more of the buckets.
         """
-        found, tokens = [], self.tokens
-        if self.max_pixels is not None:
-            if self.sizes is None:
-                raise PlanError("max_pixels is set without bucket_sizes: the budget needs to know the buckets' sizes")
-            found.append(Budget("max_pixels", self.max_pixels, pixels_of(self.sizes), "pixels"))
-        for name, limit in (("max_tokens", self.max_tokens), ("max_cost", self.max_cost)):
-            if limit is not None and tokens is None:
-                raise PlanError(f"{name} is set without bucket_tokens: the budget needs to know the buckets' tokens")
-        if self.max_tokens is not None and tokens is not None:
-            found.append(Budget("max_tokens", self.max_tokens, tokens, "tokens"))
-        if self.max_cost is not None and tokens is not None:
-            found.append(Budget("max_cost", self.max_cost, cost_of(tokens, self.token_cost), "of cost"))
+        sizes, tokens, found = self.sizes, self.tokens, []
+        for name, of, each, unit in (
+            ("max_pixels", "sizes", None if sizes is None else pixels_of(sizes), "pixels"),
+            ("max_tokens", "tokens", tokens, "tokens"),
+            ("max_cost", "tokens", None if tokens is None else cost_of(tokens, self.token_cost), "of cost"),
+        ):
+            limit = getattr(self, name)
+            if limit is not None and each is None:
+                raise PlanError(f"{name} is set without bucket_{of}: the budget needs to know the buckets' {of}")
+            if limit is not None and each is not None:
+                found.append(Budget(name, limit, each, unit))
         return found
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:

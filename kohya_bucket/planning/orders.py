@@ -62,9 +62,6 @@ def spread_evenly(
     return packed_order(np.minimum(places, 1 - 2**-40))
 
 
-SHUFFLED = Order("shuffled", "batches of all buckets mixed, each bucket spread evenly", order_shuffled)
-
-
 def _order_in_runs(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:
     """[S] numbers of the batches in the order of training.
 
@@ -81,23 +78,22 @@ def _order_in_runs(cut: BatchLayout, rng: np.random.RandomState, run_length: int
     return np.argsort(rank[run_of_step], kind="stable")
 
 
-RUNS = Order("runs", "several steps of one shape after another", _order_in_runs, uses_run_length=True)
-
-
-LOCAL = Order(
-    "local", "few shards at a time, in random order, images and batches mixed among them", order_shuffled,
-    uses_shards=True,
-)  # fmt: skip
-
-
 def _order_sorted(cut: BatchLayout, rng: np.random.RandomState, run_length: int) -> npt.NDArray[np.intp]:  # noqa: ARG001
     """[S] numbers of the batches: as they were cut."""
     return np.arange(len(cut.bucket))
 
 
-SORTED = Order("sorted", "bucket after bucket, images shuffled within", _order_sorted)
-FILE = Order("file", "bucket after bucket, nothing shuffled, the same in every epoch", _order_sorted, shuffles=False)
-
-
-ORDERS: dict[str, Order] = {order.name: order for order in (SHUFFLED, RUNS, LOCAL, SORTED, FILE)}
+ORDERS: dict[str, Order] = {
+    order.name: order
+    for order in (
+        Order("shuffled", "batches of all buckets mixed, each bucket spread evenly", order_shuffled),
+        Order("runs", "several steps of one shape after another", _order_in_runs, uses_run_length=True),
+        Order(
+            "local", "few shards at a time, in random order, images and batches mixed among them", order_shuffled,
+            uses_shards=True,
+        ),
+        Order("sorted", "bucket after bucket, images shuffled within", _order_sorted),
+        Order("file", "bucket after bucket, nothing shuffled, the same in every epoch", _order_sorted, shuffles=False),
+    )
+}  # fmt: skip
 """By name, as they are offered."""

@@ -149,8 +149,8 @@ def plan_packs(
     order = order[np.argsort(-load[order], kind="stable")].reshape(-1, ranks)
     order = order[rng.permutation(len(order))]
     flat = order.reshape(-1)
-    items = chosen[items[runs(lengths[flat], start[flat])]].astype(np.int32)
-    return PackPlan(budget, items, np.append(0, np.cumsum(lengths[flat])), load[order].astype(np.int64), bound)
+    packed = chosen[items[runs(lengths[flat], start[flat])]].astype(np.int32)
+    return PackPlan(budget, packed, np.append(0, np.cumsum(lengths[flat])), load[order].astype(np.int64), bound)
 
 
 def _chosen(images: npt.ArrayLike, n: int) -> Ints:

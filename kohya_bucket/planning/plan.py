@@ -15,7 +15,7 @@ from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
 from kohya_bucket.html_view import bars, fullest, view
-from kohya_bucket.planning.ledger import Change, Ledger, LedgerReason, LedgerRows
+from kohya_bucket.planning.ledger import NO_ROWS, Ledger, LedgerReason, Rows, ledger_rows
 
 _CHUNK = 4096
 
@@ -109,7 +109,7 @@ class EpochPlan:
     item_costs: npt.NDArray[np.float64] | None = field(default=None, repr=False)
     mixed: MixedSteps = field(default_factory=MixedSteps, repr=False)
     first_step: int = 0
-    ledger_rows: LedgerRows = field(default_factory=lambda: LedgerRows.of([]), repr=False)
+    ledger_rows: Rows = field(default_factory=lambda: NO_ROWS, repr=False)
 
     @property
     def steps(self) -> int:
@@ -227,17 +227,19 @@ class EpochPlan:
             bucket_of_step=self.bucket_of_step[steps:],
             asked=int(self.length[steps:].sum()),
             first_step=self.first_step + steps,
-            ledger_rows=LedgerRows.of([]),
+            ledger_rows=NO_ROWS,
         )
 
-    def with_ledger(self, asked: int, changes: list[tuple[Change, LedgerReason]]) -> EpochPlan:
+    def with_ledger(self, asked: int, changes: list[Rows]) -> EpochPlan:
         """The same plan with more to report: `asked` trainings, and these changes to them."""
-        return replace(self, asked=asked, ledger_rows=self.ledger_rows + LedgerRows.of(changes))
+        return replace(self, asked=asked, ledger_rows=np.concatenate([self.ledger_rows, *changes]))
 
     def ledger(self) -> Ledger:
         """Every image that the epoch trains other than asked, with the reason."""
-        rows = (self.ledger_rows + LedgerRows.of([(self._rank_fillers(), LedgerReason.RANK_FILLED)])).sorted()
-        return Ledger(self.images, self.asked, *rows.columns, self.bucket_sizes)
+        rows = np.concatenate([self.ledger_rows, self._rank_fillers()])
+        rows = rows[np.lexsort((rows["image"], rows["reason"]))]
+        columns = {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
+        return Ledger(self.images, self.asked, bucket_sizes=self.bucket_sizes, **columns)
 
     @cached_property
     def hash(self) -> str:
@@ -253,7 +255,7 @@ class EpochPlan:
     def _repr_html_(self) -> str:
         return _as_html(self)
 
-    def _rank_fillers(self) -> Change:
+    def _rank_fillers(self) -> Rows:
         """What steps with fewer images than ranks train again: the first rank left over the first image, and so on."""
         short = np.flatnonzero(self.length < self.world_size)
         own = self.length[short].astype(np.int64)
@@ -262,7 +264,8 @@ class EpochPlan:
         bucket = np.repeat(self.bucket_of_step[short], extra)
         several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
         bucket[several] = self.mixed.bucket[-1 - bucket[several], spare[several]]
-        return Change(self.items[np.repeat(self.start[short], extra) + spare], bucket, bucket, 1)
+        items = self.items[np.repeat(self.start[short], extra) + spare]
+        return ledger_rows(items, bucket, bucket, 1, LedgerReason.RANK_FILLED)
 
     def _slice(self, step: int) -> tuple[int, int]:
         if not 0 <= step < self.steps:

@@ -18,7 +18,7 @@ from kohya_bucket.planning.demand import Demand, sequence_items, smallest_ids
 from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
 from kohya_bucket.planning.equal_cost import equal_cost, step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
-from kohya_bucket.planning.ledger import Change, LedgerReason, LedgerRows
+from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.options import PlanOptions, known_options
 from kohya_bucket.planning.plan import EpochPlan, MixedSteps
 from kohya_bucket.planning.remainders import KEEP, apply_policies
@@ -130,8 +130,7 @@ class EpochPlanner:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
         stages = [self._stage(part) for part in done] + [(self.global_batch, self.world_size, 0)]
         plan = self._arranged(asked.demand, asked.demand, stages[0][0], stages[0][1], seed, epoch, 0)
-        lost = Change(asked.unplaced, _nowhere(asked.unplaced), _nowhere(asked.unplaced), -1)
-        plan = plan.with_ledger(asked.total, [(lost, LedgerReason.NO_BUCKET)])
+        plan = plan.with_ledger(asked.total, [ledger_rows(asked.unplaced, -1, -1, -1, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
         for global_batch, ranks, steps in stages:
             if ranks != plan.world_size or not np.array_equal(global_batch, plan.global_batch):
@@ -175,8 +174,8 @@ class EpochPlanner:
         found: set[tuple[int, int]] = set()
         for epoch in range(self.period):
             demand = self.demand_model.for_epoch(0, epoch).demand
-            for change, _ in self._remainder(demand, demand, self.full_batch, 0, epoch, 0)[1]:
-                found.update(zip(change.bucket.tolist(), change.to_bucket.tolist(), strict=True))
+            for rows in self._remainder(demand, demand, self.full_batch, 0, epoch, 0)[1]:
+                found.update(rows[["bucket", "to_bucket"]].tolist())
         return sorted(pair for pair in found if pair[0] != pair[1])
 
     def _steps_of_longest(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> int:
@@ -199,7 +198,7 @@ class EpochPlanner:
 
     def _remainder(
         self, demand: Demand, whole: Demand, full: _GlobalBatch, seed: int, epoch: int, part: int
-    ) -> tuple[Demand, list[tuple[Change, LedgerReason]]]:
+    ) -> tuple[Demand, list[Rows]]:
         # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
         # latents at the other size, say) need not prepare for every step at which a run may stop.
         policies = tuple(KEEP if part and policy.moves_images else policy for policy in self.options.policies)
@@ -247,7 +246,7 @@ class EpochPlanner:
             start=layout.start[steps],
             length=layout.length[steps],
             bucket_of_step=layout.bucket[steps] if met is None else met.numbered(steps),
-            moves=self.demand_model.several_buckets or any(change.delta == 0 for change, _ in changes),
+            moves=self.demand_model.several_buckets or any((rows["delta"] == 0).any() for rows in changes),
             fingerprint={**self.fingerprint, "seed": seed, "epoch": epoch},
             bucket_sizes=options.sizes,
             item_costs=options.item_costs,
@@ -256,11 +255,7 @@ class EpochPlanner:
         return plan.with_ledger(asked, changes)
 
 
-def _nowhere(image: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    return np.full(len(image), -1, dtype=np.int32)
-
-
-def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
+def untrained(plan: EpochPlan, n_buckets: int, changes: Rows) -> Demand:
     """What a plan trains, as a demand: each image as often as it is in the plan's steps, in the bucket it was given.
 
     `changes` are what the remainder policy changed when the epoch was planned.
@@ -274,19 +269,18 @@ def untrained(plan: EpochPlan, n_buckets: int, changes: LedgerRows) -> Demand:
     return Demand(image, in_bucket, times.astype(np.int64), n_buckets)
 
 
-def _sent_home(keys: npt.NDArray[np.int64], rows: LedgerRows) -> npt.NDArray[np.int64]:
+def _sent_home(keys: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
     """(bucket << 32 | image) of trainings, with those that the remainder policy moved back in their own bucket."""
-    moved = np.flatnonzero(rows.delta == 0)
+    moved = rows[rows["delta"] == 0]
     if len(moved) == 0 or len(keys) == 0:
         return keys
     keys = np.sort(keys)
-    away = rows.to_bucket[moved].astype(np.int64) << 32 | rows.image[moved]
+    away, home = (moved[name].astype(np.int64) << 32 | moved["image"] for name in ("to_bucket", "bucket"))
     order = np.argsort(away, kind="stable")
-    first, turn = np.searchsorted(keys, away[order]), np.arange(len(order)) - np.searchsorted(away[order], away[order])
-    at = first + turn
-    there = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away[order])
-    home = rows.bucket[moved].astype(np.int64) << 32 | rows.image[moved]
-    keys[at[there]] = home[order][there]
+    away, home = away[order], home[order]
+    at = np.searchsorted(keys, away) + np.arange(len(away)) - np.searchsorted(away, away)
+    there = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away)
+    keys[at[there]] = home[there]
     return keys
 
 

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
+from kohya_bucket.planning.costs import pixels_of
 from kohya_bucket.planning.demand import Demand
-from kohya_bucket.planning.ledger import Change, LedgerReason
+from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.stream import Purpose, stream
 
 
@@ -37,13 +38,6 @@ class RemainderContext:
     max_crop: float
     base_bucket: int | None
     no_upscale: npt.NDArray[np.bool_]
-
-    @property
-    def sizes(self) -> IntArray:
-        """`bucket_sizes`, for a policy that says that it needs them."""
-        if self.bucket_sizes is None:
-            raise PlanError("the policy reads bucket_sizes, but does not say that it needs them")
-        return self.bucket_sizes
 
     def fits(self, k: int) -> npt.NDArray[np.bool_]:
         """[K] buckets that images of bucket k may be moved to without being enlarged against `no_upscale`."""
@@ -72,7 +66,7 @@ class RemainderPolicy:
 
     name: str
     text: str
-    apply: Callable[[Demand, RemainderContext], tuple[Demand, list[Change]]]
+    apply: Callable[[Demand, RemainderContext], tuple[Demand, list[Rows]]]
     reason: LedgerReason | None = None
     moves_images: bool = False
     needs_sizes: str = ""
@@ -87,21 +81,19 @@ class RemainderPolicy:
 
 def change_of(
     demand: Demand, rows: npt.NDArray[np.intp], delta: int, to_bucket: npt.NDArray[np.integer] | None = None
-) -> Change:
+) -> Rows:
     """Ledger rows for one training each of `rows`."""
-    bucket = demand.bucket[rows].astype(np.int32)
-    to = bucket if to_bucket is None else to_bucket.astype(np.int32)
-    return Change(demand.image[rows].astype(np.int32), bucket, to, delta)
+    bucket = demand.bucket[rows]
+    return ledger_rows(demand.image[rows], bucket, bucket if to_bucket is None else to_bucket, delta)
 
 
 def moved_to(
     demand: Demand, rows: npt.NDArray[np.intp], to_bucket: npt.NDArray[np.integer]
-) -> tuple[Demand, list[Change]]:
+) -> tuple[Demand, list[Rows]]:
     """One training each of `rows` in another bucket, and the ledger rows of that."""
     if len(rows) == 0:
         return demand, []
-    less = demand.changed(rows, np.full(len(rows), -1, dtype=np.int64))
-    return less.extended(demand.image[rows], to_bucket), [change_of(demand, rows, 0, to_bucket)]
+    return demand.changed(rows, -1).extended(demand.image[rows], to_bucket), [change_of(demand, rows, 0, to_bucket)]
 
 
 def take_in_rotation(demand: Demand, want: npt.NDArray[np.int64], seed: int, epoch: int) -> npt.NDArray[np.intp]:
@@ -124,27 +116,14 @@ def take_in_rotation(demand: Demand, want: npt.NDArray[np.int64], seed: int, epo
     for k in np.flatnonzero(rows_in):
         rows = order[ends[k] - rows_in[k] : ends[k]]
         rng.shuffle(rows)
-        if want[k] < 1:
-            continue
-        circle = _round_by_round(rows, times[rows])
-        if len(circle):
-            taken.append(circle[rotate_window(len(circle), int(want[k]), epoch)])
+        most = int(times[rows].max())
+        if want[k] > 0 and most > 0:
+            circle = np.concatenate([rows[times[rows] > j] for j in range(most)])
+            taken.append(circle[(epoch * int(want[k]) % len(circle) + np.arange(want[k])) % len(circle)])
     return np.concatenate(taken) if taken else np.zeros(0, dtype=np.intp)
 
 
-def rotate_window(length: int, want: int, epoch: int) -> npt.NDArray[np.intp]:
-    """[want] places of a circle of `length` that epoch number `epoch` takes, `want` in every epoch."""
-    return (epoch * want % length + np.arange(want)) % length
-
-
-def _round_by_round(rows: npt.NDArray[np.intp], times: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
-    most = int(times.max()) if len(times) else 0
-    if most <= 1:
-        return rows[times > 0]
-    return np.concatenate([rows[times > j] for j in range(most)])
-
-
-def _keep(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:  # noqa: ARG001
+def _keep(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows]]:  # noqa: ARG001
     """The demand as it is: ceil(n / global batch) batches of each bucket, as sd-scripts makes them.
 
     The short batch is spread over the ranks as evenly as can be; with fewer images than ranks, the ranks left
@@ -156,33 +135,34 @@ def _keep(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Chang
 KEEP = RemainderPolicy("keep", "trains them as a short batch", _keep)
 
 
-def _pad(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+def _in_rotation(
+    demand: Demand, want: npt.NDArray[np.int64], delta: int, context: RemainderContext
+) -> tuple[Demand, list[Rows]]:
+    """`want[k]` trainings of each bucket k once more or less, others in each epoch."""
+    rows = take_in_rotation(demand, want, context.seed, context.epoch)
+    return (demand.changed(rows, delta), [change_of(demand, rows, delta)]) if len(rows) else (demand, [])
+
+
+def _pad(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows]]:
     """Ask each bucket for as many more trainings as fill its last batch, of other images in each epoch.
 
     The added trainings are spread over the bucket's batches like any repeat, not heaped into the last one.
     """
-    missing = -demand.per_bucket() % context.global_batch
-    rows = take_in_rotation(demand, missing, context.seed, context.epoch)
-    if len(rows) == 0:
-        return demand, []
-    return demand.changed(rows, np.ones(len(rows), dtype=np.int64)), [change_of(demand, rows, +1)]
+    return _in_rotation(demand, -demand.per_bucket() % context.global_batch, +1, context)
 
 
 PAD = RemainderPolicy("pad", "fills it with repeats from the bucket", _pad, LedgerReason.PADDED)
 
 
-def _drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+def _drop(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows]]:
     """Leave out each bucket's remainder in rotation; of buckets that never fill a batch, `small_buckets` decides."""
-    rows = take_in_rotation(demand, demand.per_bucket() % context.global_batch, context.seed, context.epoch)
-    if len(rows) == 0:
-        return demand, []
-    return demand.changed(rows, np.full(len(rows), -1, dtype=np.int64)), [change_of(demand, rows, -1)]
+    return _in_rotation(demand, demand.per_bucket() % context.global_batch, -1, context)
 
 
 DROP = RemainderPolicy("drop", "leaves a different part out each epoch", _drop, LedgerReason.DROPPED)
 
 
-def _merge(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+def _merge(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows]]:
     """Move remainders, in rotation, to the bucket that crops off least of them; nothing is lost.
 
     Buckets are taken from the fewest images to the most. A bucket whose remainder has moved is settled: it
@@ -203,8 +183,9 @@ def _targets(
     A bucket may pass on no more than its own images: what it takes in before it is settled counts towards its
     full batches first.
     """
-    aspects = context.sizes[:, 0] / np.maximum(context.sizes[:, 1], 1)
-    areas = context.sizes.astype(np.int64).prod(axis=1)
+    assert context.bucket_sizes is not None  # the policy says that it needs them
+    aspects = context.bucket_sizes[:, 0] / np.maximum(context.bucket_sizes[:, 1], 1)
+    areas = pixels_of(context.bucket_sizes)
     held = counts.copy()
     target = np.arange(len(counts), dtype=np.int32)
     moved = np.zeros(len(counts), dtype=np.int64)
@@ -239,7 +220,7 @@ MERGE = RemainderPolicy(
 )
 
 
-def _catch_all(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Change]]:
+def _catch_all(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows]]:
     """Move every bucket's remainder, in rotation, to the base bucket of its group.
 
     The base bucket's own last batch may be short; no other is, except of buckets whose images would be enlarged
@@ -268,8 +249,7 @@ def _catch_all(demand: Demand, context: RemainderContext) -> tuple[Demand, list[
 def _squarest(sizes: IntArray) -> int:
     """Number of the size nearest to a square; of several, the one with the largest area, then the first."""
     wide = np.maximum(sizes[:, 0], sizes[:, 1]) / np.maximum(np.minimum(sizes[:, 0], sizes[:, 1]), 1)
-    area = sizes[:, 0].astype(np.int64) * sizes[:, 1]
-    return int(np.lexsort((-area, wide))[0])
+    return int(np.lexsort((-pixels_of(sizes), wide))[0])
 
 
 CATCH_ALL = RemainderPolicy(
@@ -288,17 +268,13 @@ REMAINDERS: dict[str, RemainderPolicy] = {policy.name: policy for policy in (KEE
 
 def policies_of(remainder: str, small_buckets: str | None) -> tuple[RemainderPolicy, ...]:
     """What `remainder` names; and where it leaves images out, for buckets that never fill a batch, another policy."""
-    policy = REMAINDERS[remainder]
-    small = REMAINDERS[small_buckets or KEEP.name]
+    policy, small = REMAINDERS[remainder], REMAINDERS[small_buckets or KEEP.name]
     return (policy,) if not policy.leaves_out or small is policy else (policy, small)
-
-
-Changes = list[tuple[Change, LedgerReason]]
 
 
 def apply_policies(
     policies: tuple[RemainderPolicy, ...], demand: Demand, whole: Demand, context: RemainderContext
-) -> tuple[Demand, Changes]:
+) -> tuple[Demand, list[Rows]]:
     """Settle the remainder of every bucket.
 
     Args:
@@ -313,15 +289,13 @@ def apply_policies(
         small, full = whole.per_bucket() < context.global_batch, np.int64(1)
         # With one image to a batch, a bucket has no remainder: each policy sees only what is its own.
         stages = [
-            (policies[1], _with_batch(context, np.where(small, context.global_batch, full))),
-            (policies[0], _with_batch(context, np.where(small, full, context.global_batch))),
+            (policies[1], replace(context, global_batch=np.where(small, context.global_batch, full))),
+            (policies[0], replace(context, global_batch=np.where(small, full, context.global_batch))),
         ]
-    found: Changes = []
+    found: list[Rows] = []
     for policy, seen in stages:
         demand, changes = policy.apply(demand, seen)
-        found += [(change, policy.reason) for change in changes if policy.reason is not None]
+        for rows in changes:
+            rows["reason"] = policy.reason
+        found += changes
     return demand, found
-
-
-def _with_batch(context: RemainderContext, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
-    return replace(context, global_batch=global_batch)

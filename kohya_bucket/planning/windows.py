@@ -7,7 +7,7 @@ how many there are: ranks may come and go, and every step still trains the same 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -153,9 +153,7 @@ def _grouped_by(cut: BatchLayout, window: Ints) -> BatchLayout:
     begins = np.ones(len(cut.bucket), dtype=np.bool_)
     begins[1:] = (cut.bucket[1:] != cut.bucket[:-1]) | (window[1:] != window[:-1])
     group = np.cumsum(begins, dtype=np.int32) - np.int32(1)
-    per_group = np.bincount(group, minlength=1).astype(np.int64) if len(group) else np.zeros(0, dtype=np.int64)
-    turn = np.arange(len(group), dtype=np.int64) - np.flatnonzero(begins)[group]
-    return replace(cut, bucket=group, turn=turn, per_bucket=per_group)
+    return BatchLayout.of(cut.start, cut.length, group, 0)
 
 
 def _deal_to_nodes(
