@@ -35,8 +35,7 @@ def for_chunks(n: int, work: Callable[[int, int], None], chunk: int = CHUNK_ROWS
             work(start, min(start + chunk, n))
 
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(stripe, t) for t in range(threads)]:
-            done.result()
+        list(pool.map(stripe, range(threads)))
 
 
 def runs(lengths: npt.NDArray[np.integer], start: int | npt.NDArray[np.integer] = 0) -> npt.NDArray[np.int64]:

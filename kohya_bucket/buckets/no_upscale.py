@@ -92,64 +92,52 @@ def corrected_without_upscaling(
     crops least. An image over `max_crop` takes the largest size within it, or none (`Reason.CROP_LIMIT`).
     """
     plain = without_upscaling(sizes, max_area, steps)
-    bucket_sizes, resized, reasons = plain.bucket_sizes, plain.resized_sizes, plain.reasons
-    assert resized is not None  # they are sd-scripts' own
+    assert plain.resized_sizes is not None  # they are sd-scripts' own
     admissible = Admissible(max_area, steps, no_upscale=True)
+    columns = sizes, plain.bucket_sizes, plain.resized_sizes
 
     def work(start: int, stop: int) -> None:
-        rows = slice(start, stop)
-        _correct(sizes[rows], bucket_sizes[rows], resized[rows], reasons[rows], admissible, largest, max_crop)
+        own, buckets, resized = (column[start:stop] for column in columns)
+        reasons = plain.reasons[start:stop]
+
+        def write(rows: npt.NDArray[np.intp], found: IntArray) -> None:
+            buckets[rows], resized[rows] = found, geometry.covering_sizes(own[rows], found)
+
+        placed = reasons == Reason.PLACED
+        within = placed.copy()
+        if max_crop is not None:
+            within[placed] = geometry.crop_loss(*buckets[placed].T, *resized[placed].T) <= max_crop
+        # What a bucket of Kohya's choice crops from an image that is scaled to cover it bounds the search.
+        bound = np.ones(len(own))
+        kept = buckets[within]
+        bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], own[within, 0] / own[within, 1])
+
+        search = ~(within & (own == buckets).all(axis=1)) & (reasons != Reason.UNREADABLE)
+        if not largest:
+            search &= placed & ~within
+        rows = np.flatnonzero(search & (placed | (max_crop is not None)))
+        found = largest_sizes(own[rows], admissible, bound[rows], max_crop)
+        # Kohya's own bucket stays where rounding to pixels hides it from the search.
+        smaller = found.prod(axis=1, dtype=np.int64) < buckets[rows].prod(axis=1, dtype=np.int64)
+        change = ~(smaller & within[rows])
+        rows, found = rows[change], found[change]
+        too_small = np.where(own[rows].min(axis=1) < steps, Reason.TOO_SMALL, Reason.CROP_LIMIT)
+        reasons[rows] = np.where((found > 0).all(axis=1), Reason.PLACED, too_small)
+        write(rows, found)
+
+        if largest and max_crop is None:
+            rows = np.flatnonzero(search & ~placed)
+            found = least_crop_sizes(own[rows], admissible)
+            rows, found = rows[found[:, 0] > 0], found[found[:, 0] > 0]
+            reasons[rows] = Reason.PLACED
+            write(rows, found)
 
     for_chunks(len(sizes), work)
-    return OwnSizes(sizes, bucket_sizes, reasons, steps, resized)
-
-
-def _correct(
-    sizes: IntArray, bucket_sizes: IntArray, resized: IntArray, reasons: Reasons,
-    admissible: Admissible, largest: bool, max_crop: float | None,
-) -> None:  # fmt: skip
-    placed = reasons == Reason.PLACED
-    within = placed.copy()
-    if max_crop is not None:
-        within[placed] = geometry.crop_loss(*bucket_sizes[placed].T, *resized[placed].T) <= max_crop
-    # What a bucket of Kohya's choice crops from an image that is scaled to cover it bounds the search.
-    bound = np.ones(len(sizes))
-    kept = bucket_sizes[within]
-    bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], sizes[within, 0] / sizes[within, 1])
-
-    untouched = within & (sizes == bucket_sizes).all(axis=1)
-    search = ~untouched & (reasons != Reason.UNREADABLE)
-    if not largest:
-        search &= placed & ~within
-    rows = np.flatnonzero(search & (placed | (max_crop is not None)))
-    found = largest_sizes(sizes[rows], admissible, bound[rows], max_crop)
-    # Kohya's own bucket stays where rounding to pixels hides it from the search.
-    smaller = found.prod(axis=1, dtype=np.int64) < bucket_sizes[rows].prod(axis=1, dtype=np.int64)
-    change = ~(smaller & within[rows])
-    rows, found = rows[change], found[change]
-    possible = (found > 0).all(axis=1)
-    too_small = sizes[rows].min(axis=1) < admissible.steps
-    reasons[rows] = np.where(possible, Reason.PLACED, np.where(too_small, Reason.TOO_SMALL, Reason.CROP_LIMIT))
-    _write(rows, found, sizes, bucket_sizes, resized)
-
-    if largest and max_crop is None:
-        rows = np.flatnonzero(search & ~placed)
-        found = least_crop_sizes(sizes[rows], admissible)
-        rows, found = rows[found[:, 0] > 0], found[found[:, 0] > 0]
-        reasons[rows] = Reason.PLACED
-        _write(rows, found, sizes, bucket_sizes, resized)
-
-
-def _write(
-    rows: npt.NDArray[np.intp], found: IntArray, sizes: IntArray, bucket_sizes: IntArray, resized: IntArray
-) -> None:
-    bucket_sizes[rows], resized[rows] = found, geometry.covering_sizes(sizes[rows], found)
+    return plain
 
 
 # Two equal aspects may differ in their last bits when they are computed from different sizes.
 _SLACK = 1e-12
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -187,70 +175,42 @@ def largest_sizes(
         max_loss: [N] bound on `aspect_loss`.
         max_crop: bound on the crop loss after rounding to pixels, the one a `Placement` reports.
     """
-    search = _Search(sizes, admissible, max_loss, max_crop)
-    while len(search.rows):
-        search.try_widths()
-    return search.best_sizes
-
-
-class _Search:
-    """Walks down from the widest size in question, for all images at once, until no narrower one can win."""
-
-    def __init__(self, sizes: IntArray, admissible: Admissible, max_loss: FloatArray, max_crop: float | None) -> None:
-        self.sizes, self.admissible, self.max_crop = sizes, admissible, max_crop
-        self.aspect = sizes[:, 0] / sizes[:, 1]
-        self.max_loss = max_loss + _SLACK
-        # Rounding to pixels moves a side by up to half a pixel, so the walk starts a little outside the bound.
-        bound = max_loss if max_crop is None else np.minimum(max_loss, max_crop + 0.5 / admissible.steps)
-        self.keep = np.maximum(1.0 - bound - 2 * _SLACK, 1e-9)
-        self.cap_width, self.cap_height = admissible.caps(sizes)
-        widest = np.sqrt(admissible.max_units * self.aspect / self.keep)
-        self.width = np.minimum(self.cap_width, widest.astype(np.int64) + 1)
-        self.best_sizes = np.zeros((len(sizes), 2), dtype=np.int32)
-        self.best_area = np.zeros(len(sizes), dtype=np.int64)
-        self.best_loss = np.full(len(sizes), np.inf)
-        self.rows = np.flatnonzero((self.width >= 1) & (self.cap_height >= 1))
-
-    def try_widths(self) -> None:
-        """One width for each image that is still searched: its largest allowed height, if any."""
-        rows = self.rows
-        width = self.width[rows]
-        tallest = (width / (self.aspect[rows] * self.keep[rows]) + 1).astype(np.int64)
-        height = np.minimum(np.minimum(tallest, self.cap_height[rows]), self.admissible.max_units // width)
-        shortest = np.maximum(width * self.keep[rows] / self.aspect[rows] - 1, 1)
+    steps, most = admissible.steps, admissible.max_units
+    aspect = sizes[:, 0] / sizes[:, 1]
+    # Rounding to pixels moves a side by up to half a pixel, so the walk starts a little outside the bound.
+    bound = max_loss if max_crop is None else np.minimum(max_loss, max_crop + 0.5 / steps)
+    keep = np.maximum(1.0 - bound - 2 * _SLACK, 1e-9)
+    cap_width, cap_height = admissible.caps(sizes)
+    widest = np.minimum(cap_width, np.sqrt(most * aspect / keep).astype(np.int64) + 1)
+    best = np.zeros((len(sizes), 2), dtype=np.int32)
+    best_area, best_loss = np.zeros(len(sizes), dtype=np.int64), np.full(len(sizes), np.inf)
+    rows = np.flatnonzero((widest >= 1) & (cap_height >= 1))
+    # From the widest size in question down, for all images at once, until no narrower one can win.
+    while len(rows):
+        width, least, cap = widest[rows], aspect[rows] * keep[rows], cap_height[rows]
+        height = np.minimum(np.minimum((width / least + 1).astype(np.int64), cap), most // width)
+        shortest = np.maximum(width * keep[rows] / aspect[rows] - 1, 1)
         pending = np.flatnonzero(height >= shortest)
-        while len(pending):
-            at = rows[pending]
-            allowed, loss = self._judge(at, width[pending], height[pending])
-            self._take(at[allowed], width[pending][allowed], height[pending][allowed], loss[allowed])
+        while len(pending):  # the largest allowed height for this width, if any
+            at, unit = rows[pending], np.stack([width[pending], height[pending]], axis=1)
+            loss = aspect_loss(unit[:, 0] / unit[:, 1], aspect[at])
+            allowed = loss <= max_loss[at] + _SLACK
+            if max_crop is not None:
+                pixels = (unit * steps).astype(np.int32)
+                allowed &= geometry.crop_loss(*pixels.T, *geometry.covering_sizes(sizes[at], pixels).T) <= max_crop
+            area = unit.prod(axis=1, dtype=np.int64)
+            equal = (area == best_area[at]) & (loss <= best_loss[at] + _SLACK)
+            better = allowed & ((area > best_area[at]) | equal)
+            best[at[better]] = unit[better] * steps
+            best_area[at[better]], best_loss[at[better]] = area[better], loss[better]
             pending = pending[~allowed]
             height[pending] -= 1
             pending = pending[height[pending] >= shortest[pending]]
-        self.width[rows] = width - 1
+        widest[rows] = narrower = width - 1
         # No narrower size can have a larger area than its width and the tallest height for it allow.
-        reach = (width - 1) * np.minimum(
-            np.minimum((width - 1) / (self.aspect[rows] * self.keep[rows]) + 1, self.cap_height[rows]),
-            self.admissible.max_units / np.maximum(width - 1, 1),
-        )
-        self.rows = rows[(width > 1) & (reach >= self.best_area[rows])]
-
-    def _judge(self, at: npt.NDArray[np.intp], width: IntArray, height: IntArray) -> tuple[Bools, FloatArray]:
-        aspect, bucket_aspect = self.aspect[at], width / height
-        loss = aspect_loss(bucket_aspect, aspect)
-        allowed = loss <= self.max_loss[at]
-        if self.max_crop is not None:
-            sides = (width * self.admissible.steps).astype(np.int32), (height * self.admissible.steps).astype(np.int32)
-            resized = geometry.cover_resize(self.sizes[at, 0], self.sizes[at, 1], aspect, *sides, bucket_aspect)
-            allowed &= geometry.crop_loss(*sides, *resized) <= self.max_crop
-        return allowed, loss
-
-    def _take(self, at: npt.NDArray[np.intp], width: IntArray, height: IntArray, loss: FloatArray) -> None:
-        area = width.astype(np.int64) * height
-        equal = area == self.best_area[at]
-        better = (area > self.best_area[at]) | (equal & (loss <= self.best_loss[at] + _SLACK))
-        at, steps = at[better], self.admissible.steps
-        self.best_area[at], self.best_loss[at] = area[better], loss[better]
-        self.best_sizes[at] = np.stack([width[better] * steps, height[better] * steps], axis=1)
+        tallest = np.minimum(np.minimum(narrower / least + 1, cap), most / np.maximum(narrower, 1))
+        rows = rows[(narrower > 0) & (narrower * tallest >= best_area[rows])]
+    return best
 
 
 def least_crop_sizes(sizes: IntArray, admissible: Admissible) -> IntArray:

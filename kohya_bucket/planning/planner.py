@@ -183,16 +183,13 @@ class EpochPlanner:
         if self.period == 1:
             return 0
         key = (seed, ranks, global_batch.tobytes())
-        full = global_batch // ranks if self.options.by_cost else global_batch
+        group = ranks if self.options.by_cost else 1  # without, a step is a batch of all ranks
         if key not in self._longest:
             lengths = []
             for epoch in range(self.period):
                 demand = self.demand_model.for_epoch(seed, epoch).demand
-                counts = self._remainder(demand, demand, full, seed, epoch, 0)[0].per_bucket()
-                by_cost = self.options.by_cost
-                lengths.append(
-                    step_count(counts, global_batch, ranks) if by_cost else int((-(-counts // global_batch)).sum())
-                )
+                counts = self._remainder(demand, demand, global_batch // group, seed, epoch, 0)[0].per_bucket()
+                lengths.append(step_count(counts, global_batch, group))
             self._longest[key] = max(lengths)
         return self._longest[key]
 

@@ -49,14 +49,7 @@ class FixedBuckets(SetRule):
         self.switching = switching
         self._switch = aspect_switch(bucket_set, switching)
         self._limits = Limits(bucket_set, max_crop=max_crop, no_upscale=no_upscale)
-
-    @property
-    def no_upscale(self) -> bool:
-        return self._limits.no_upscale
-
-    @property
-    def max_crop(self) -> float | None:
-        return self._limits.max_crop
+        self.no_upscale, self.max_crop = self._limits.no_upscale, self._limits.max_crop
 
     def _assign(self, sizes: IntArray) -> InSet:
         return nearest_within(sizes, self.bucket_set, self._switch, self._limits)
