@@ -1,9 +1,6 @@
 """The options that rules have beyond sd-scripts' keys, and their choices: each once, with what it means.
 
-`RuleOptions` is the one list: `rule_from_name`, the `[kohya_bucket]` table and the command line take their options from
-it. A choice says where it is done.
-
-Nothing is imported for them before it is used, so help texts cost no arrays.
+`rule_from_name`, the `[kohya_bucket]` table and the command line take them from here, without importing any arrays.
 """
 
 from __future__ import annotations

@@ -192,17 +192,20 @@ def largest_sizes(
         shortest = np.maximum(width * keep[rows] / aspect[rows] - 1, 1)
         pending = np.flatnonzero(height >= shortest)
         while len(pending):  # the largest allowed height for this width, if any
-            at, unit = rows[pending], np.stack([width[pending], height[pending]], axis=1)
-            loss = aspect_loss(unit[:, 0] / unit[:, 1], aspect[at])
+            at, wide, high = rows[pending], width[pending], height[pending]
+            ratio = wide / high
+            loss = aspect_loss(ratio, aspect[at])
             allowed = loss <= max_loss[at] + _SLACK
             if max_crop is not None:
-                pixels = (unit * steps).astype(np.int32)
-                allowed &= geometry.crop_loss(*pixels.T, *geometry.covering_sizes(sizes[at], pixels).T) <= max_crop
-            area = unit.prod(axis=1, dtype=np.int64)
+                sides = (wide * steps).astype(np.int32), (high * steps).astype(np.int32)
+                resized = geometry.cover_resize(sizes[at, 0], sizes[at, 1], aspect[at], *sides, ratio)
+                allowed &= geometry.crop_loss(*sides, *resized) <= max_crop
+            area = wide.astype(np.int64) * high
             equal = (area == best_area[at]) & (loss <= best_loss[at] + _SLACK)
-            better = allowed & ((area > best_area[at]) | equal)
-            best[at[better]] = unit[better] * steps
-            best_area[at[better]], best_loss[at[better]] = area[better], loss[better]
+            taken = np.flatnonzero(allowed & ((area > best_area[at]) | equal))
+            to = at[taken]
+            best[to, 0], best[to, 1] = wide[taken] * steps, high[taken] * steps
+            best_area[to], best_loss[to] = area[taken], loss[taken]
             pending = pending[~allowed]
             height[pending] -= 1
             pending = pending[height[pending] >= shortest[pending]]

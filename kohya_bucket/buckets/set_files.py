@@ -78,12 +78,7 @@ def parse_bucket_set(data: Any, source: str) -> BucketSet:
             )
         dims.append((entry["width"], entry["height"]))
     try:
-        return BucketSet.from_dims(
-            dims,
-            name=data.get("name", ""),
-            description=data.get("description", ""),
-            vae_factor=data.get("vae_factor", 1),
-        )
+        return BucketSet.from_dims(dims, **{key: value for key, value in data.items() if key != "buckets"})
     except InvalidBucketError as error:
         raise InvalidBucketError(f"{source}: {error}") from error
 

@@ -8,7 +8,6 @@ names its source; `compat_tests/test_other_trainers.py` compares with the real c
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -47,19 +46,8 @@ class SetTrainer(SetRule):
         return InSet(sizes, self.bucket_set, index)
 
 
-class DataTrainer(RuleBase):
-    """A trainer whose buckets follow from the images; `_sizes` decides."""
-
-    @abstractmethod
-    def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
-        """[N] readable widths and heights -> bucket widths and heights; 0 where the trainer has none."""
-
-    def _assign(self, sizes: IntArray) -> OwnSizes:
-        return _assign_readable(sizes, self._sizes)
-
-
 def _assign_readable(sizes: IntArray, choose: Callable[[FloatArray, FloatArray], SizeColumns]) -> OwnSizes:
-    """The bucket sizes that `choose` gives for the readable of N images."""
+    """The bucket sizes that `choose` gives for the readable of N images; 0 where the trainer has none."""
     readable = sizes.min(axis=1, initial=1) > 0
     buckets = np.zeros_like(sizes)
     buckets[readable] = np.stack(choose(*sizes[readable].T.astype(np.float64)), axis=1)
@@ -95,7 +83,7 @@ class OneTrainerBuckets(SetTrainer):
         return self._switch.index(height / width)
 
 
-class SimpleTunerBuckets(DataTrainer):
+class SimpleTunerBuckets(RuleBase):
     """SimpleTuner: the aspect rounded to two decimals, at one pixel count, each side rounded to the alignment. Source:
     bghira/SimpleTuner, `helpers/multiaspect/image.py` and `helpers/image_manipulation/training_sample.py`, for
     `resolution_type` area or pixel_area and no square crop. The trainer also remembers the first size it computed for
@@ -114,6 +102,9 @@ class SimpleTunerBuckets(DataTrainer):
         self.resolution, self.alignment = resolution, alignment
         self._edge = max(_round_to_multiple(int(math.sqrt(resolution * resolution / 1e6 * 1e6)), alignment), alignment)
 
+    def _assign(self, sizes: IntArray) -> OwnSizes:
+        return _assign_readable(sizes, self._sizes)
+
     def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         ratio = width / height
         # numpy rounds by scaling, Python correctly; each different aspect is rounded once, as Python does it.
@@ -131,7 +122,7 @@ class SimpleTunerBuckets(DataTrainer):
         return (self._edge, self._edge) if round(width / height, 2) == 1.0 else (width, height)
 
 
-class AIToolkitBuckets(DataTrainer):
+class AIToolkitBuckets(RuleBase):
     """ai-toolkit: the image's own size reduced to the area, each side floored or raised to the step. Source:
     ostris/ai-toolkit, `toolkit/buckets.py`; the step is what the model asks for, 16 for most and 8 by default.
 
@@ -145,6 +136,9 @@ class AIToolkitBuckets(DataTrainer):
     def __init__(self, resolution: int = 1024, divisibility: int = 16) -> None:
         positive(resolution=resolution, divisibility=divisibility)
         self.resolution, self.divisibility = resolution, divisibility
+
+    def _assign(self, sizes: IntArray) -> OwnSizes:
+        return _assign_readable(sizes, self._sizes)
 
     def _sizes(self, width: FloatArray, height: FloatArray) -> SizeColumns:
         step, most = self.divisibility, self.resolution * self.resolution

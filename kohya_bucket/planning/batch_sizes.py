@@ -68,9 +68,8 @@ def per_rank_batches(
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
         given = array_of("batch_size", batch_size)
-        if given.dtype == object and all(type(n) is int and n > 0 for n in given.flat):
-            raise PlanError(f"batch_size is {max(given.flat)}, but must be less than {_TOO_MANY:,}")
-        if given.ndim > 1 or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
+        are_whole = given.dtype.kind in "iu" or all(type(n) is int for n in given.flat)  # those beyond 64 bits
+        if given.ndim > 1 or not are_whole or (given.size and given.min() < 1):
             raise PlanError(f"batch_size is {batch_size!r}, but must be a whole number of images, 1 or more")
         if given.size and given.max() >= _TOO_MANY:
             raise PlanError(f"batch_size is {given.max()}, but must be less than {_TOO_MANY:,}")
@@ -103,12 +102,7 @@ def as_global_batch(value: npt.ArrayLike, n_buckets: int) -> npt.NDArray[np.int6
     given = array_of("global batch", value)
     if given.shape not in ((), (n_buckets,)) or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
         raise PlanError(f"global batch is {value!r}, but must be one number or {n_buckets}, each 1 or more")
-    every = np.empty(n_buckets, dtype=np.int64)
-    every[:] = given
-    return every
-
-
-_MOST = 2**31 - 1
+    return np.broadcast_to(given, (n_buckets,)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -133,4 +127,4 @@ class Budget:
             return np.asarray(self.limit // np.maximum(self.each, 1), dtype=np.int64)
         # What is three times an image's cost in decimals is a hair less in binary numbers.
         fits = np.floor(self.limit / self.each * (1 + 1e-12))
-        return np.minimum(fits, _MOST).astype(np.int64)
+        return np.minimum(fits, _TOO_MANY - 1).astype(np.int64)

@@ -1,10 +1,9 @@
 """How long ranks wait for each other, predicted from what they train in each step.
 
-In data-parallel training a step ends when its slowest rank is done. With the cost of a rank's batch (the tokens that
-the plan was made with, by its `token_cost`; else pixels), the ranks of a step are idle for `1 - mean cost / largest
-cost` of it, and over an epoch for `1 - sum of means / sum of largest`. Images that are trained again so that no rank is
-empty are no idle time; to compare plans that repeat with plans that wait, count both as lost. What a model does not
-spend in proportion to the cost is not seen: attention grows faster than pixels, fixed costs per step not at all.
+A step ends when its slowest rank is done. With the cost of a rank's batch (of the plan's tokens, else pixels), all are
+idle for `1 - mean / largest` of a step, and over an epoch for `1 - sum of means / sum of largest`. Images that are
+trained again so that no rank is empty are no idle time; to compare plans that repeat with plans that wait, count both
+as lost. Costs that are not in proportion to these, such as fixed ones per step, are not seen.
 """
 
 from __future__ import annotations

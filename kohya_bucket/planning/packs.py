@@ -165,7 +165,17 @@ def _chosen(images: npt.ArrayLike, n: int) -> Ints:
 def _best_fit(each: Ints, by_size: Ints, budget: int) -> tuple[Ints, Ints]:
     """([P] images of each pack, [N] rows of images, pack after pack)."""
     sizes, counts = np.unique(each, return_counts=True)
-    return _filled(counts, _kinds(sizes, counts, budget), by_size)
+    taken = np.cumsum(counts) - counts
+    lengths, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+    for packs, content in _kinds(sizes, counts, budget):
+        columns = []
+        for row, more in content:
+            columns.append(by_size[taken[row] : taken[row] + packs * more].reshape(packs, more))
+            taken[row] += packs * more
+        block = np.concatenate(columns, axis=1)
+        lengths.append(np.full(packs, block.shape[1]))
+        items.append(block.reshape(-1))
+    return np.concatenate(lengths), np.concatenate(items)
 
 
 _MORE = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064)  # than the fewest packs that there can be
@@ -221,21 +231,6 @@ def _kinds(sizes: Ints, counts: Ints, budget: int) -> list[Kind]:
             if number and more:
                 open_[budget - more * size].append((number, ((row, more),)))
     return [kind for room in sorted(open_) for kind in open_[room]]
-
-
-def _filled(counts: Ints, kinds: list[Kind], by_size: Ints) -> tuple[Ints, Ints]:
-    first = np.cumsum(counts) - counts
-    taken = first.copy()
-    lengths, items = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for packs, content in kinds:
-        columns = []
-        for row, more in content:
-            columns.append(by_size[taken[row] : taken[row] + packs * more].reshape(packs, more))
-            taken[row] += packs * more
-        block = np.concatenate(columns, axis=1)
-        lengths.append(np.full(packs, block.shape[1]))
-        items.append(block.reshape(-1))
-    return np.concatenate(lengths), np.concatenate(items)
 
 
 def _divisible(lengths: Ints, items: Ints, each: Ints, ranks: int) -> tuple[Ints, Ints]:

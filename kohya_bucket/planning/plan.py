@@ -60,10 +60,6 @@ class MixedSteps:
         unequal: npt.NDArray[np.bool_] = ~equal | (world % np.maximum(own, 1) > 0)
         return unequal
 
-    def buckets_of_images(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """Bucket of every image of these steps, step after step and rank after rank."""
-        return np.repeat(self.bucket[rows].reshape(-1), self.length[rows].reshape(-1))
-
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:

@@ -259,7 +259,8 @@ def untrained(plan: EpochPlan, n_buckets: int, changes: Rows) -> Demand:
     """
     bucket = np.repeat(plan.bucket_of_step.astype(np.int64), plan.length)
     mixed = plan.bucket_of_step < 0
-    bucket[np.repeat(mixed, plan.length)] = plan.mixed.buckets_of_images(-1 - plan.bucket_of_step[mixed])
+    rows = -1 - plan.bucket_of_step[mixed]
+    bucket[np.repeat(mixed, plan.length)] = np.repeat(plan.mixed.bucket[rows].ravel(), plan.mixed.length[rows].ravel())
     items = plan.items[runs(plan.length, plan.start)]
     keys, times = np.unique(_sent_home(bucket << 32 | items, changes), return_counts=True)
     image, in_bucket = (keys & 0xFFFFFFFF).astype(np.int32), smallest_ids(keys >> 32, n_buckets)

@@ -68,7 +68,10 @@ class Windows:
                 self._inside(items, cut, joins), cut.start[(cut.turn == 0) | (first != np.roll(last, 1))]
             )
             _deal_to_nodes(items, np.sort(np.append(begins, len(items))), _nodes_of_places(cut.length, self.nodes), rng)
-        return _grouped_by(cut, last), 2 * last.astype(np.int64) + ~joins
+        begins_group = np.ones(len(last), dtype=np.bool_)
+        begins_group[1:] = (cut.bucket[1:] != cut.bucket[:-1]) | (last[1:] != last[:-1])
+        group = np.cumsum(begins_group) - 1
+        return BatchLayout.of(cut.start, cut.length, group, 0), 2 * last.astype(np.int64) + ~joins
 
     def _inside(
         self, items: npt.NDArray[np.int32], cut: BatchLayout, joins: npt.NDArray[np.bool_]
@@ -142,18 +145,6 @@ def windows_of_shards(
     numbers = np.zeros(n_shards, dtype=np.int32)
     numbers[line[np.argsort(windows[line], kind="stable")]] = np.arange(len(line), dtype=np.int32)
     return windows, numbers
-
-
-def _grouped_by(cut: BatchLayout, window: Ints) -> BatchLayout:
-    """The same batches with a bucket's batches of each window counted as a bucket of their own.
-
-    Args:
-        window: [S] of each batch, never less than that of the batch before in the same bucket.
-    """
-    begins = np.ones(len(cut.bucket), dtype=np.bool_)
-    begins[1:] = (cut.bucket[1:] != cut.bucket[:-1]) | (window[1:] != window[:-1])
-    group = np.cumsum(begins, dtype=np.int32) - np.int32(1)
-    return BatchLayout.of(cut.start, cut.length, group, 0)
 
 
 def _deal_to_nodes(
