@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,16 +15,15 @@ from torch.utils.data import Dataset
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import array_of
 from kohya_bucket.datasets.items import (
     DatasetKeywords,
     ItemKeywords,
+    ItemSettings,
     PixelRange,
     Transform,
-    build_item,
-    check_settings,
     cover_size,
     register_bucket_collation,
 )  # fmt: skip
@@ -46,14 +45,6 @@ _log = logging.getLogger(__name__)
 _SHOWN = 3
 
 register_bucket_collation()
-
-
-class _BadImageError(Exception):
-    """Around the error of an image whose pixels cannot be read."""
-
-    def __init__(self, why: KohyaBucketError) -> None:
-        super().__init__(why)
-        self.why = why
 
 
 def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
@@ -152,13 +143,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         progress: Progress | None = None,
     ) -> None:
         # before the headers of a million files are read
-        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
+        check_rule(rule)
+        settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
         self.focus = None if focus is None else _focus_of(focus, [source.name(i) for i in range(len(source))])
-        self._place(source, rule, transform, pixel_range, interpolation, decode, on_bad_image)
+        self._place(source, rule, settings)
 
     @classmethod
     def from_source(cls, source: ImageSource, rule: BucketRule, **settings: Unpack[ItemKeywords]) -> BucketedDataset:
@@ -169,7 +161,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
                 decode at a fraction and is asked to.
         """
         dataset = cls.__new__(cls)
-        dataset._place(source, rule, **settings)
+        check_rule(rule)
+        dataset._place(source, rule, ItemSettings(**settings))
         return dataset
 
     @classmethod
@@ -231,18 +224,11 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         )
         return cls.from_source(source, rule, **settings)
 
-    def _place(
-        self, source: ImageSource, rule: BucketRule, transform: Transform | None = None,
-        pixel_range: PixelRange = (-1, 1), interpolation: str = "auto", decode: str = "exact",
-        on_bad_image: str = "leave_out",
-    ) -> None:  # fmt: skip
-        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
+    def _place(self, source: ImageSource, rule: BucketRule, settings: ItemSettings) -> None:
         self.source = source
         self.rule = rule
-        self.transform = transform
-        self.pixel_range, self.interpolation, self.decode = pixel_range, interpolation, decode
-        self.on_bad_image = on_bad_image
-        self.sizes, unreadable = checked_sizes(source, decode)
+        self.settings = settings
+        self.sizes, unreadable = checked_sizes(source, settings.fast)
         self._unreadable = {i: reason for i, _, reason in unreadable}
         placement = rule.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
@@ -303,24 +289,30 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         if own < 0:
             raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
         at = own if at < 0 else at
-        try:
-            return self._item(number, at, self._picture(number, at))
-        except _BadImageError as error:
-            if self.on_bad_image == "stop":
-                raise error.why from error.why.__cause__
-            first = error.why
-        for other in spare_images(np.flatnonzero(self.bucket_indices == at), taken, number):
+        first: KohyaBucketError | None = None
+        for other in self._candidates(number, at, taken):
             try:
-                item = self._item(other, at, self._picture(other, at))
-            except _BadImageError:
+                picture = self._picture(other, at)
+            except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
+                raise
+            except KohyaBucketError as error:
+                if self.settings.on_bad_image == "stop":
+                    raise
+                first = first or error
                 continue
-            taken.add(other)
-            if not self._left_out[number]:
-                told = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
-                _log.warning("%s", one_line(told))
-            self._left_out[number] += 1
+            item = self._item(other, at, picture)
+            if first is not None:
+                taken.add(other)
+                if not self._left_out[number]:
+                    told = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
+                    _log.warning("%s", one_line(told))
+                self._left_out[number] += 1
             return item
-        raise first
+        raise cast("KohyaBucketError", first)
+
+    def _candidates(self, number: int, at: int, taken: set[int]) -> Iterator[int]:
+        yield number
+        yield from spare_images(np.flatnonzero(self.bucket_indices == at), taken, number)
 
     def _fit(self, number: int, at: int) -> Fit:
         def fit(size: tuple[int, int]) -> tuple[int, int]:
@@ -333,22 +325,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         return fit
 
     def _picture(self, number: int, at: int) -> Picture:
-        try:
-            if self.decode == "fast":
-                return cast("FastSource", self.source).picture(number, self._fit(number, at))
-            return Picture.whole(self.source.pixels(number))
-        except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
-            raise
-        except KohyaBucketError as error:
-            raise _BadImageError(error) from error
+        if self.settings.fast:
+            return cast("FastSource", self.source).picture(number, self._fit(number, at))
+        return Picture.whole(self.source.pixels(number))
 
     def _item(self, number: int, at: int, picture: Picture) -> dict[str, Any]:
         name, caption = self.source.name(number), self.source.caption(number)
-        item = build_item(
-            picture, self.bucket_set[at], self._fit(number, at), path=name, caption=caption,
-            interpolation=self.interpolation, transform=self.transform, pixel_range=self.pixel_range,
-            fast=self.decode == "fast", focus=None if self.focus is None else self.focus[number : number + 1],
-        )  # fmt: skip
+        focus = None if self.focus is None else self.focus[number : number + 1]
+        item = self.settings.item(picture, self.bucket_set[at], self._fit(number, at), name, caption, focus)
         item["bucket_idx"] = at
         return item
 

@@ -17,8 +17,7 @@ from PIL import Image, ImageFile
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_beside
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images import MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
@@ -72,13 +71,28 @@ class FastSource(ImageSource, Protocol):
         """
 
 
-def checked_sizes(source: ImageSource, decode: str = "exact") -> SourceSizes:
+class CellSource(FastSource, Protocol):
+    """A source of this package: each image is in a cell, see `cell_picture`."""
+
+    _obey_exif: bool
+
+    def cell(self, index: int) -> Any:
+        """What holds an image. `UnreadableImageError` where nothing can be read."""
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
+        try:
+            return cell_picture(self.cell(index), self._obey_exif, fit)
+        except UnreadableImageError as error:
+            raise explained(self.name(index), error) from error
+
+
+def checked_sizes(source: ImageSource, fast: bool) -> SourceSizes:
     """Sizes of a source that somebody else may have written.
 
     Raises:
         KohyaBucketError: it lacks a method, `picture` with `decode="fast"`, or gives another number of sizes.
     """
-    names = (*_METHODS, "picture") if decode == "fast" else _METHODS
+    names = (*_METHODS, "picture") if fast else _METHODS
     if missing := [name for name in names if not hasattr(source, name)]:
         raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
     found = source.read_sizes()
@@ -224,10 +238,7 @@ def explained(name: str, error: Exception) -> KohyaBucketError:
     return KohyaBucketError(f"{name}: cannot be read as an image ({error}); repair or remove it")
 
 
-_NEED_PLUGINS = (ImageFormat.AVIF, ImageFormat.HEIC, ImageFormat.JXL)
-
-
-class FileSource(FastSource):
+class FileSource(CellSource):
     """Files, with captions from a list or from text files beside them.
 
     Args:
@@ -270,7 +281,6 @@ class FileSource(FastSource):
             )
         self._obey_exif = as_flag("obey_exif", obey_exif)
         scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
-        self._plugins = [kind for kind in _NEED_PLUGINS if (scan.formats == kind).any()]
         self._sizes = SourceSizes(scan.upright_sizes() if self._obey_exif else scan.sizes, scan.failures)
 
     def __len__(self) -> int:
@@ -279,14 +289,11 @@ class FileSource(FastSource):
     def read_sizes(self) -> SourceSizes:
         return self._sizes
 
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
-        for kind in self._plugins:
-            load_plugin(kind)
-        path = self.paths[index]
+    def cell(self, index: int) -> str | bytes:
         try:
-            return cell_picture(fetched(path), self._obey_exif, fit)
-        except (OSError, UnreadableImageError) as error:
-            raise explained(path, error) from error
+            return fetched(self.paths[index])
+        except OSError as error:
+            raise UnreadableImageError(str(error)) from error
 
     def caption(self, index: int) -> str:
         if self._captions is not None:

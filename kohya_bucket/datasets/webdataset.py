@@ -14,22 +14,21 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.datasets.items import ItemKeywords, check_settings
-from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, explained
+from kohya_bucket.datasets.items import ItemKeywords, ItemSettings
+from kohya_bucket.datasets.sources import CellSource, SourceSizes
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
-from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import Oddities, TarIndex, plain_ending
 
 
-class TarSource(FastSource):
+class TarSource(CellSource):
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
 
     Raises:
@@ -57,13 +56,9 @@ class TarSource(FastSource):
         failures = [(i, self.name(i), reason) for i, reason in sorted(self.index.reasons.items())]
         return SourceSizes(sizes, failures)
 
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
+    def cell(self, index: int) -> bytes:
         row = self.index.rows[index]
-        data = self._bytes(row, row["offset"], row["length"])
-        try:
-            return cell_picture(data, self._obey_exif, fit)
-        except UnreadableImageError as error:
-            raise explained(self.name(index), error) from error
+        return self._bytes(row, row["offset"], row["length"])
 
     def caption(self, index: int) -> str:
         row = self.index.rows[index]
@@ -124,7 +119,8 @@ def dataset_from_shards(
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
     """
-    check_settings(rule, **settings)
+    check_rule(rule)
+    ItemSettings(**settings)
     names = expand_shards(shards)
     for name in names:
         if "://" in name or name.startswith("pipe:"):
