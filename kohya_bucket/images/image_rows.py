@@ -15,7 +15,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -62,7 +62,7 @@ class ScannedRows:
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     reasons: dict[int, str]
-    captions: list[Any] | None = field(default=None)
+    captions: list[Any] | None = None
 
 
 def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
@@ -82,7 +82,7 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     captions: list[Any] | None = None if caption is None else []
     with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
         for part in parts_of_table(path, image, caption):
-            offsets.append(np.full(len(part.images), -1) if part.offsets is None else part.offsets)
+            offsets.append(part.offsets)
             for cell in part.images:
                 check_cancelled()
                 data = _bytes_in(cell)
@@ -101,20 +101,6 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
         stamp, np.array(sizes, np.int32).reshape(-1, 2), np.concatenate(offsets), np.array(lengths, np.int64),
         reasons, captions,
     )  # fmt: skip
-
-
-def places_of_rows(path: str, stamp: Stamp, image: str) -> dict[str, tuple[int, int]]:
-    """Offset and length in the file of each image, by the number of its row; of a table that has them there.
-
-    Raises as `scan_rows`.
-    """
-    places: list[tuple[int, int]] = []
-    with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
-        for part in parts_of_table(path, image, None):
-            lengths = [len(_bytes_in(cell) or b"") for cell in part.images]
-            places += zip([] if part.offsets is None else part.offsets.tolist(), lengths, strict=True)
-    check_unchanged(path, stamp_or_refuse(path), stamp)
-    return {str(row): place for row, place in enumerate(places)}
 
 
 def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
@@ -215,12 +201,12 @@ class Part(NamedTuple):
 
     Attributes:
         images, captions: Arrow arrays; the latter None where none are wanted.
-        offsets: [N] int64, where the bytes of each image lie in the file; None where they do not lie there as they are.
+        offsets: [N] int64, where the bytes of each image lie in the file; -1 where they do not lie there as they are.
     """
 
     images: Any
     captions: Any
-    offsets: npt.NDArray[np.int64] | None
+    offsets: npt.NDArray[np.int64]
 
 
 def read_by_groups(path: str) -> bool:
@@ -280,7 +266,8 @@ class ParquetRows:
         )  # fmt: skip
         image, caption = self._names
         for batch in batches:
-            yield Part(batch.column(image), None if caption is None else batch.column(caption), None)
+            nowhere = np.full(len(batch), -1, np.int64)
+            yield Part(batch.column(image), None if caption is None else batch.column(caption), nowhere)
 
 
 def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:

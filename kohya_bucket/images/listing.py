@@ -93,31 +93,17 @@ def list_images(
 
 
 def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise KohyaBucketError(f"{error.filename or folder}: this folder cannot be listed ({error.strerror})") from None
+
     out: list[str] = []
     seen: set[tuple[int, int]] = set()
-    pending = [folder] if _is_new(folder, seen) else []
-    while pending:
-        here = pending.pop()
-        try:
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    dot = entry.name.rfind(".")
-                    # Folders may be called anything, x.png too; asking costs nothing where the system told already.
-                    if _is_folder(entry):
-                        if recursive and _is_new(entry.path, seen):
-                            pending.append(entry.path)
-                    elif dot > 0 and entry.name[dot:].lower() in extensions:
-                        out.append(entry.path)
-        except OSError as error:
-            raise KohyaBucketError(f"{here}: this folder cannot be listed ({error.strerror})") from None
+    _is_new(folder, seen)
+    for here, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [name for name in folders if recursive and _is_new(os.path.join(here, name), seen)]
+        inside = os.path.join(here, "")
+        out += [inside + name for name in names if (dot := name.rfind(".")) > 0 and name[dot:].lower() in extensions]
     return out
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, which is a file that cannot be read where it is named as an image
-        return False
 
 
 def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:

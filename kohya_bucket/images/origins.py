@@ -22,9 +22,9 @@ from kohya_bucket.images.image_rows import (
     IMAGE_COLUMN,
     TABLE_ENDINGS,
     ScannedRows,
-    places_of_rows,
     read_by_groups,
     read_row,
+    scan_rows,
 )
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
@@ -122,13 +122,16 @@ def container_of(name: str) -> Container | None:
 def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
     """Offset and length by name, where only the name of an image is known."""
     path = container.path
+    keys: Iterable[str]
     if container.column is not None:
-        return places_of_rows(path, stamp, container.column)
-    index = TarIndex.build([path], caption=None)
-    check_unchanged(path, index.stamps[0], stamp)
-    check_unchanged(path, stamp_of(path), stamp)
-    places = zip(index.rows["offset"].tolist(), index.rows["length"].tolist(), strict=True)
-    return dict(zip(index.keys, places, strict=True))
+        table = scan_rows(container.column, None, path)
+        before, keys, offsets, lengths = table.stamp, map(str, range(len(table.lengths))), table.offsets, table.lengths
+    else:
+        index = TarIndex.build([path], caption=None)
+        before, keys, offsets, lengths = index.stamps[0], index.keys, index.rows["offset"], index.rows["length"]
+        check_unchanged(path, stamp_of(path), stamp)
+    check_unchanged(path, before, stamp)
+    return dict(zip(keys, zip(offsets.tolist(), lengths.tolist(), strict=True), strict=True))
 
 
 _WINDOW = 256 << 20

@@ -13,11 +13,12 @@ import logging
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
-from kohya_bucket.images.arrow_files import bounded_table, is_marked, numpy_of, pyarrow_modules
+from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
@@ -145,16 +146,19 @@ class TarIndex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as Parquet, atomically."""
-        pa, pq = pyarrow_modules()
+        pa, pq = arrow_files.pyarrow_modules()
         names = list(ROW.names or ())
-        columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
         reasons = [self.reasons.get(i) for i in range(len(self))]
         endings = {_CAPTION_KEY: (self.caption or "").encode(), _IMAGE_KEY: (self.image or "").encode()}
         meta = {_VERSION_KEY: _VERSION, **endings}
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
         table = pa.table(
-            [pa.array(list(self.keys), pa.large_string()), *columns, pa.array(reasons, pa.string())],
+            [
+                arrow_files.arrow_texts(self.keys),
+                *(arrow_files.arrow_of(self.rows[name]) for name in names),
+                pa.array(reasons, pa.string()),
+            ],
             names=["key", *names, "reason"],
         ).replace_schema_metadata(meta)
         replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
@@ -170,7 +174,7 @@ class TarIndex:
         with as_damage(f"{path}: cannot be read as an index of shards", "build it again", error=KohyaBucketError):
             try:
                 with open(path, "rb") as file:
-                    table = bounded_table(file.read(), ["key", *names, "reason"])
+                    table = arrow_files.bounded_table(file.read(), ["key", *names, "reason"])
             except FileNotFoundError as error:
                 raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it") from None
             meta = table.schema.metadata or {}
@@ -178,10 +182,7 @@ class TarIndex:
                 raise KohyaBucketError(f"{path}: not an index of shards of this version; build it again")
             rows = np.zeros(len(table), dtype=ROW)
             for name in names:
-                column = table.column(name)
-                if column.null_count or column.type != ROW[name].name:
-                    raise ValueError(f"its column {name} holds {column.type} with {column.null_count} gaps")
-                rows[name] = numpy_of(column)
+                rows[name] = arrow_files.checked_numbers(table[name], ROW[name])
             shards: list[str] = []
             stamps: list[tuple[int, int]] = []
             while (line := meta.get(f"shard{len(shards)}".encode())) is not None:
@@ -189,12 +190,8 @@ class TarIndex:
                 shards.append(shard)
                 stamps.append((int(size), int(mtime)))
             _refuse_impossible(rows, np.array([size for size, _ in stamps], np.int64))
-            if table.column("key").null_count or table.column("key").type not in ("large_string", "string"):
-                raise ValueError(f"its column key holds {table.column('key').type}")
-            why = table.column("reason").cast("string").to_pylist()
-            reasons = {i: reason for i, reason in enumerate(why) if reason is not None}
-            keys = TextColumn.of(table.column("key").to_pylist())
             caption, image = (meta.get(key, b"").decode() or None for key in (_CAPTION_KEY, _IMAGE_KEY))
+            keys, reasons = arrow_files.checked_texts(table["key"]), arrow_files.some_texts(table["reason"])
             return cls(shards, stamps, keys, rows, reasons, caption, image)
 
 
@@ -210,7 +207,7 @@ def _stamp(shard: Shard) -> Stamp:
 
 def is_tar_index(path: str) -> bool:
     """Whether a file was written by `TarIndex.save`."""
-    return is_marked(path, _VERSION_KEY)
+    return arrow_files.is_marked(path, _VERSION_KEY)
 
 
 def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
@@ -232,25 +229,6 @@ def split_key(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, dot, ending = base.partition(".")
     return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
-
-
-def grouped(shard: str, members: Iterable[tuple[str, Place]]) -> Iterator[tuple[str, dict[str, Place]]]:
-    """(key, {ending: (offset, length)}) of each sample, from a tar's members in their order.
-
-    Raises:
-        KohyaBucketError: a name is there twice in one sample.
-    """
-    split = ((split_key(name), name, place) for name, place in members)
-    for key, of_key in groupby((one for one in split if one[0][0]), lambda one: one[0][0]):
-        sample: dict[str, Place] = {}
-        for (_, ending), name, place in of_key:
-            if ending in sample:
-                raise KohyaBucketError(
-                    f"{shard}: {name} is there twice in one sample, so it is not clear which one to use: build the "
-                    "shard again without one of them"
-                )
-            sample[ending] = place
-        yield key, sample
 
 
 def plain_ending(ending: str | None) -> str | None:
@@ -366,7 +344,16 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
 def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Place]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        yield from grouped(shard, _places(shard, tar))
+        for key, of_key in groupby(_members(shard, tar), itemgetter(0)):
+            sample: dict[str, Place] = {}
+            for _, ending, member in of_key:
+                if ending in sample:
+                    raise KohyaBucketError(
+                        f"{shard}: {member.name} is there twice in one sample, so it is not clear which one to use: "
+                        "build the shard again without one of them"
+                    )
+                sample[ending] = member.offset_data, member.size
+            yield key, sample
         after = read_at(file, tar.offset, _BLOCK)
         if any(after):  # where tarfile ends without a word, as at the end
             raise tarfile.ReadError(f"what follows from byte {tar.offset} on is no member")
@@ -374,7 +361,8 @@ def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[st
             _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
 
 
-def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, Place]]:
+def _members(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """(key, ending, member) of each file that belongs to a sample."""
     for member in tar:
         # Otherwise tarfile remembers every member of the shard.
         tar.members = []  # type: ignore[attr-defined]
@@ -388,5 +376,6 @@ def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, Place]]:
             raise KohyaBucketError(
                 f"{shard}: {one_line(member.name)} states {member.size} bytes: build the shard again"
             )
-        if member.isfile():
-            yield member.name, (member.offset_data, member.size)
+        key, ending = split_key(member.name)
+        if key and member.isfile():
+            yield key, ending, member
