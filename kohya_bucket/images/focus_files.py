@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -70,9 +70,7 @@ class FocusTable:
         return np.where(at[:, None] < 0, np.nan, self.rectangles[at]), missing
 
     def _row(self, path: str) -> int:
-        key = path if is_url(path) else file_key(path)
-        inside = key[len(self.folder) :].replace(os.sep, "/") if key.startswith(self.folder) else key
-        return self._rows.get(inside, -1)
+        return self._rows.get(_inside(path if is_url(path) else file_key(path), self.folder), -1)
 
 
 def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]:
@@ -151,10 +149,7 @@ def _parquet(path: str) -> tuple[list[str], FloatArray]:
     with as_damage(f"{path}: cannot be read as a table with the columns image and focus", error=ConfigError):
         table = read_table(path, ["image", "focus"])
         found = _from_arrow(table)
-        rows = [] if found else table.to_pylist()
-    if found is not None:
-        return found
-    return _columns(_row(row, f"{path}, row {number}") for number, row in enumerate(rows, 1))
+        return found or _columns(_row(row, f"{path}, row {k}") for k, row in enumerate(table.to_pylist(), 1))
 
 
 def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
@@ -195,7 +190,8 @@ def _lines(path: str) -> tuple[list[str], FloatArray]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             while lines := list(islice(file, _LINES)):
-                more = _at_once(lines) or _columns(_one_by_one(lines, number, path))
+                numbered = ((line, f"{path}, line {k}") for k, line in enumerate(lines, number) if line.strip())
+                more = _at_once(lines) or _columns(_row(_parsed(line, where), where) for line, where in numbered)
                 names += more[0]
                 rectangles.append(more[1])
                 number += len(lines)
@@ -220,12 +216,6 @@ def _at_once(lines: Sequence[str]) -> tuple[list[str], FloatArray] | None:
     return None if rectangles is None else (names, rectangles)
 
 
-def _one_by_one(lines: Sequence[str], first: int, path: str) -> Iterator[Row]:
-    for number, line in enumerate(lines, first):
-        if line.strip():
-            yield _row(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
-
-
 def _parsed(text: str, where: str) -> Any:
     try:
         return parse_json(text)
@@ -246,7 +236,6 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
     if not good or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
         raise ConfigError(f"{what} is {str(value)[:100]}, but must be {_FORM}")
     left, top, right, bottom = value if len(value) == 4 else (*value, *value)
-    why = ""
     if not all(-math.inf < side < math.inf for side in value):
         why = "which is not finite"
     elif min(value) < 0:
@@ -255,9 +244,9 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
         why = "which lies outside the picture: give shares from 0 to 1, not pixels"
     elif left > right or top > bottom:
         why = "whose sides are swapped: give left, top, right, bottom"
-    if why:
-        raise ConfigError(f"{what} is {list(value)}, {why}")
-    return float(left), float(top), float(right), float(bottom)
+    else:
+        return float(left), float(top), float(right), float(bottom)
+    raise ConfigError(f"{what} is {list(value)}, {why}")
 
 
 def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
@@ -266,11 +255,8 @@ def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
     if missing:
         told.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
     if len(focus) and np.isnan(focus).any(axis=1).all():
-        how = (
-            f"NAME{_OWN} or NAME{_SIMPLETUNER}"
-            if where == BESIDE
-            else "names are relative to its folder, without links"
-        )
+        how = "names are relative to its folder, without links"
+        how = f"NAME{_OWN} or NAME{_SIMPLETUNER}" if where == BESIDE else how
         told.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
     return one_line(f"focus {where}: {'; '.join(told)}") if told else ""
 

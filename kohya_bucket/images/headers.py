@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
-from kohya_bucket.images.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
+from kohya_bucket.images.pieces import HEAD_BYTES, HeaderFile, Pieces, Source, length_of, read_at
 from kohya_bucket.images.remote import RemoteFile, is_url
 
 ORIENTATIONS = {
@@ -315,7 +315,7 @@ def _by_pillow(source: Source, head: bytes) -> HeaderRow:
     # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
     from kohya_bucket.images.by_pillow import open_with_pillow
 
-    with as_file(source) as file:
+    with HeaderFile(source) as file:
         return open_with_pillow(file, sniff(head[:32]))
 
 

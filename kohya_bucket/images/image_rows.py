@@ -16,7 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,6 @@ _BYTES = ("binary", "large_binary", "binary_view")  # as Arrow names its types
 _TEXTS = ("string", "large_string", "string_view")
 _ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
 _KEPT = 384 << 20
-_OPEN = 32
 _REMEDY = "copy or build it again"
 
 
@@ -156,7 +155,7 @@ class _Reader:
     """One column of a Parquet file, of which each part is read after the one before."""
 
     def __init__(self, path: str, stamp: Stamp, image: str) -> None:
-        self._path, self._stamp, self._key = path, stamp, (path, stamp, image)
+        self._key = path, stamp, image
         self._table = ParquetRows(path, image, None)
         self._lock = threading.Lock()
         self._group, self._next = -1, 0
@@ -164,7 +163,7 @@ class _Reader:
 
     def image(self, row: int) -> bytes | None:
         if not 0 <= row < self._table.rows:
-            raise KohyaBucketError(f"{self._path}: has no row {row}, but {self._table.rows} rows")
+            raise KohyaBucketError(f"{self._key[0]}: has no row {row}, but {self._table.rows} rows")
         group = bisect.bisect_right(self._table.starts, row) - 1
         number, at = divmod(row - self._table.starts[group], _ROWS_OF_PART)
         with self._lock:
@@ -179,21 +178,18 @@ class _Reader:
 
     def _read(self, group: int, number: int) -> Any:
         """A part; those before it are passed, and kept too."""
+        path, stamp, _ = self._key
         if self._group != group or self._next > number:
             self._parts, self._group, self._next = self._table.parts(group), group, 0
-        while True:
+        while self._next <= number:
             part = next(self._parts).images
-            found = (self._key, self._group, self._next)
+            check_unchanged(path, stamp_or_refuse(path), stamp)
+            _kept.put((self._key, group, self._next), part)
             self._next += 1
-            check_unchanged(self._path, stamp_or_refuse(self._path), self._stamp)
-            _kept.put(found, part)
-            if found[2] == number:
-                return part
+        return part
 
 
-@functools.lru_cache(maxsize=_OPEN)
-def _reader(path: str, stamp: Stamp, image: str) -> _Reader:
-    return _Reader(path, stamp, image)
+_reader = functools.lru_cache(maxsize=32)(_Reader)
 
 
 class Part(NamedTuple):
@@ -225,8 +221,7 @@ def parts_of_table(path: str, image: str, caption: str | None) -> Iterator[Part]
         yield from _arrow_parts(path, image, caption)
         return
     table = ParquetRows(path, image, caption)
-    for group in range(len(table.starts)):
-        yield from table.parts(group)
+    yield from chain.from_iterable(map(table.parts, range(len(table.starts))))
 
 
 class ParquetRows:
@@ -327,15 +322,13 @@ def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
     kind = schema.field(image).type
     if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
         kind = kind.field(at).type
-    if str(kind) in _TEXTS:
-        raise KohyaBucketError(
-            f"{path}: its column {image!r} holds texts, not the bytes of image files: if these are paths or addresses, "
-            "write them to a .txt file and name that, else name the column of bytes by --image-column"
-        )
     if str(kind) not in _BYTES:
+        held, listed = one_line(kind), ""
+        if str(kind) in _TEXTS:
+            held, listed = "texts", "; if these are paths or addresses, write them to a .txt file and name that"
         raise KohyaBucketError(
-            f"{path}: its column {image!r} holds {one_line(kind)}, not the bytes of image files: name the column that "
-            "does by --image-column"
+            f"{path}: its column {image!r} holds {held}, not the bytes of image files: name the column that does by "
+            f"--image-column{listed}"
         )
     if caption is not None and str(schema.field(caption).type) not in _TEXTS:
         raise KohyaBucketError(

@@ -103,7 +103,12 @@ class RawFile(io.RawIOBase):
         return data
 
 
-class _HeaderFile(io.BufferedReader):
+class HeaderFile(io.BufferedReader):
+    """The same as an open file, for a decoder that looks for the size in it: nothing is read that is not asked for.
+
+    Whoever asks for more than `MAX_HEADER_BYTES`, all reads together, gets an `UnreadableImageError`.
+    """
+
     def __init__(self, source: Source) -> None:
         super().__init__(RawFile(source), _BUFFER)
         self._length, self._left = length_of(source), MAX_HEADER_BYTES
@@ -130,11 +135,3 @@ class _HeaderFile(io.BufferedReader):
                 f"its size was not found after reading {MAX_HEADER_BYTES >> 20} MiB of {self._length:,} bytes: "
                 "damaged, or not an image"
             )
-
-
-def as_file(source: Source) -> io.BufferedReader:
-    """The same as an open file, for a decoder that looks for the size in it: nothing is read that is not asked for.
-
-    Whoever asks for more than `MAX_HEADER_BYTES`, all reads together, gets an `UnreadableImageError`.
-    """
-    return _HeaderFile(source)

@@ -36,8 +36,8 @@ class RemoteFile:
     """A file behind a URL that is read in pieces; see `Pieces`. `OSError` if it cannot be."""
 
     def __init__(self, url: str) -> None:
-        self._system, self._path = storage_of(url)
-        self.length = int(_info(self._system, self._path)["size"] or 0)
+        self._url = url
+        self.length = int(_info(*storage_of(url))["size"] or 0)
         self._head = self._read(0, min(_FIRST, self.length))
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -47,10 +47,7 @@ class RemoteFile:
         return self._read(offset, stop)
 
     def _read(self, start: int, stop: int) -> bytes:
-        if start >= stop:
-            return b""
-        data: bytes = as_os_error(lambda: self._system.cat_file(self._path, start=start, end=stop))
-        return data
+        return read_remote(self._url, start, stop) if start < stop else b""
 
 
 def open_remote(url: str) -> io.BufferedReader:

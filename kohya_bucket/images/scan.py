@@ -117,8 +117,7 @@ class Job:
             answers = for_each(partial(ask, self._look), [list(self.paths[run]) for run in runs], "ray")
             for run, found in zip(runs, answers, strict=True):
                 self._keep(run, found)
-        elif engine == "processes":
-            helpers = self._processes() - 1
+        elif engine == "processes" and (helpers := self._processes() - 1):
             chunk = max(64, min(_CHUNK, (n - start) // (8 * helpers + 8)))
             self._on_helpers(_runs(start, n, chunk), helpers)
         elif engine == "threads":
@@ -183,10 +182,6 @@ class Job:
         self, runs: list[slice], threads: int, do: Callable[[slice], list[Answer]], join_in: bool = False
     ) -> None:
         """Do all runs on threads; with `join_in` this thread takes some of them, from the end."""
-        if not threads:
-            for run in runs:
-                self._keep(run, self._here(run))
-            return
         pool = ThreadPoolExecutor(threads, "kohya-bucket-scan")
         waiting: deque[tuple[Future[list[Answer]], slice]] = deque()
         try:
