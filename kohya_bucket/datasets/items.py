@@ -1,11 +1,7 @@
 """One training item from pixels and a bucket: the same for files, tables, tars, streams and single images.
 
-Sizes are (width, height); pixels are [H, W, C] in memory, and [3, H, W] float in [-1, 1] or [0, 1] for models.
-
-`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: it has a table of
-functions by type which is meant to be extended (its documentation, "Option 2"). In it are a `Bucket`, of which a batch
-stays a list; an `Item`, so that images of different sizes are refused with the reason; and a `Batch`, which is complete
-and must not be batched again.
+`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: its table of functions by
+type is meant to be extended (its documentation, "Option 2").
 """
 
 from __future__ import annotations
@@ -44,12 +40,10 @@ class Batch(dict[str, Any]):
 
 def register_bucket_collation() -> None:
     """Make `default_collate` know these types; done wherever a dataset is defined or unpickled."""
-    default_collate_fn_map[Bucket] = _as_list
-    default_collate_fn_map[Item] = _together
-    default_collate_fn_map[Batch] = _refuse_batches
+    default_collate_fn_map.update({Bucket: _as_list, Item: _together, Batch: _refuse_batches})
 
 
-def _as_list(batch: list[Any], *, collate_fn_map: Any = None) -> list[Any]:  # noqa: ARG001
+def _as_list(batch: list[Any], **_: Any) -> list[Any]:
     return list(batch)
 
 
@@ -72,7 +66,7 @@ def _together(batch: list[Item], *, collate_fn_map: Any = None) -> dict[str, Any
     return {name: collate([item[name] for item in batch], collate_fn_map=collate_fn_map) for name in first}
 
 
-def _refuse_batches(batch: list[Batch], *, collate_fn_map: Any = None) -> NoReturn:  # noqa: ARG001
+def _refuse_batches(_: list[Batch], **__: Any) -> NoReturn:
     raise KohyaBucketError("this stream yields whole batches already: use DataLoader(stream, batch_size=None)")
 
 

@@ -7,6 +7,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,29 +58,29 @@ class TarSource(CellSource):
         return SourceSizes(sizes, failures)
 
     def cell(self, index: int) -> bytes:
-        row = self.index.rows[index]
-        return self._bytes(row, row["offset"], row["length"])
+        return self._bytes(index, "")
 
     def caption(self, index: int) -> str:
-        row = self.index.rows[index]
-        if not row["caption_length"]:
+        if not self.index.rows[index]["caption_length"]:
             return ""
-        name = f"{self.name(index)}.{self.index.caption}"
-        return caption_of_file(self._bytes(row, row["caption_offset"], row["caption_length"]), name)
+        return caption_of_file(self._bytes(index, "caption_"), f"{self.name(index)}.{self.index.caption}")
 
     def name(self, index: int) -> str:
         return self.index.name(index)
 
-    def _bytes(self, row: Any, offset: Any, length: Any) -> bytes:
+    def _bytes(self, index: int, what: str) -> bytes:
+        row = self.index.rows[index]
         shard, stamp = self.index.shards[row["shard"]], self.index.stamps[row["shard"]]
         try:
-            return read_unchanged(shard, stamp, int(offset), int(length))
+            return read_unchanged(shard, stamp, int(row[f"{what}offset"]), int(row[f"{what}length"]))
         except OSError as error:
             raise KohyaBucketError(f"{shard}: this shard cannot be read ({explain_os_error(error)})") from error
 
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_IDENTITY = attrgetter("shards", "stamps", "caption", "image")
 
 
 def expand_shards(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -127,7 +128,7 @@ def dataset_from_shards(
             raise KohyaBucketError(f"{name}: random access needs files on this machine; use stream_from_shards")
     before = TarIndex.load(index) if index is not None and Path(index).exists() else None
     built = TarIndex.build(names, caption=caption, image=image, before=before)
-    if index is not None and (before is None or _identity(before) != _identity(built)):
+    if index is not None and (before is None or _IDENTITY(before) != _IDENTITY(built)):
         built.save(index)
     return BucketedDataset.from_source(TarSource(built, obey_exif=obey_exif), rule, **settings)
 
@@ -180,7 +181,7 @@ class _Shards(IterableDataset[dict[str, Any]]):
         wds = _webdataset()
         odd = Oddities(self._image, self._caption)
         # Not split by rank: `StreamingBuckets` gives each rank its slice of every batch.
-        samples = wds.WebDataset(self._shards, shardshuffle=False, nodesplitter=_whole, empty_check=False)
+        samples = wds.WebDataset(self._shards, shardshuffle=False, nodesplitter=iter, empty_check=False)
         for sample in samples:
             name = f"{sample['__url__']}#{sample['__key__']}"
             endings = [ending for ending in sample if not ending.startswith("__")]
@@ -195,14 +196,6 @@ class _Shards(IterableDataset[dict[str, Any]]):
     def _described(self) -> str:
         first, last = self._shards[0], self._shards[-1]
         return first if len(self._shards) == 1 else f"{len(self._shards)} shards, {first} to {last}"
-
-
-def _whole(shards: Any) -> Any:
-    return shards
-
-
-def _identity(index: TarIndex) -> tuple[Any, ...]:
-    return index.shards, index.stamps, index.caption, index.image
 
 
 def _webdataset() -> Any:
