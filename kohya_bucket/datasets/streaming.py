@@ -100,8 +100,10 @@ class StreamBuffer(Generic[Sample]):
             self._held += 1
             if self.rng is None and len(self._waiting[bucket]) == self._global:
                 yield self._leave(bucket)
+            elif self._held >= self.capacity and (full := self._full()):
+                yield self._leave(self._draw(full))
             elif self._held >= self.capacity:
-                yield from self._make_room()
+                yield from self._remainder(max(sorted(self._waiting), key=lambda b: len(self._waiting[b])))
         while full := self._full():
             yield self._leave(self._draw(full))
         left = sorted(self._waiting)
@@ -109,12 +111,6 @@ class StreamBuffer(Generic[Sample]):
             self.rng.shuffle(left)
         for bucket in left:
             yield from self._remainder(bucket)
-
-    def _make_room(self) -> Iterator[tuple[Bucket, list[Sample]]]:
-        if full := self._full():
-            yield self._leave(self._draw(full))
-        else:
-            yield from self._remainder(max(sorted(self._waiting), key=lambda b: len(self._waiting[b])))
 
     def _full(self) -> list[Bucket]:
         return sorted(b for b, waiting in self._waiting.items() if len(waiting) >= self._global)
