@@ -11,15 +11,18 @@ from __future__ import annotations
 import io
 import logging
 import os
+import posixpath
 import tarfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +34,10 @@ from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
 from kohya_bucket.images.pieces import Region, read_at
-from kohya_bucket.images.remote import is_url, open_remote
-from kohya_bucket.images.shard_lists import Shard, listed_shards
+from kohya_bucket.images.remote import is_url, open_remote, read_remote
 from kohya_bucket.images.stamps import Stamp, stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import one_line, parse_json, read_text
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -299,6 +301,13 @@ Place = tuple[int, int]
 """Offset and length of a member's bytes in its shard."""
 
 
+class Shard(NamedTuple):
+    """A tar: path or URL; its bytes, where an index says so."""
+
+    path: str
+    nbytes: int | None = None
+
+
 def scan_shard(
     caption: str | None, image: str | None, shard: str
 ) -> tuple[npt.NDArray[Any], list[str], dict[int, str], Oddities]:
@@ -379,3 +388,67 @@ def _members(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfi
         key, ending = split_key(member.name)
         if key and member.isfile():
             yield key, ending, member
+
+
+def is_shard_list(path: str | os.PathLike[str]) -> bool:
+    """Whether a JSON file is an index of shards as webdataset's `wids` reads it, and no table of sizes."""
+    if not str(path).lower().endswith(".json") or not (is_url(str(path)) or Path(path).is_file()):
+        return False
+    try:
+        data = _json(str(path))
+    except KohyaBucketError:
+        return False
+    return isinstance(data, dict) and "wids_version" in data
+
+
+def listed_shards(names: Iterable[str | os.PathLike[str]]) -> list[Shard]:
+    """The shards that tars and `wids` indices name, in their order.
+
+    Raises:
+        KohyaBucketError: an index that cannot be read, or of an unknown version.
+    """
+    found: list[Shard] = []
+    for name in (os.fspath(given) for given in names):
+        if name.lower().endswith(".json"):
+            found += _of_wids(name, _json(name))
+        else:
+            found.append(Shard(name if is_url(name) else str(Path(name).absolute())))
+    return found
+
+
+def _json(name: str) -> Any:
+    try:
+        return parse_json(read_remote(name).decode("utf-8") if is_url(name) else read_text(name, None))
+    except KohyaBucketError:
+        raise
+    except (OSError, ValueError) as error:
+        raise KohyaBucketError(f"{name}: this list of shards cannot be read ({error})") from error
+
+
+def _of_wids(name: str, data: Any) -> list[Shard]:
+    if not isinstance(data, Mapping) or "wids_version" not in data:
+        raise KohyaBucketError(f"{name}: no index of wids (it has no wids_version): name the tar files themselves")
+    if data["wids_version"] != 1:
+        raise KohyaBucketError(f"{name}: a wids index of version {data['wids_version']!r}; this release reads 1")
+    if data.get("datasets"):
+        raise KohyaBucketError(f"{name}: a wids index that refers to other indices: name those instead")
+    stated = data.get("shardlist")
+    if not isinstance(stated, list) or not stated:
+        raise KohyaBucketError(f"{name}: a wids index without shards (its shardlist is {stated!r})")
+    shards = []
+    for entry in stated:
+        url = entry.get("url") if isinstance(entry, Mapping) else None
+        if not isinstance(url, str) or not url:
+            raise KohyaBucketError(f"{name}: a shard of this wids index has no url, but is {entry!r}")
+        shards.append(Shard(_beside(name, url), entry["filesize"] if type(entry.get("filesize")) is int else None))
+    return shards
+
+
+def _beside(name: str, other: str) -> str:
+    """The path or URL `other`, which a list at `name` states; an absolute one is as it is."""
+    if is_url(other):
+        return other
+    if is_url(name):
+        place = urlsplit(name)
+        return place._replace(path=posixpath.normpath(posixpath.join(posixpath.dirname(place.path), other))).geturl()
+    return str(Path(os.path.abspath(Path(name).parent / other)))
