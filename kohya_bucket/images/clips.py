@@ -30,15 +30,6 @@ from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.texts import counted
 
-
-def frames_in(folder: str) -> list[str]:
-    """The images of a folder that are the frames of a clip, in the order of their names."""
-    endings = frame_endings()
-    return sorted(
-        os.path.join(folder, name) for name in os.listdir(folder) if os.path.splitext(name)[1] in endings
-    )  # a folder of such a name is taken too, as there, and cannot be read
-
-
 ClipRow = tuple[int, int, int, int, int, int, int]
 """(width, height, frames, numerator and denominator of frames per second, degrees by which a player turns it
 counter-clockwise, how the number of frames is known)."""
@@ -146,14 +137,15 @@ def _packets(container: Any, stream: Any) -> int:
 
 
 def _of_images(folder: str) -> ClipRow:
-    frames = frames_in(folder)
+    # a folder of such a name is taken too, as by musubi-tuner, and cannot be read
+    frames = [name for name in os.listdir(folder) if os.path.splitext(name)[1] in frame_endings()]
     if not frames:
         raise UnreadableImageError("a folder without images")
+    first = min(frames)
     try:
-        width, height, _, _ = read_header(frames[0])
+        width, height, _, _ = read_header(os.path.join(folder, first))
     except (UnreadableImageError, OSError) as error:
-        name = os.path.basename(frames[0])
-        raise UnreadableImageError(f"its first image, {name}: {explain_os_error(error)}") from None
+        raise UnreadableImageError(f"its first image, {first}: {explain_os_error(error)}") from None
     return width, height, len(frames), 0, 1, 0, OF_IMAGES
 
 
@@ -225,16 +217,11 @@ def read_clips(
     if importlib.util.find_spec("av") is None and not all(map(os.path.isdir, texts)):
         raise KohyaBucketError(f"clips are read by PyAV, which is not installed: {pip_install('video')}")
     look = partial(read_clip, decode=decode)
-    job = Job(Work(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress)
-    job.run()
+    job = Job(Work(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress).run()
     rows = job.rows
+    sizes = np.stack([rows["width"], rows["height"]], axis=1).astype(np.int32)
     rate = np.divide(rows["rate"], rows["per"], out=np.zeros(len(texts)), where=rows["per"] > 0)
+    failures = [(i, texts[i], reason) for i, reason in sorted(job.failures.items())]
     return ClipScan(
-        texts,
-        np.stack([rows["width"], rows["height"]], axis=1).astype(np.int32),
-        rows["frames"].astype(np.int64),
-        rate,
-        rows["rotation"].astype(np.int64),
-        rows["source"].astype(np.uint8),
-        [(i, texts[i], reason) for i, reason in sorted(job.failures.items())],
+        texts, sizes, rows["frames"].copy(), rate, rows["rotation"].copy(), rows["source"].astype(np.uint8), failures
     )

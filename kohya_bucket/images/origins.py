@@ -228,8 +228,7 @@ class Origins:
         Of a container that was looked at before, what it had then.
         """
         own = np.flatnonzero(self.container < 0)
-        job = Job(STAT, [self.names[i] for i in own.tolist()])
-        job.run()
+        job = Job(STAT, [self.names[i] for i in own.tolist()]).run()
         of_files = np.stack([job.rows["bytes"], job.rows["mtime_ns"]])
         of_files[:, list(job.failures)] = -1
         of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)

@@ -209,6 +209,5 @@ def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[
 
     All are decoded, on as many threads as there are processors; only a few at a time are in memory.
     """
-    job = Job(Work(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress)
-    job.run()
-    return [(paths[i], job.failures[i]) for i in sorted(job.failures)]
+    job = Job(Work(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress).run()
+    return [(paths[i], reason) for i, reason in sorted(job.failures.items())]

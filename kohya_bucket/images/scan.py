@@ -97,7 +97,7 @@ class Job:
         self._reported = 0.0
         self._finished = 0
 
-    def run(self) -> None:
+    def run(self) -> Job:
         """Do all of it. On KeyboardInterrupt what is finished stays, and the interrupt goes on to the caller."""
         with warnings.catch_warnings():
             # Set once here, for all threads: Pillow warns about every large or slightly damaged image.
@@ -105,6 +105,7 @@ class Job:
             while self._finished < len(self.paths):
                 self._round()
         self._report(force=True)
+        return self
 
     def _round(self) -> None:
         engine = self._probe() if self._engine == "auto" else self._engine

@@ -103,20 +103,16 @@ class TarIndex:
         if before is None or (before.caption, before.image) != (caption, image):
             before = cls([], [], TextColumn.of([]), np.zeros(0, dtype=ROW), {})
         stamps = for_each(_stamp, listed)
-        known = {shard: i for i, shard in enumerate(before.shards)}
-        new = [
-            number for number, shard in enumerate(texts)
-            if shard not in known or before.stamps[known[shard]] != stamps[number]
-        ]  # fmt: skip
-        indexed = for_each(partial(scan_shard, caption, image), [texts[i] for i in new], engine, progress)
-        made = dict(zip(new, indexed, strict=True))
+        known = {one: i for i, one in enumerate(zip(before.shards, before.stamps, strict=True))}
+        new = [shard for shard in zip(texts, stamps, strict=True) if shard not in known]
+        made = iter(for_each(partial(scan_shard, caption, image), [path for path, _ in new], engine, progress))
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
         reasons: dict[int, str] = {}
-        for number, shard in enumerate(texts):
-            if number in made:
-                part, names, why, odd = made[number]
-                odd.warn(shard)
+        for number, shard in enumerate(zip(texts, stamps, strict=True)):
+            if shard not in known:
+                part, names, why, odd = next(made)
+                odd.warn(shard[0])
             else:
                 at = np.flatnonzero(before.rows["shard"] == known[shard])
                 part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
