@@ -14,8 +14,8 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -41,38 +41,6 @@ _ODD_NAMES = ("\n/", "\n.", "/.", "//", "\\", ":")  # spellings that must be wor
 Row = tuple[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class FocusTable:
-    """N images with a rectangle each.
-
-    Attributes:
-        names: [N] as the file has them, relative to `folder`.
-        rectangles: [N, 4] float64 left, top, right, bottom in shares.
-    """
-
-    folder: str
-    names: Sequence[str]
-    rectangles: FloatArray
-    _rows: Mapping[str, int]
-
-    def of(self, paths: Iterable[str]) -> tuple[FloatArray, list[str]]:
-        """[M, 4] the rectangles of images, NaN where there is none; and names of other images, which do not exist.
-
-        Addresses of remote ones are not asked for.
-        """
-        at = np.array([self._row(path) for path in paths], dtype=np.intp)
-        other = np.ones(len(self.names), dtype=np.bool_)
-        other[at[at >= 0]] = False
-        names = (self.names[i] for i in np.flatnonzero(other).tolist())
-        missing = [name for name in names if not (is_url(name) or os.path.exists(os.path.join(self.folder, name)))]
-        if not len(self.names):
-            return _none(len(at)), missing
-        return np.where(at[:, None] < 0, np.nan, self.rectangles[at]), missing
-
-    def _row(self, path: str) -> int:
-        return self._rows.get(_inside(path if is_url(path) else file_key(path), self.folder), -1)
-
-
 def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]:
     """The focus of each image: [N, 4] shares, NaN where there is none; and the names in the file of images that are
     not there.
@@ -90,7 +58,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         status = os.stat(where)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is no file")
-        return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
+        folder, names, rectangles, rows = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
@@ -98,10 +66,19 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
             f"focus is {where!r}, which cannot be read ({error}): name a .jsonl or .parquet file, or {BESIDE!r} for "
             f"files beside the images; {path_meant(where)}"
         ) from None
+    keys = (path if is_url(path) else file_key(path) for path in paths)
+    at = np.array([rows.get(_inside(key, folder), -1) for key in keys], dtype=np.intp)
+    other = np.arange(len(rectangles)) < len(names)
+    other[at] = False
+    others = (names[i] for i in np.flatnonzero(other).tolist())
+    return rectangles[at], [name for name in others if not (is_url(name) or os.path.exists(os.path.join(folder, name)))]
 
 
 @lru_cache(maxsize=2)  # all data sets of a run ask for it
-def _table(path: str, nbytes: int, mtime: int) -> FocusTable:  # noqa: ARG001  (what tells states apart)
+def _table(
+    path: str, nbytes: int, mtime: int  # noqa: ARG001  (what tells states apart)
+) -> tuple[str, list[str], FloatArray, dict[str, int]]:  # fmt: skip
+    """(folder, N names relative to it, [N + 1, 4] their rectangles and one of NaN, rows by what `_inside` says)."""
     folder = os.path.join(file_key(os.path.dirname(path)), "")
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
     names, rectangles = by_columns(path)
@@ -113,7 +90,7 @@ def _table(path: str, nbytes: int, mtime: int) -> FocusTable:  # noqa: ARG001  (
     if len(rows) < len(keys):
         twice = next(name for i, (name, key) in enumerate(zip(names, keys, strict=True)) if rows[key] != i)
         raise ConfigError(f"{path}: {twice!r} has more than one focus; keep one, or one rectangle around all")
-    return FocusTable(folder, names, rectangles, rows)
+    return folder, names, np.concatenate([rectangles, _none(1)]), rows
 
 
 def _inside(key: str, folder: str) -> str:
@@ -286,7 +263,9 @@ def _beside(paths: Sequence[str]) -> FloatArray:
         folder, name = os.path.split(path)
         stem = os.path.splitext(name)[0]
         if folder not in listed:
-            listed[folder] = _names_in(folder)
+            listed[folder] = frozenset()
+            with suppress(OSError):  # an address, or gone: what cannot be read is said where it is read
+                listed[folder] = frozenset(os.listdir(folder or "."))
         if stem + _OWN in listed[folder]:
             file = os.path.join(folder, stem + _OWN)
             data = _parsed(read_text(file), file)
@@ -294,13 +273,6 @@ def _beside(paths: Sequence[str]) -> FloatArray:
         elif stem + _SIMPLETUNER in listed[folder]:
             out[i] = _bbox(os.path.join(folder, stem + _SIMPLETUNER))
     return out
-
-
-def _names_in(folder: str) -> frozenset[str]:
-    try:
-        return frozenset(os.listdir(folder or "."))
-    except OSError:  # an address, or gone: what cannot be read is said where it is read
-        return frozenset()
 
 
 def _bbox(file: str) -> tuple[float, ...]:

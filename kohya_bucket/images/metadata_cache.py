@@ -6,8 +6,8 @@ bytes (int64), format (text: PNG, JPEG, …), orientation (uint8), hash (text or
 
 from __future__ import annotations
 
-import builtins
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -32,7 +32,8 @@ _NUMBERS = ("sizes", "mtime_ns", "bytes", "formats", "orientation")
 _VERSION_KEY = b"kohya_bucket_metadata_version"
 _VERSION = 1
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
-_HEXADECIMAL = set("0123456789abcdef")
+_HASH_TEXT = re.compile(rf"([0-9a-f]{{{HASH_LENGTH}}})?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Changes(NamedTuple):
@@ -237,8 +238,10 @@ class MetadataCache:
         """
         _, pq = arrow_files.pyarrow_modules()
         keep = self.paths.is_first()
-        if not _is_unicode(self.paths.pool):
-            keep &= [_is_unicode(os.fsencode(path)) for path in self.paths]
+        try:
+            str(self.paths.pool, "utf-8")
+        except UnicodeDecodeError:
+            keep &= [not _SURROGATE.search(path) for path in self.paths]
         table = _as_table(self if keep.all() else self.where(keep))
         replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
@@ -354,14 +357,6 @@ def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
     )  # fmt: skip
 
 
-def _is_unicode(text: builtins.bytes | memoryview) -> bool:
-    try:
-        str(text, "utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def is_metadata_cache(path: str) -> bool:
     """Whether a file was written by `MetadataCache.save`, of any version, and is whole enough to tell."""
     return arrow_files.is_marked(path, _VERSION_KEY)
@@ -422,6 +417,6 @@ def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:
     if column.null_count == len(column):
         return None
     texts = column.fill_null("").to_pylist()
-    if not all(text == "" or (len(text) == HASH_LENGTH and set(text) <= _HEXADECIMAL) for text in texts):
+    if not all(map(_HASH_TEXT.fullmatch, texts)):
         raise ValueError(f"a hash that is none of {HASH_LENGTH} hexadecimal digits")
     return np.array(texts, dtype=f"S{HASH_LENGTH}")
