@@ -15,8 +15,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
-from kohya_bucket.images.pieces import HEAD_BYTES, HeaderFile, Pieces, Source, length_of, read_at
-from kohya_bucket.images.remote import RemoteFile, is_url
+from kohya_bucket.images.remote import HEAD_BYTES, HeaderFile, Pieces, RemoteFile, Source, is_url, length_of, read_at
 
 ORIENTATIONS = {
     2: "mirrored left to right",

@@ -27,8 +27,7 @@ from kohya_bucket.images.arrow_files import ROWS_PER_BYTE, pyarrow_modules
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
-from kohya_bucket.images.pieces import length_of
-from kohya_bucket.images.remote import is_url, open_remote
+from kohya_bucket.images.remote import is_url, length_of, open_remote
 from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_or_refuse
 from kohya_bucket.texts import one_line
 

@@ -33,8 +33,7 @@ from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
-from kohya_bucket.images.pieces import Region, read_at
-from kohya_bucket.images.remote import is_url, open_remote, read_remote
+from kohya_bucket.images.remote import Region, is_url, open_remote, read_at, read_remote
 from kohya_bucket.images.stamps import Stamp, stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.texts import one_line, parse_json, read_text
