@@ -71,7 +71,7 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
 
 def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
     """Images with no such file beside them, by one listing of each folder: on a network disk a look at each is slow."""
-    there: set[str] = set()
+    paths, there = [path for path in paths if not is_url(path)], set[str]()
     for folder in {os.path.dirname(path) for path in paths}:  # noqa: PTH120
         with suppress(OSError):  # a list of paths may name what is not there, or may not be looked at
             there.update(os.path.normcase(os.path.join(folder, name)) for name in os.listdir(folder or os.curdir))  # noqa: PTH118, PTH208
@@ -191,11 +191,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         paths = list_images(folder, recursive=recursive, extensions=extensions)
         if not paths:
             raise KohyaBucketError(f"{folder}: no images found there")
-        if isinstance(captions, str):
-            bare = _without_captions([path for path in paths if not is_url(path)], captions)
-            if bare:
-                _log.warning("%s without a %s file, with an empty caption: %s", counted(len(bare), "image"), captions,
-                             some(bare, _SHOWN))  # fmt: skip
+        if isinstance(captions, str) and (bare := _without_captions(paths, captions)):
+            told = "%s without a %s file, with an empty caption: %s"
+            _log.warning(told, counted(len(bare), "image"), captions, some(bare, _SHOWN))
         return cls(paths, rule, captions=captions, **options)
 
     @classmethod
@@ -233,8 +231,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         placement = rule.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
-            why = f" ({examples})" if examples else ""
-            raise KohyaBucketError(f"none of {len(source)} images has a bucket{why}")
+            raise KohyaBucketError(f"none of {len(source)} images has a bucket{examples and f' ({examples})'}")
         self.bucket_set: BucketSet = placement.bucket_set
         # Of a placement only what cannot be computed again from it stays: 21 bytes per image instead of 69.
         self.bucket_indices: npt.NDArray[np.int32] = placement.bucket_index

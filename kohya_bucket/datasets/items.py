@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypedDict
 
@@ -79,12 +80,10 @@ def check_pixel_range(pixel_range: Any) -> PixelRange:
     Raises:
         KohyaBucketError: any other.
     """
-    try:
+    with suppress(TypeError, ValueError):
         low, high = pixel_range
         if (low, high) in ((-1, 1), (0, 1)):
             return int(low), int(high)
-    except (TypeError, ValueError):
-        pass
     raise KohyaBucketError(f"pixel_range is {pixel_range!r}, but must be (-1, 1) or (0, 1); transform= makes any other")
 
 

@@ -29,17 +29,13 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 
 
-def _is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
-    return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)
-
-
 def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
-    """From what the shard holds to what is asked for; `latents` of a posterior are raw."""
-    if _is_as_wanted(space, scaled):
+    """From what the shard holds to what is asked for, in single precision; `latents` of a posterior are raw."""
+    if space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0):
         return latents
     if scaled:
-        return (latents - space.shift_factor) * space.scale_factor
-    return latents / space.scale_factor + space.shift_factor
+        return (latents.float() - space.shift_factor) * space.scale_factor
+    return latents.float() / space.scale_factor + space.shift_factor
 
 
 _HOW = (
@@ -219,11 +215,11 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         """Items of one bucket, as a `DataLoader` asks for them: their latents are slices of one tensor."""
         for index in indices:
             at = int(self.bucket_indices[item_number(index, len(self))])
-            if bucket_of(index, at) != at:
+            if (wanted := bucket_of(index, at)) != at:
                 raise LatentStoreError(
-                    f"item {int(index)} is to be trained in bucket {self.bucket_set[bucket_of(index, at)]}, but was "
-                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', "
-                    "'catch_all' and resolutions"
+                    f"item {int(index)} is to be trained in bucket {self.bucket_set[wanted]}, but was encoded for "
+                    f"{self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', 'catch_all' "
+                    "and resolutions"
                 )
         rows = [int(self._rows[index]) for index in indices]
         random = self._random()
@@ -253,9 +249,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             mean, spread = out[:, 0].float(), out[:, 1].float()
             noise = torch.randn(mean.shape, generator=self._random())
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
-        if _is_as_wanted(space, self.scaled):
-            return out
-        return _scale(out.float(), space, self.scaled).to(out.dtype)
+        return _scale(out, space, self.scaled).to(out.dtype)
 
     def _item(self, index: int, row: int, flip: bool) -> _Item:
         at = int(self.bucket_indices[index])

@@ -96,8 +96,7 @@ def checked_sizes(source: ImageSource, fast: bool) -> SourceSizes:
     if missing := [name for name in names if not hasattr(source, name)]:
         raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
     found = source.read_sizes()
-    shape = np.shape(found[0])
-    if shape != (len(source), 2):
+    if (shape := np.shape(found[0])) != (len(source), 2):
         raise KohyaBucketError(
             f"read_sizes() of {type(source).__name__} gave sizes of shape {list(shape)} for {len(source)} images, but "
             "must give one (width, height) for each"
@@ -269,15 +268,14 @@ class FileSource(CellSource):
         self.paths = paths if isinstance(paths, TextColumn) else TextColumn.of(_path_texts(paths))
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
-        self._ending = captions if isinstance(captions, str) else None
-        self._captions = None if captions is None or isinstance(captions, str) else _texts(captions)
-        if self._captions is not None and len(self._captions) != len(self.paths):
+        if isinstance(captions, str) and not captions.startswith("."):
+            raise KohyaBucketError(
+                f"captions={captions!r} is one text: give a list, or a file name ending such as '.txt'"
+            )
+        self._captions = captions if captions is None or isinstance(captions, str) else _texts(captions)
+        if isinstance(self._captions, TextColumn) and len(self._captions) != len(self.paths):
             raise KohyaBucketError(
                 f"{len(self._captions)} captions for {len(self.paths)} images: give one per image, in the same order"
-            )
-        if self._ending is not None and not self._ending.startswith("."):
-            raise KohyaBucketError(
-                f"captions={self._ending!r} is one text: give a list, or a file name ending such as '.txt'"
             )
         self._obey_exif = as_flag("obey_exif", obey_exif)
         scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
@@ -296,9 +294,9 @@ class FileSource(CellSource):
             raise UnreadableImageError(str(error)) from error
 
     def caption(self, index: int) -> str:
-        if self._captions is not None:
+        if isinstance(self._captions, TextColumn):
             return self._captions[index]
-        return "" if self._ending is None else caption_beside(self.paths[index], self._ending) or ""
+        return "" if self._captions is None else caption_beside(self.paths[index], self._captions) or ""
 
     def name(self, index: int) -> str:
         return self.paths[index]

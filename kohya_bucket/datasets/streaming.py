@@ -298,19 +298,18 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     def _items(self, bucket: Bucket, samples: list[_Sample], counts: StreamCounts) -> list[Item]:
         """As many items as samples: in the place of an unreadable image one of the others."""
         items: list[Item] = []
-        first: KohyaBucketError | None = None
+        bad: list[KohyaBucketError] = []
         for sample in samples:
             try:
                 items.append(self._item(bucket, sample))
             except UnreadableImageError as error:
-                why = explained(sample[2], error)
+                bad.append(explained(sample[2], error))
                 if self._settings.on_bad_image == "stop":
-                    raise why from error
-                first = first or why
+                    raise bad[0] from error
                 counts.left_out += 1
-                _log.warning("%s", one_line(f"{why}: it is left out, and another of its batch is trained twice"))
-        if first is not None and not items:
-            raise first
+                _log.warning("%s", one_line(f"{bad[-1]}: it is left out, and another of its batch is trained twice"))
+        if bad and not items:
+            raise bad[0]
         counts.trained += len(items) - len(samples)
         counts.repeated += len(samples) - len(items)
         return [items[i % len(items)] for i in range(len(samples))]

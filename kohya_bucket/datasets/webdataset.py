@@ -168,9 +168,9 @@ class _Shards(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
             yield from self._samples()
+        except KohyaBucketError:
+            raise
         except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            if isinstance(error, KohyaBucketError):
-                raise
             # webdataset adds the stream and its name to what the error holds, where it knows them.
             why = error.strerror if isinstance(error, FileNotFoundError) else error.args[0] if error.args else error
             named = [part for part in (*error.args, getattr(error, "filename", None)) if part in self._shards]

@@ -89,12 +89,10 @@ def _png_orientation(head: bytes, source: Source) -> int | None:
     orientation = 1
     at = 33
     for _ in range(_MAX_CHUNKS):
-        if at + 8 <= len(head):
-            length, name = _png_chunk(head, at)
-        elif len(chunk := read_at(source, at, 8)) == 8:
-            length, name = _png_chunk(chunk)
-        else:
+        chunk = head[at : at + 8] if at + 8 <= len(head) else read_at(source, at, 8)
+        if len(chunk) < 8:
             return None
+        length, name = _png_chunk(chunk)
         if name == b"IDAT":
             return orientation
         if name == b"eXIf":

@@ -1,10 +1,9 @@
 """Images in a column of a table: Parquet files, and the Arrow files in which `datasets` saves a data set.
 
-A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it.
-
-An image in an Arrow file is read where it lies. Parquet cannot do this: to read a row, all rows before it in its row
-group are decoded. So a reader goes on from where it was, and the rows that it passes are kept for whoever comes next,
-up to a limit for the whole process. Memory is that limit, and a page of each open column, however large a row group.
+A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it. An image in
+an Arrow file is read where it lies. To read a row of Parquet, all rows before it in its row group are decoded: so a
+reader goes on from where it was, and the rows that it passes are kept for whoever comes next, up to a limit for the
+process.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
@@ -117,11 +117,10 @@ def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
     return data
 
 
-def _bytes_in(cell: Any) -> bytes | None:
-    """What a cell holds of an image; None: nothing."""
+def _bytes_in(cell: Any) -> Any:
+    """What a cell holds of an image: bytes, or None."""
     value = cell.as_py()
-    found: bytes | None = value.get("bytes") if isinstance(value, dict) else value
-    return found
+    return value.get("bytes") if isinstance(value, dict) else value
 
 
 class _Kept:
@@ -173,7 +172,8 @@ class _Reader:
                 except BaseException:  # such as a request that failed: nothing comes after it
                     self._group = -1
                     raise
-        return _bytes_in(part[at])
+        data: bytes | None = _bytes_in(part[at])
+        return data
 
     def _read(self, group: int, number: int) -> Any:
         """A part; those before it are passed, and kept too."""
@@ -210,12 +210,7 @@ def read_by_groups(path: str) -> bool:
 
 
 def parts_of_table(path: str, image: str, caption: str | None) -> Iterator[Part]:
-    """All rows of a table, in their order. One part is in memory, of an Arrow file one record batch.
-
-    Raises:
-        KohyaBucketError: no such column, or one that holds something else.
-        OSError, pyarrow.ArrowException: it cannot be read.
-    """
+    """All rows of a table, in their order. One part is in memory, of an Arrow file one record batch."""
     if not read_by_groups(path):
         yield from _arrow_parts(path, image, caption)
         return
@@ -274,10 +269,9 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
         schema = pa.ipc.read_schema(file)
         _check(path, schema, image, caption)
         while True:
-            try:
+            message = None
+            with suppress(EOFError):
                 message = pa.ipc.read_message(file)
-            except EOFError:
-                return
             if message is None:  # the end may be marked
                 return
             if message.type != "record batch":
@@ -285,8 +279,7 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
             batch = pa.ipc.read_record_batch(message, schema)
             batch.validate(full=True)
             images = batch.column(image)
-            start = file.tell() - message.body.size
-            offsets = start + _places(path, images, message.body)
+            offsets = file.tell() - message.body.size + _places(path, images, message.body)
             yield Part(images, None if caption is None else batch.column(caption), offsets)
 
 

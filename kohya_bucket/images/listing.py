@@ -14,6 +14,7 @@ from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.remote import is_url, list_remote
+from kohya_bucket.texts import read_text
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -120,10 +121,5 @@ def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
 
 def _from_list(path: str) -> list[str]:
     folder = os.path.dirname(path)
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = [line.strip() for line in file]
-    except UnicodeDecodeError as error:
-        raise KohyaBucketError(f"{path}: this list of paths is not UTF-8 text ({error}); save it as UTF-8") from None
-    named = [line for line in lines if line and not line.startswith("#")]
+    named = (line for line in map(str.strip, read_text(path, None).split("\n")) if line and not line.startswith("#"))
     return list(dict.fromkeys(line if is_url(line) else os.path.join(folder, line) for line in named))

@@ -385,7 +385,10 @@ def _from_table(table: Any) -> dict[str, Any]:
     """The fields of a `MetadataCache`."""
     sizes = np.stack([arrow_files.checked_numbers(table[side], np.int32) for side in ("width", "height")], axis=1)
     orientation = arrow_files.checked_numbers(table["orientation"], np.uint8)
-    _refuse_impossible(sizes, orientation)
+    for i in np.flatnonzero((sizes < 0).any(axis=1) | (sizes == 0)[:, 0] ^ (sizes == 0)[:, 1])[:1].tolist():
+        raise ValueError(f"an image of {sizes[i, 0]}x{sizes[i, 1]} pixels in row {i}")
+    for i in np.flatnonzero((orientation < 1) | (orientation > 8))[:1].tolist():
+        raise ValueError(f"an orientation of {orientation[i]} in row {i}")
     return {
         "paths": arrow_files.checked_texts(table["path"]),
         "sizes": sizes,
@@ -396,14 +399,6 @@ def _from_table(table: Any) -> dict[str, Any]:
         "hashes": _hashes(table["hash"]),
         "reasons": arrow_files.some_texts(table["reason"]),
     }
-
-
-def _refuse_impossible(sizes: npt.NDArray[np.int32], orientation: npt.NDArray[np.uint8]) -> None:
-    wrong = (sizes < 0).any(axis=1) | ((sizes == 0).any(axis=1) & (sizes != 0).any(axis=1))
-    for i in np.flatnonzero(wrong)[:1].tolist():
-        raise ValueError(f"an image of {sizes[i, 0]}x{sizes[i, 1]} pixels in row {i}")
-    for i in np.flatnonzero((orientation < 1) | (orientation > 8))[:1].tolist():
-        raise ValueError(f"an orientation of {orientation[i]} in row {i}")
 
 
 def _formats(column: Any) -> npt.NDArray[np.uint8]:

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -223,7 +224,7 @@ class Origins:
         return load_pixels(self.names[i], alpha, partial(self.fetched, i))
 
     def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Length in bytes and modification time in ns of the file or the container of each, [N] each; -1 if missing.
+        """Bytes and time of the last change in ns, [N] each, of the file of each or its container; -1 if missing.
 
         Of a container that was looked at before, what it had then.
         """
@@ -242,13 +243,13 @@ class Origins:
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""
-        return for_each(self._hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
 
-    def _hash_or_none(self, i: int) -> str:
-        try:
-            return self.hash(i)
-        except (OSError, ValueError):
+        def hash_or_none(i: int) -> str:
+            with suppress(OSError, ValueError):
+                return self.hash(i)
             return ""
+
+        return for_each(hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
 
     def windows(self) -> npt.NDArray[np.int64]:
         """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.
@@ -261,7 +262,6 @@ class Origins:
 
 
 def _stamp(container: Container) -> Stamp:
-    try:
+    with suppress(OSError):
         return container.stamp or stamp_of(container.path)
-    except OSError:
-        return _NOWHERE
+    return _NOWHERE

@@ -13,7 +13,6 @@ import logging
 import os
 import posixpath
 import tarfile
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -251,8 +250,7 @@ class Oddities:
 
     image: str | None
     caption: str | None
-    _counts: Counter[str] = field(default_factory=Counter)
-    _first: dict[str, str] = field(default_factory=dict)
+    _odd: dict[str, list[str]] = field(default_factory=dict)
     _endings: dict[str, None] = field(default_factory=dict)
 
     def image_of(self, key: str, endings: Collection[str]) -> str | None:
@@ -263,18 +261,15 @@ class Oddities:
         else:
             found = [ending for ending in endings if "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS]
         if len(found) != 1:
-            what = _SEVERAL if found else _WITHOUT
-            self._counts[what] += 1
-            if self._counts[what] <= _SHOWN:
-                before = f"{self._first[what]}, " if what in self._first else ""
-                self._first[what] = f"{before}{key} ({', '.join(endings)})"
+            odd = self._odd.setdefault(_SEVERAL if found else _WITHOUT, [])
+            odd.append(f"{key} ({', '.join(endings)})" if len(odd) < _SHOWN else "")
         return found[0] if found else None
 
     def warn(self, where: str) -> None:
         """Say what was odd about the samples of `where`."""
-        for what, count in self._counts.items():
-            some = self._first[what] + (" and others" if count > _SHOWN else "")
-            _log.warning(f"%s: {what}", one_line(where), count, one_line(some))
+        for what, odd in self._odd.items():
+            some = ", ".join(odd[:_SHOWN]) + (" and others" if len(odd) > _SHOWN else "")
+            _log.warning(f"%s: {what}", one_line(where), len(odd), one_line(some))
         if self.caption is not None and self._endings and self.caption not in self._endings:
             _log.warning(
                 "%s: no captions: no member ends in .%s, only in %s; choose another ending with "
