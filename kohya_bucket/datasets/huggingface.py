@@ -36,8 +36,8 @@ class HuggingFaceSource(CellSource):
                 "use kohya_bucket.datasets.streaming.StreamingBuckets"
             )
         names = getattr(dataset, "column_names", None)
-        for column in filter(None, (image_column, caption_column)):
-            if names is not None and column not in names:
+        for column in (image_column, caption_column):
+            if names is not None and column is not None and column not in names:
                 raise KohyaBucketError(f"column {column!r} does not exist: this dataset has {', '.join(names)}")
         if not len(dataset):
             raise KohyaBucketError("the dataset has no rows: check its split and filters")
