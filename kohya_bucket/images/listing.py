@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
@@ -108,15 +109,11 @@ def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]
 
 
 def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
-    try:
+    before = len(seen)
+    with suppress(OSError):
         status = os.stat(folder)
-    except OSError:
-        return False
-    key = (status.st_dev, status.st_ino)
-    if key in seen:
-        return False
-    seen.add(key)
-    return True
+        seen.add((status.st_dev, status.st_ino))
+    return len(seen) > before
 
 
 def _from_list(path: str) -> list[str]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images.by_pillow import ORIENTATION, load_plugin
 from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
@@ -34,7 +34,6 @@ Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to th
 _FORMATS = ("JPEG", "MPO")
 _LEAST = 16  # pixels; below, sizes do not tell fractions apart
 NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for damaged files
-_ORIENTATION = 0x0112
 
 
 class Picture(NamedTuple):
@@ -105,7 +104,7 @@ def load_picture(
 
 def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
     size, scale = image.size, 1
-    orientation = image.getexif().get(_ORIENTATION, 1) if obey_exif and image.format in _FORMATS else 1
+    orientation = image.getexif().get(ORIENTATION, 1) if obey_exif and image.format in _FORMATS else 1
     across = orientation in (5, 6, 7, 8)  # width and height are exchanged
     if fit is not None:
         wanted = fit(size[::-1])[::-1] if across else fit(size)
@@ -120,7 +119,7 @@ def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) 
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
-    return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+    return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
 
 
 def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:

@@ -42,8 +42,6 @@ _SHOWN = 3
 _MOST_ENDINGS = 8
 _VERSION_KEY = b"kohya_bucket_tar_index_version"
 _VERSION = b"1"
-_CAPTION_KEY = b"caption"
-_IMAGE_KEY = b"image"
 
 
 @dataclass(frozen=True)
@@ -145,8 +143,11 @@ class TarIndex:
         pa, pq = arrow_files.pyarrow_modules()
         names = list(ROW.names or ())
         reasons = [self.reasons.get(i) for i in range(len(self))]
-        endings = {_CAPTION_KEY: (self.caption or "").encode(), _IMAGE_KEY: (self.image or "").encode()}
-        meta = {_VERSION_KEY: _VERSION, **endings}
+        meta = {
+            _VERSION_KEY: _VERSION,
+            b"caption": (self.caption or "").encode(),
+            b"image": (self.image or "").encode(),
+        }
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
         table = pa.table(
@@ -186,7 +187,7 @@ class TarIndex:
                 shards.append(shard)
                 stamps.append((int(size), int(mtime)))
             _refuse_impossible(rows, np.array([size for size, _ in stamps], np.int64))
-            caption, image = (meta.get(key, b"").decode() or None for key in (_CAPTION_KEY, _IMAGE_KEY))
+            caption, image = (meta.get(key, b"").decode() or None for key in (b"caption", b"image"))
             keys, reasons = arrow_files.checked_texts(table["key"]), arrow_files.some_texts(table["reason"])
             return cls(shards, stamps, keys, rows, reasons, caption, image)
 
