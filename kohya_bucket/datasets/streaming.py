@@ -289,11 +289,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             mine = batch[self._rank * share : (self._rank + 1) * share]
             yield Batch(default_collate(self._items(bucket, mine, buffer.counts)))
         counts = buffer.counts
-        if counts.dropped or counts.repeated or counts.left_out:
-            _log.warning(
-                "stream: %d images trained, %d of them repeated, %d dropped, %d left out for their pixels",
-                counts.trained, counts.repeated, counts.dropped, counts.left_out,
-            )  # fmt: skip
+        if any(told := (counts.repeated, counts.dropped, counts.left_out)):
+            line = "stream: %d images trained, %d of them repeated, %d dropped, %d left out for their pixels"
+            _log.warning(line, counts.trained, *told)
 
     def _items(self, bucket: Bucket, samples: list[_Sample], counts: StreamCounts) -> list[Item]:
         """As many items as samples: in the place of an unreadable image one of the others."""

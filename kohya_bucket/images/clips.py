@@ -30,15 +30,13 @@ from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.texts import counted
 
-ClipRow = tuple[int, int, int, int, int, int, int]
-"""(width, height, frames, numerator and denominator of frames per second, degrees by which a player turns it
-counter-clockwise, how the number of frames is known)."""
-
 TOLD, COUNTED, OF_IMAGES = 1, 2, 3
 """How the number of frames is known: the container told it, they were decoded, or they are images in a folder."""
 
 MOST_FRAMES = 10_000_000
 _COLUMNS = [(name, "i8") for name in ("width", "height", "frames", "rate", "per", "rotation", "source")]
+ClipRow = tuple[int, int, int, int, int, int, int]
+"""These columns; frames per second are `rate` / `per`."""
 
 
 def read_clip(path: str, *, decode: bool = False) -> ClipRow:

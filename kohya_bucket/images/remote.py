@@ -188,8 +188,7 @@ def open_remote(url: str) -> io.BufferedReader:
 def read_remote(url: str, start: int | None = None, stop: int | None = None) -> bytes:
     """The whole file, or its bytes from `start` to `stop`. `OSError` if it cannot be read."""
     system, path = storage_of(url)
-    data: bytes = as_os_error(lambda: system.cat_file(path, start=start, end=stop))
-    return data
+    return bytes(as_os_error(lambda: system.cat_file(path, start=start, end=stop)))
 
 
 def fetched(path: str) -> str | bytes:
@@ -268,9 +267,8 @@ def storage_of(url: str) -> tuple[Any, str]:
     return system, as_os_error(lambda: system._strip_protocol(url))
 
 
-def _info(system: Any, path: str) -> dict[str, Any]:
-    info: dict[str, Any] = as_os_error(lambda: system.info(path))
-    return info
+def _info(system: Any, path: str) -> Any:
+    return as_os_error(lambda: system.info(path))
 
 
 def as_os_error(ask: Callable[[], _Answer]) -> _Answer:

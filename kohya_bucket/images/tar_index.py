@@ -143,11 +143,8 @@ class TarIndex:
         pa, pq = arrow_files.pyarrow_modules()
         names = list(ROW.names or ())
         reasons = [self.reasons.get(i) for i in range(len(self))]
-        meta = {
-            _VERSION_KEY: _VERSION,
-            b"caption": (self.caption or "").encode(),
-            b"image": (self.image or "").encode(),
-        }
+        caption, image = ((ending or "").encode() for ending in (self.caption, self.image))
+        meta = {_VERSION_KEY: _VERSION, b"caption": caption, b"image": image}
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
         table = pa.table(
