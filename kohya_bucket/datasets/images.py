@@ -239,9 +239,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.reasons: npt.NDArray[np.uint8] = placement.reasons
         # In shared memory: workers count in it, too.
         self._left_out = torch.zeros(len(source), dtype=torch.int32).share_memory_()
-        self._warn()
-
-    def _warn(self) -> None:
         if lost := self.failures:
             shown = "".join(f"\n  {one_line(f'{name}: {reason}')}" for _, name, reason in lost[:_SHOWN])
             more = f"\n  and {len(lost) - _SHOWN} more, see .failures" if len(lost) > _SHOWN else ""

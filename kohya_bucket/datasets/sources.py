@@ -265,7 +265,7 @@ class FileSource(CellSource):
         refuse_one_path(paths)
         if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
             raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
-        self.paths = paths if isinstance(paths, TextColumn) else TextColumn.of(_path_texts(paths))
+        self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else _path_texts(paths))
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
         if isinstance(captions, str) and not captions.startswith("."):

@@ -23,9 +23,9 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.by_pillow import pixel_limit
-from kohya_bucket.images.formats import VIDEO_EXTENSIONS, UnreadableImageError, explain_os_error, frame_endings
+from kohya_bucket.images.formats import UnreadableImageError, explain_os_error, frame_endings
 from kohya_bucket.images.headers import read_header
-from kohya_bucket.images.listing import list_images, refuse_one_path
+from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.texts import counted
@@ -182,11 +182,6 @@ class ClipScan:
         """[N] how long each is; NaN where the file has no rate."""
         unknown = np.full(len(self), np.nan)
         return np.asarray(np.divide(self.frames, self.fps, out=unknown, where=self.fps > 0))
-
-
-def list_clips(source: str | Iterable[str], *, recursive: bool = True) -> list[str]:
-    """Paths of clips; as `list_images`, for the endings of clips."""
-    return list_images(source, recursive=recursive, extensions=VIDEO_EXTENSIONS)
 
 
 def read_clips(

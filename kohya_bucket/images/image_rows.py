@@ -79,7 +79,12 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     reasons: dict[int, str] = {}
     captions: list[Any] | None = None if caption is None else []
     with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
-        for part in parts_of_table(path, image, caption):
+        if read_by_groups(path):
+            table = ParquetRows(path, image, caption)
+            parts: Iterator[Part] = chain.from_iterable(map(table.parts, range(len(table.starts))))
+        else:
+            parts = _arrow_parts(path, image, caption)
+        for part in parts:
             offsets.append(part.offsets)
             for cell in part.images:
                 check_cancelled()
@@ -207,15 +212,6 @@ class Part(NamedTuple):
 def read_by_groups(path: str) -> bool:
     """Whether a row is read with those before it."""
     return path.lower().endswith(".parquet")
-
-
-def parts_of_table(path: str, image: str, caption: str | None) -> Iterator[Part]:
-    """All rows of a table, in their order. One part is in memory, of an Arrow file one record batch."""
-    if not read_by_groups(path):
-        yield from _arrow_parts(path, image, caption)
-        return
-    table = ParquetRows(path, image, caption)
-    yield from chain.from_iterable(map(table.parts, range(len(table.starts))))
 
 
 class ParquetRows:

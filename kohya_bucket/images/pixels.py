@@ -109,7 +109,11 @@ def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) 
     if fit is not None:
         wanted = fit(size[::-1])[::-1] if across else fit(size)
         scale = draft(image, wanted, divides=orientation != 1)  # parts of pixels would come to lie elsewhere
-    pixels = decoded_by_simplejpeg(image, alpha, scale) if orientation == 1 else None
+    pixels = None
+    is_plain = orientation == 1 and image.format in _FORMATS and image.mode == "RGB"
+    if is_plain and image.fp is not None and (module := _simplejpeg()) is not None:
+        image.fp.seek(0)
+        pixels = _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
     if pixels is None:
         pixels = to_pixels(_upright(image) if obey_exif else image, alpha)
     if scale == 1:
@@ -146,15 +150,6 @@ def draft(image: Image.Image, resized_size: tuple[int, int], divides: bool = Fal
         return 1
     image.draft(None, (width // scale, height // scale))
     return 1 if image.size == (width, height) else scale
-
-
-def decoded_by_simplejpeg(image: Image.Image, alpha: bool, scale: int = 1) -> Pixels | None:
-    """[H, W, 3], or with `alpha` [H, W, 4], of an open JPEG, `draft` included; None where Pillow must decode it."""
-    module = _simplejpeg()
-    if module is None or image.format not in _FORMATS or image.mode != "RGB" or image.fp is None:
-        return None
-    image.fp.seek(0)
-    return _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
 
 
 def _decode(module: Any, data: bytes, size: tuple[int, int], channels: str, scale: int) -> Pixels | None:
