@@ -15,8 +15,7 @@ pytest.importorskip("pyarrow")
 
 from PIL import Image
 
-from kohya_bucket.images.shard_lists import is_shard_list
-from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.images.tar_index import TarIndex, is_shard_list
 
 KINDS = {"PNG": "png", "JPEG": "jpg", "WEBP": "webp"}
 

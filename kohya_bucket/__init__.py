@@ -37,10 +37,9 @@ if TYPE_CHECKING:
         switching_points,
     )
     from kohya_bucket.cli.preview import NotTrained, Preview, PreviewBucket, preview
-    from kohya_bucket.datasets.images import BucketedDataset
+    from kohya_bucket.datasets.images import BucketedDataset, bucketed_loader
     from kohya_bucket.datasets.items import BucketResize
     from kohya_bucket.datasets.latents import BucketedLatentDataset
-    from kohya_bucket.datasets.loader import bucketed_loader
     from kohya_bucket.datasets.sampler import BucketBatchSampler
     from kohya_bucket.datasets.streaming import StreamingBuckets
     from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards
@@ -62,10 +61,9 @@ else:
         {
             "kohya_bucket.buckets": buckets.__all__,
             "kohya_bucket.cli.preview": ["NotTrained", "Preview", "PreviewBucket", "preview"],
-            "kohya_bucket.datasets.images": ["BucketedDataset"],
+            "kohya_bucket.datasets.images": ["BucketedDataset", "bucketed_loader"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
             "kohya_bucket.datasets.items": ["BucketResize"],
-            "kohya_bucket.datasets.loader": ["bucketed_loader"],
             "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
             "kohya_bucket.datasets.streaming": ["StreamingBuckets"],
             "kohya_bucket.datasets.webdataset": ["dataset_from_shards", "stream_from_shards"],

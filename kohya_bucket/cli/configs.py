@@ -89,7 +89,7 @@ def given_config(
 
 
 def _is_settings(path: Path) -> bool:
-    from kohya_bucket.images.shard_lists import is_shard_list
+    from kohya_bucket.images.tar_index import is_shard_list
 
     kind = path.suffix.lower()
     return path.is_file() and (kind == ".toml" or (kind == ".json" and not is_shard_list(path)))

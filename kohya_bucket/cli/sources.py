@@ -24,10 +24,9 @@ from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.origins import Container, Origins
 from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.remote import is_url, list_remote
-from kohya_bucket.images.shard_lists import is_shard_list
 from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 from kohya_bucket.images.stamps import read_unchanged
-from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.images.tar_index import TarIndex, is_shard_list
 from kohya_bucket.sdscripts.config.files import supported_extensions
 from kohya_bucket.texts import counted, parse_json, read_text, some
 

@@ -33,19 +33,6 @@ def time_out() -> timedelta:
         return timedelta(seconds=default_pg_timeout.total_seconds())
 
 
-def summary_of(plan: EpochPlan) -> dict[str, Any]:
-    """What ranks compare: the plan's hash, and what names the difference if the hashes differ."""
-    return {
-        **plan.fingerprint,
-        "world_size": plan.world_size,
-        "first step": plan.first_step,
-        "steps": plan.steps,
-        "kohya_bucket": __version__,
-        "numpy": np.__version__,
-        "hash": plan.hash,
-    }
-
-
 def gather(mine: Mapping[str, Any], group: Any = None) -> list[Mapping[str, Any]]:
     """What every rank of a process group gives, by rank; the default group is all ranks of a run."""
     everyone: list[Any] = [None] * world()[0]
@@ -83,10 +70,9 @@ def agree_on(plan: EpochPlan) -> None:
             if group is not None:
                 dist.destroy_process_group(group)
 
-    agree(
-        summary_of(plan),
-        gather_soon,
-        "is about to train another plan",
-        "Give all ranks the same data, settings, seed and epoch",
-        deciding="hash",
-    )
+    compared = {  # the hash, and what names the difference if the hashes differ
+        **plan.fingerprint, "world_size": plan.world_size, "first step": plan.first_step, "steps": plan.steps,
+        "kohya_bucket": __version__, "numpy": np.__version__, "hash": plan.hash,
+    }  # fmt: skip
+    remedy = "Give all ranks the same data, settings, seed and epoch"
+    agree(compared, gather_soon, "is about to train another plan", remedy, deciding="hash")

@@ -9,8 +9,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote
 from kohya_bucket.texts import parse_json
 
-_KEY = "caption"
-
 
 def caption_beside(image: str, ending: str) -> str | None:
     """The caption in the file beside an image, on this machine or at an address; None where there is no such file.
@@ -42,12 +40,12 @@ def caption_of_file(content: bytes, name: str) -> str:
     except ValueError as error:
         kind = "UTF-8 text" if isinstance(error, UnicodeDecodeError) else "JSON"
         raise KohyaBucketError(f"{name}: the caption cannot be read ({error}); it must be {kind}") from error
-    caption = found.get(_KEY) if isinstance(found, dict) else found
+    caption = found.get("caption") if isinstance(found, dict) else found
     if isinstance(caption, str):
         return caption.strip()
     held = f"the keys {', '.join(found) or '(none)'}" if isinstance(found, dict) else type(found).__name__
     raise KohyaBucketError(
-        f'{name}: the caption must be a JSON text, or a text under the key "{_KEY}" of an object, but it holds {held}'
+        f'{name}: the caption must be a JSON text, or a text under the key "caption" of an object, but it holds {held}'
     )
 
 

@@ -9,15 +9,14 @@ import numpy as np
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, cell_size, explained
+from kohya_bucket.datasets.sources import CellSource, SourceSizes, cell_size
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
-from kohya_bucket.images.pixels import Fit, Picture
 
 _ROWS = 256
 
 
-class HuggingFaceSource(FastSource):
+class HuggingFaceSource(CellSource):
     """A map-style `datasets.Dataset`.
 
     Encoded images stay encoded until they are trained: where it can be, the image column is read with decoding
@@ -69,12 +68,8 @@ class HuggingFaceSource(FastSource):
                     failures.append((i, self.name(i), str(error)))
         return SourceSizes(sizes, failures)
 
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
-        try:
-            cell = self._cell(self._dataset[index], self._image, self.name(index))
-            return cell_picture(cell, self._obey_exif, fit)
-        except UnreadableImageError as error:
-            raise explained(self.name(index), error) from error
+    def cell(self, index: int) -> Any:
+        return self._cell(self._dataset[index], self._image, self.name(index))
 
     def caption(self, index: int) -> str:
         if self._caption is None:

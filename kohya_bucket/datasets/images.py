@@ -1,30 +1,29 @@
-"""`BucketedDataset`: images with a bucket each, resized and cropped to it when they are asked for."""
+"""`BucketedDataset`: images with a bucket each, resized and cropped to it when they are asked for; and its loader."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import array_of
 from kohya_bucket.datasets.items import (
     DatasetKeywords,
     ItemKeywords,
+    ItemSettings,
     PixelRange,
     Transform,
-    build_item,
-    check_settings,
     cover_size,
     register_bucket_collation,
 )  # fmt: skip
@@ -46,14 +45,6 @@ _log = logging.getLogger(__name__)
 _SHOWN = 3
 
 register_bucket_collation()
-
-
-class _BadImageError(Exception):
-    """Around the error of an image whose pixels cannot be read."""
-
-    def __init__(self, why: KohyaBucketError) -> None:
-        super().__init__(why)
-        self.why = why
 
 
 def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
@@ -80,7 +71,7 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
 
 def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
     """Images with no such file beside them, by one listing of each folder: on a network disk a look at each is slow."""
-    there: set[str] = set()
+    paths, there = [path for path in paths if not is_url(path)], set[str]()
     for folder in {os.path.dirname(path) for path in paths}:  # noqa: PTH120
         with suppress(OSError):  # a list of paths may name what is not there, or may not be looked at
             there.update(os.path.normcase(os.path.join(folder, name)) for name in os.listdir(folder or os.curdir))  # noqa: PTH118, PTH208
@@ -152,13 +143,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         progress: Progress | None = None,
     ) -> None:
         # before the headers of a million files are read
-        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
+        check_rule(rule)
+        settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
         self.focus = None if focus is None else _focus_of(focus, [source.name(i) for i in range(len(source))])
-        self._place(source, rule, transform, pixel_range, interpolation, decode, on_bad_image)
+        self._place(source, rule, settings)
 
     @classmethod
     def from_source(cls, source: ImageSource, rule: BucketRule, **settings: Unpack[ItemKeywords]) -> BucketedDataset:
@@ -169,7 +161,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
                 decode at a fraction and is asked to.
         """
         dataset = cls.__new__(cls)
-        dataset._place(source, rule, **settings)
+        check_rule(rule)
+        dataset._place(source, rule, ItemSettings(**settings))
         return dataset
 
     @classmethod
@@ -198,11 +191,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         paths = list_images(folder, recursive=recursive, extensions=extensions)
         if not paths:
             raise KohyaBucketError(f"{folder}: no images found there")
-        if isinstance(captions, str):
-            bare = _without_captions([path for path in paths if not is_url(path)], captions)
-            if bare:
-                _log.warning("%s without a %s file, with an empty caption: %s", counted(len(bare), "image"), captions,
-                             some(bare, _SHOWN))  # fmt: skip
+        if isinstance(captions, str) and (bare := _without_captions(paths, captions)):
+            told = "%s without a %s file, with an empty caption: %s"
+            _log.warning(told, counted(len(bare), "image"), captions, some(bare, _SHOWN))
         return cls(paths, rule, captions=captions, **options)
 
     @classmethod
@@ -231,24 +222,16 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         )
         return cls.from_source(source, rule, **settings)
 
-    def _place(
-        self, source: ImageSource, rule: BucketRule, transform: Transform | None = None,
-        pixel_range: PixelRange = (-1, 1), interpolation: str = "auto", decode: str = "exact",
-        on_bad_image: str = "leave_out",
-    ) -> None:  # fmt: skip
-        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
+    def _place(self, source: ImageSource, rule: BucketRule, settings: ItemSettings) -> None:
         self.source = source
         self.rule = rule
-        self.transform = transform
-        self.pixel_range, self.interpolation, self.decode = pixel_range, interpolation, decode
-        self.on_bad_image = on_bad_image
-        self.sizes, unreadable = checked_sizes(source, decode)
+        self.settings = settings
+        self.sizes, unreadable = checked_sizes(source, settings.fast)
         self._unreadable = {i: reason for i, _, reason in unreadable}
         placement = rule.place(self.sizes)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
-            why = f" ({examples})" if examples else ""
-            raise KohyaBucketError(f"none of {len(source)} images has a bucket{why}")
+            raise KohyaBucketError(f"none of {len(source)} images has a bucket{examples and f' ({examples})'}")
         self.bucket_set: BucketSet = placement.bucket_set
         # Of a placement only what cannot be computed again from it stays: 21 bytes per image instead of 69.
         self.bucket_indices: npt.NDArray[np.int32] = placement.bucket_index
@@ -256,9 +239,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.reasons: npt.NDArray[np.uint8] = placement.reasons
         # In shared memory: workers count in it, too.
         self._left_out = torch.zeros(len(source), dtype=torch.int32).share_memory_()
-        self._warn()
-
-    def _warn(self) -> None:
         if lost := self.failures:
             shown = "".join(f"\n  {one_line(f'{name}: {reason}')}" for _, name, reason in lost[:_SHOWN])
             more = f"\n  and {len(lost) - _SHOWN} more, see .failures" if len(lost) > _SHOWN else ""
@@ -303,24 +283,30 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         if own < 0:
             raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
         at = own if at < 0 else at
-        try:
-            return self._item(number, at, self._picture(number, at))
-        except _BadImageError as error:
-            if self.on_bad_image == "stop":
-                raise error.why from error.why.__cause__
-            first = error.why
-        for other in spare_images(np.flatnonzero(self.bucket_indices == at), taken, number):
+        first: KohyaBucketError | None = None
+        for other in self._candidates(number, at, taken):
             try:
-                item = self._item(other, at, self._picture(other, at))
-            except _BadImageError:
+                picture = self._picture(other, at)
+            except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
+                raise
+            except KohyaBucketError as error:
+                if self.settings.on_bad_image == "stop":
+                    raise
+                first = first or error
                 continue
-            taken.add(other)
-            if not self._left_out[number]:
-                told = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
-                _log.warning("%s", one_line(told))
-            self._left_out[number] += 1
+            item = self._item(other, at, picture)
+            if first is not None:
+                taken.add(other)
+                if not self._left_out[number]:
+                    told = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
+                    _log.warning("%s", one_line(told))
+                self._left_out[number] += 1
             return item
-        raise first
+        raise cast("KohyaBucketError", first)
+
+    def _candidates(self, number: int, at: int, taken: set[int]) -> Iterator[int]:
+        yield number
+        yield from spare_images(np.flatnonzero(self.bucket_indices == at), taken, number)
 
     def _fit(self, number: int, at: int) -> Fit:
         def fit(size: tuple[int, int]) -> tuple[int, int]:
@@ -333,24 +319,70 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         return fit
 
     def _picture(self, number: int, at: int) -> Picture:
-        try:
-            if self.decode == "fast":
-                return cast("FastSource", self.source).picture(number, self._fit(number, at))
-            return Picture.whole(self.source.pixels(number))
-        except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
-            raise
-        except KohyaBucketError as error:
-            raise _BadImageError(error) from error
+        if self.settings.fast:
+            return cast("FastSource", self.source).picture(number, self._fit(number, at))
+        return Picture.whole(self.source.pixels(number))
 
     def _item(self, number: int, at: int, picture: Picture) -> dict[str, Any]:
         name, caption = self.source.name(number), self.source.caption(number)
-        item = build_item(
-            picture, self.bucket_set[at], self._fit(number, at), path=name, caption=caption,
-            interpolation=self.interpolation, transform=self.transform, pixel_range=self.pixel_range,
-            fast=self.decode == "fast", focus=None if self.focus is None else self.focus[number : number + 1],
-        )  # fmt: skip
+        focus = None if self.focus is None else self.focus[number : number + 1]
+        item = self.settings.item(picture, self.bucket_set[at], self._fit(number, at), name, caption, focus)
         item["bucket_idx"] = at
         return item
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} n={len(self)} n_buckets={len(self.bucket_set)} rule={self.rule!r}>"
+
+
+def bucketed_loader(
+    source: Any,
+    rule: BucketRule | None = None,
+    batch_size: npt.ArrayLike | None = 1,
+    *,
+    accelerator: Any = None,
+    num_workers: int = 0,
+    caption_column: str | None = None,
+    **options: Any,
+) -> DataLoader[Any]:
+    """A `DataLoader` of batches of one bucket each, shuffled anew in every epoch, on any number of processes.
+
+    Its attribute `bucket_sampler` is the `BucketBatchSampler`: `plan()` of the epoch, `state_dict()`, `ledger()`.
+
+    Args:
+        source: a folder of images with `.txt` captions (or several, or a pattern or list file), a data set of Hugging
+            Face's `datasets` with a column `image`, or a data set that has `bucket_indices`, such as
+            `BucketedDataset` or `BucketedLatentDataset`.
+        rule: where images go, e.g. `KohyaBuckets.for_arch("sdxl")`; None for a data set that has been placed.
+        batch_size: images of one process in one step; a number or [K] per bucket; None with `max_pixels`.
+        accelerator: of Hugging Face's accelerate, which prepares the loader.
+        num_workers: processes that load images; they stay alive between epochs.
+        caption_column: of a Hugging Face data set.
+        options: of `BucketBatchSampler`, e.g. `seed=42`, `remainder="pad"`.
+
+    Raises:
+        KohyaBucketError: no images, or a rule where there must be none, or none where there must be one.
+        TypeError: an option that does not exist, with the nearest one.
+    """
+    from kohya_bucket.datasets.sampler import BucketBatchSampler  # not for data sets in loaders of one's own
+
+    dataset = _dataset(source, rule, caption_column)
+    sampler = BucketBatchSampler(dataset, batch_size, **options)
+    loader: DataLoader[Any] = DataLoader(
+        dataset, batch_sampler=sampler, num_workers=num_workers, persistent_workers=num_workers > 0
+    )
+    if accelerator is not None:
+        loader = accelerator.prepare(loader)
+    loader.bucket_sampler = sampler  # accelerate's wrapper hides its own
+    return loader
+
+
+def _dataset(source: Any, rule: BucketRule | None, caption_column: str | None) -> Any:
+    if hasattr(source, "bucket_indices"):
+        if rule is not None:
+            raise KohyaBucketError(f"{type(source).__name__} has its buckets: leave the rule out")
+        return source
+    if rule is None:
+        raise KohyaBucketError("no rule says where images go: give one, e.g. KohyaBuckets.for_arch('sdxl')")
+    if isinstance(source, (str, os.PathLike, Sequence)):
+        return BucketedDataset.from_folder(source, rule)
+    return BucketedDataset.from_hf(source, rule, caption_column=caption_column)

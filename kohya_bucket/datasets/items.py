@@ -1,17 +1,15 @@
 """One training item from pixels and a bucket: the same for files, tables, tars, streams and single images.
 
-Sizes are (width, height); pixels are [H, W, C] in memory, and [3, H, W] float in [-1, 1] or [0, 1] for models.
-
-`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: it has a table of
-functions by type which is meant to be extended (its documentation, "Option 2"). In it are a `Bucket`, of which a batch
-stays a list; an `Item`, so that images of different sizes are refused with the reason; and a `Batch`, which is complete
-and must not be batched again.
+`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: its table of functions by
+type is meant to be extended (its documentation, "Option 2").
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypedDict
 
 import numpy as np
@@ -23,7 +21,6 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.focus import moved_crops
-from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.checks import one_of
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
@@ -44,12 +41,10 @@ class Batch(dict[str, Any]):
 
 def register_bucket_collation() -> None:
     """Make `default_collate` know these types; done wherever a dataset is defined or unpickled."""
-    default_collate_fn_map[Bucket] = _as_list
-    default_collate_fn_map[Item] = _together
-    default_collate_fn_map[Batch] = _refuse_batches
+    default_collate_fn_map.update({Bucket: _as_list, Item: _together, Batch: _refuse_batches})
 
 
-def _as_list(batch: list[Any], *, collate_fn_map: Any = None) -> list[Any]:  # noqa: ARG001
+def _as_list(batch: list[Any], **_: Any) -> list[Any]:
     return list(batch)
 
 
@@ -72,7 +67,7 @@ def _together(batch: list[Item], *, collate_fn_map: Any = None) -> dict[str, Any
     return {name: collate([item[name] for item in batch], collate_fn_map=collate_fn_map) for name in first}
 
 
-def _refuse_batches(batch: list[Batch], *, collate_fn_map: Any = None) -> NoReturn:  # noqa: ARG001
+def _refuse_batches(_: list[Batch], **__: Any) -> NoReturn:
     raise KohyaBucketError("this stream yields whole batches already: use DataLoader(stream, batch_size=None)")
 
 
@@ -85,12 +80,10 @@ def check_pixel_range(pixel_range: Any) -> PixelRange:
     Raises:
         KohyaBucketError: any other.
     """
-    try:
+    with suppress(TypeError, ValueError):
         low, high = pixel_range
         if (low, high) in ((-1, 1), (0, 1)):
             return int(low), int(high)
-    except (TypeError, ValueError):
-        pass
     raise KohyaBucketError(f"pixel_range is {pixel_range!r}, but must be (-1, 1) or (0, 1); transform= makes any other")
 
 
@@ -139,78 +132,80 @@ class DatasetKeywords(ItemKeywords, total=False):
     progress: Progress | None
 
 
-def build_item(
-    picture: Picture,
-    bucket: Bucket,
-    fit: Fit,
-    *,
-    path: str,
-    caption: str,
-    interpolation: str = "auto",
-    transform: Transform | None = None,
-    pixel_range: PixelRange = (-1, 1),
-    fast: bool = False,
-    focus: FloatArray | None = None,
-) -> Item:
-    """The dict that `BucketedDataset` describes.
-
-    Args:
-        picture: pixels are [H, W, 3] uint8.
-        fit: from the image's size to that which it is scaled to before the crop, both (width, height).
-        fast: shrink with torch's filter in place of the area filter.
-        focus: [1, 4] what the crop keeps, in shares; None or NaN: the crop is in the middle.
+@dataclass(frozen=True)
+class ItemSettings:
+    """How items are made of images, see `BucketedDataset`.
 
     Raises:
-        KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
+        KohyaBucketError: a transform that is neither None nor a function; a range of pixels, a filter or a decoding
+            that does not exist, or two that do not go together; another way with bad images.
     """
-    pixels = picture.pixels
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise KohyaBucketError(
-            f"pixels of {path} are {pixels.dtype} of shape {list(pixels.shape)}, but must be uint8 [H, W, 3]"
-        )
-    size, scale = picture.size, picture.scale
-    extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
-    shrink = shrink_fast if fast else None
-    resized, sides, cut = fit(size), (np.array([bucket.width]), np.array([bucket.height])), None
-    crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
-    if focus is not None and not np.isnan(focus).any():
-        cuts, crop = moved_crops(focus, np.array([resized]), np.array([bucket.as_tuple()]), crop)
-        cut = as_pair(cuts[0])
-    fitted = resize_and_crop(pixels, resized, bucket.as_tuple(), interpolation, cut, extent=extent, shrink=shrink)
-    tensor = to_unit_tensor(fitted, pixel_range)
-    image = tensor if transform is None else transform(tensor)
-    if image is None:
-        raise KohyaBucketError(f"transform returned None for {path}, but must return the image: does it end in return?")
-    return Item(
-        image=image,
-        bucket=bucket,
-        path=path,
-        caption=caption,
-        original_size=torch.tensor(size, dtype=torch.int64),
-        crop_ltrb=torch.from_numpy(crop[0].astype(np.float32)),
-    )
 
+    transform: Transform | None = None
+    pixel_range: PixelRange = (-1, 1)
+    interpolation: str = "auto"
+    decode: str = "exact"
+    on_bad_image: str = "leave_out"
 
-def check_settings(
-    rule: BucketRule, transform: object = None, pixel_range: object = (-1, 1), interpolation: str = "auto",
-    decode: str = "exact", on_bad_image: str = "leave_out",
-) -> None:  # fmt: skip
-    """Refuse what cannot work, before the sizes of a million images are read.
+    def __post_init__(self) -> None:
+        if self.transform is not None and not callable(self.transform):
+            raise KohyaBucketError(f"transform is {self.transform!r}, but must be a function of a [3, H, W] tensor")
+        check_pixel_range(self.pixel_range)
+        choose_interpolation((1, 1), (1, 1), self.interpolation)
+        one_of("decode", self.decode, ("exact", "fast"), KohyaBucketError)
+        one_of("on_bad_image", self.on_bad_image, ON_BAD_IMAGE, KohyaBucketError)
+        if self.fast and self.interpolation not in _BY_AREA:
+            raise KohyaBucketError(
+                f"decode='fast' chooses the filter itself, but interpolation is {self.interpolation!r}: leave out one "
+                "of them"
+            )
 
-    Raises:
-        KohyaBucketError: no rule; a transform that is neither None nor a function; a range of pixels, a filter or a
-            decoding that does not exist, or two that do not go together; another way with bad images.
-    """
-    check_rule(rule)
-    if transform is not None and not callable(transform):
-        raise KohyaBucketError(f"transform is {transform!r}, but must be a function of a [3, H, W] tensor")
-    check_pixel_range(pixel_range)
-    choose_interpolation((1, 1), (1, 1), interpolation)
-    one_of("decode", decode, ("exact", "fast"), KohyaBucketError)
-    one_of("on_bad_image", on_bad_image, ON_BAD_IMAGE, KohyaBucketError)
-    if decode == "fast" and interpolation not in _BY_AREA:
-        raise KohyaBucketError(
-            f"decode='fast' chooses the filter itself, but interpolation is {interpolation!r}: leave out one of them"
+    @property
+    def fast(self) -> bool:
+        """JPEG are decoded at a fraction, and torch's filter shrinks in place of the area filter."""
+        return self.decode == "fast"
+
+    def item(
+        self, picture: Picture, bucket: Bucket, fit: Fit, path: str, caption: str, focus: FloatArray | None = None
+    ) -> Item:
+        """The dict that `BucketedDataset` describes.
+
+        Args:
+            picture: pixels are [H, W, 3] uint8.
+            fit: from the image's size to that which it is scaled to before the crop, both (width, height).
+            focus: [1, 4] what the crop keeps, in shares; None or NaN: the crop is in the middle.
+
+        Raises:
+            KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
+        """
+        pixels, size, scale = picture
+        if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+            raise KohyaBucketError(
+                f"pixels of {path} are {pixels.dtype} of shape {list(pixels.shape)}, but must be uint8 [H, W, 3]"
+            )
+        extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
+        resized, sides, cut = fit(size), (np.array([bucket.width]), np.array([bucket.height])), None
+        crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
+        if focus is not None and not np.isnan(focus).any():
+            cuts, crop = moved_crops(focus, np.array([resized]), np.array([bucket.as_tuple()]), crop)
+            cut = as_pair(cuts[0])
+        fitted = resize_and_crop(
+            pixels, resized, bucket.as_tuple(), self.interpolation, cut, extent=extent,
+            shrink=shrink_fast if self.fast else None,
+        )  # fmt: skip
+        tensor = to_unit_tensor(fitted, self.pixel_range)
+        image = tensor if self.transform is None else self.transform(tensor)
+        if image is None:
+            raise KohyaBucketError(
+                f"transform returned None for {path}, but must return the image: does it end in return?"
+            )
+        return Item(
+            image=image,
+            bucket=bucket,
+            path=path,
+            caption=caption,
+            original_size=torch.tensor(size, dtype=torch.int64),
+            crop_ltrb=torch.from_numpy(crop[0].astype(np.float32)),
         )
 
 

@@ -29,17 +29,13 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 
 
-def _is_as_wanted(space: LatentSpace, scaled: bool) -> bool:
-    return space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0)
-
-
 def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
-    """From what the shard holds to what is asked for; `latents` of a posterior are raw."""
-    if _is_as_wanted(space, scaled):
+    """From what the shard holds to what is asked for, in single precision; `latents` of a posterior are raw."""
+    if space.values == ("scaled" if scaled else "raw") or (space.scale_factor == 1 and space.shift_factor == 0):
         return latents
     if scaled:
-        return (latents - space.shift_factor) * space.scale_factor
-    return latents / space.scale_factor + space.shift_factor
+        return (latents.float() - space.shift_factor) * space.scale_factor
+    return latents.float() / space.scale_factor + space.shift_factor
 
 
 _HOW = (
@@ -48,44 +44,34 @@ _HOW = (
 )
 
 
-class CaptionOutputs:
-    """For N images the outputs of their captions, from the folder `text` of a store of latents.
-
-    Args:
-        layout: the store of latents.
-        family: the model family whose outputs are wanted.
-        captions: N texts, or None where an image has none: that of the empty text.
-        verify: checksums, see `LatentStore`.
+def _rows_of_captions(store: LatentStore, family: str, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
+    """[N] where a store has the outputs of captions; None stands for the empty one.
 
     Raises:
-        LatentStoreError: there are none, or not of all captions.
+        LatentStoreError: it does not have those of all.
     """
+    captions = [text or "" for text in texts]
+    keys = {text: Caption(text).key for text in set(captions)}
+    found = store.find([keys[caption] for caption in captions], family)
+    if (found < 0).any():
+        first = captions[int(np.flatnonzero(found < 0)[0])]
+        raise LatentStoreError(
+            f"{store.layout.root} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} images, "
+            f"the first with the caption {first[:80]!r}; it holds those of {store.collections()}: {_HOW}"
+        )
+    return found
 
-    def __init__(self, layout: Layout, family: str, captions: Sequence[str | None], verify: str) -> None:
-        folder = layout.root / TEXT_FOLDER
-        if not Layout(folder).exists():
-            raise LatentStoreError(f"{folder} does not exist, so there are no outputs of text encoders: {_HOW}")
-        self.store = LatentStore(folder, verify=verify)
-        keys = {text: Caption(text).key for text in {caption or "" for caption in captions}}
-        found = self.store.find([keys[caption or ""] for caption in captions], family)
-        if (found < 0).any():
-            first = captions[int(np.flatnonzero(found < 0)[0])] or ""
-            raise LatentStoreError(
-                f"{folder} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} images, the "
-                f"first with the caption {first[:80]!r}; it holds those of {self.store.collections()}: {_HOW}"
-            )
-        self._at: npt.NDArray[np.int64] = found
 
-    def __getitem__(self, image: int) -> dict[str, torch.Tensor]:
-        """The outputs of an image's caption by name, each as a tensor of the type that its encoder gave."""
-        outputs = {}
-        for name, packed in self.store.packed(int(self._at[image])).items():
-            if packed.storage == "bfloat16":
-                bits = unpack(replace(packed, storage="bits", given="<i2", bits=packed.bits.view(np.int16)))
-                outputs[name] = torch.from_numpy(bits).view(torch.bfloat16)
-            else:
-                outputs[name] = torch.from_numpy(unpack(packed))
-        return outputs
+def _outputs_at(store: LatentStore, row: int) -> dict[str, torch.Tensor]:
+    """The outputs of a caption by name, each as a tensor of the type that its encoder gave."""
+    outputs = {}
+    for name, packed in store.packed(row).items():
+        if packed.storage == "bfloat16":
+            bits = unpack(replace(packed, storage="bits", given="<i2", bits=packed.bits.view(np.int16)))
+            outputs[name] = torch.from_numpy(bits).view(torch.bfloat16)
+        else:
+            outputs[name] = torch.from_numpy(unpack(packed))
+    return outputs
 
 
 class BucketedLatentDataset(Dataset[dict[str, Any]]):
@@ -151,10 +137,13 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
                 "`kohya-bucket precompute` again with --flip, for all of its images"
             )
         self._one_vae()
-        self._outputs: CaptionOutputs | None = None
+        self._outputs: tuple[LatentStore, npt.NDArray[np.int64]] | None = None
         if text_outputs is not None:
-            captions = table["caption"].take(self._rows).to_pylist()
-            self._outputs = CaptionOutputs(self.store.layout, text_outputs, captions, verify)
+            folder = self.store.layout.root / TEXT_FOLDER
+            if not Layout(folder).exists():
+                raise LatentStoreError(f"{folder} does not exist, so there are no outputs of text encoders: {_HOW}")
+            texts, captions = LatentStore(folder, verify=verify), table["caption"].take(self._rows).to_pylist()
+            self._outputs = texts, _rows_of_captions(texts, text_outputs, captions)
 
     def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:
         found = self.store.collections()
@@ -226,11 +215,11 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         """Items of one bucket, as a `DataLoader` asks for them: their latents are slices of one tensor."""
         for index in indices:
             at = int(self.bucket_indices[item_number(index, len(self))])
-            if bucket_of(index, at) != at:
+            if (wanted := bucket_of(index, at)) != at:
                 raise LatentStoreError(
-                    f"item {int(index)} is to be trained in bucket {self.bucket_set[bucket_of(index, at)]}, but was "
-                    f"encoded for {self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', "
-                    "'catch_all' and resolutions"
+                    f"item {int(index)} is to be trained in bucket {self.bucket_set[wanted]}, but was encoded for "
+                    f"{self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', 'catch_all' "
+                    "and resolutions"
                 )
         rows = [int(self._rows[index]) for index in indices]
         random = self._random()
@@ -260,9 +249,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             mean, spread = out[:, 0].float(), out[:, 1].float()
             noise = torch.randn(mean.shape, generator=self._random())
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
-        if _is_as_wanted(space, self.scaled):
-            return out
-        return _scale(out.float(), space, self.scaled).to(out.dtype)
+        return _scale(out, space, self.scaled).to(out.dtype)
 
     def _item(self, index: int, row: int, flip: bool) -> _Item:
         at = int(self.bucket_indices[index])
@@ -270,7 +257,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         if self._captioned:
             item["caption"] = self._texts["caption"][row].as_py() or ""
         if self._outputs is not None:
-            item["text_outputs"] = self._outputs[index]
+            texts, rows = self._outputs
+            item["text_outputs"] = _outputs_at(texts, int(rows[index]))
         if self._with_masks:
             item["alpha_mask"] = self._mask(row, self.bucket_set[at], flip)
         return item

@@ -66,24 +66,9 @@ def reading_shard() -> Any | None:
     return None
 
 
-def called_by_accelerate_loop() -> bool:
+def _called_by_accelerate_loop() -> bool:
     """Whether accelerate's loader is calling on its own account, at the start of an iteration."""
     return any(frame.f_code.co_name == "__iter__" and _module_of(frame) == _MODULE for frame in _frames())
-
-
-def refuse_untold_steps() -> None:
-    """For a position in the middle of an epoch that accelerate's loader reads, which is ahead of training.
-
-    Raises:
-        PlanError: unless torchdata asks, which keeps account of what it read.
-    """
-    if any(_module_of(frame).startswith("torchdata.") for frame in _frames()):
-        return
-    raise PlanError(
-        "accelerate's loader has read more steps than are trained, so this position would miss images after a resume: "
-        "save state_dict(step=…) with the steps of this epoch that are trained, which register_for_checkpointing "
-        "does not do, or set use_stateful_dataloader=True and let accelerate save the loader"
-    )
 
 
 def _module_of(frame: FrameType) -> str:
@@ -219,7 +204,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             PlanError: no whole number, or a negative one.
         """
-        if not called_by_accelerate_loop() and (number := whole("epoch", epoch, 0)) != self._start.epoch:
+        if not _called_by_accelerate_loop() and (number := whole("epoch", epoch, 0)) != self._start.epoch:
             self._start = self._live = EpochPosition(self.seed, number)
             self._live_steps = 0
 
@@ -238,7 +223,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         replicas, rank, shard = self._view()
-        self._by_accelerate = called_by_accelerate_loop()
+        self._by_accelerate = _called_by_accelerate_loop()
         if shard is not None:
             # accelerate then neither waits for full batches nor fills up the last ones with images of the first.
             shard.batch_size, shard.even_batches = None, False
@@ -278,8 +263,15 @@ class BucketBatchSampler(Sampler[list[int]]):
         planner = self._planner(replicas)
         position = self._live
         read_to_its_end = self._start.epoch == position.epoch + 1
-        if step is None and self._by_accelerate and not read_to_its_end and position != self._start:
-            refuse_untold_steps()
+        ahead = self._by_accelerate and not read_to_its_end and position != self._start
+        # torchdata keeps account of what it read
+        if step is None and ahead and not any(_module_of(frame).startswith("torchdata.") for frame in _frames()):
+            raise PlanError(
+                "accelerate's loader has read more steps than are trained, so this position would miss images after a "
+                "resume: save state_dict(step=…) with the steps of this epoch that are trained, which "
+                "register_for_checkpointing does not do, or set use_stateful_dataloader=True and let accelerate save "
+                "the loader"
+            )
         if step is not None:
             step = whole("step", step, 0)
             steps = self._live_steps or self._steps_of_epoch(replicas)

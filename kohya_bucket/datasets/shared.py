@@ -14,7 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -26,12 +26,8 @@ Made = TypeVar("Made")
 _ALIGNED = 4096
 
 
-class _Written(NamedTuple):
-    """A pickled object in a file: where its arrays lie, and after them the rest of it; (offset, length) each."""
-
-    path: str
-    arrays: list[tuple[int, int]]
-    rest: tuple[int, int]
+_Written = tuple[str, list[tuple[int, int]]]
+"""A file with a pickled object: where its arrays lie, and last the rest of it; (offset, length) each."""
 
 
 def shared_on_node(make: Callable[[], Made], folder: str | os.PathLike[str] | None = None) -> Made:
@@ -80,7 +76,7 @@ def _shared(make: Callable[[], Made], folder: str | os.PathLike[str] | None, gro
     finally:  # or a rank that cannot read it leaves the others waiting, and the file
         gather({}, group)
         if told["written"] is not None:
-            _remove(told["written"].path)
+            _remove(told["written"][0])
     if failure is not None:
         raise failure
     for rank, other in enumerate(everyone):
@@ -108,14 +104,15 @@ def _write(made: Any, folder: str | os.PathLike[str] | None) -> _Written:
         where = folder or tempfile.gettempdir()
         why = why_not_written(error) if isinstance(error, OSError) else error
         raise KohyaBucketError(f"{where}: what ranks share cannot be written there: {why}") from error
-    return _Written(str(own / "columns"), places[:-1], places[-1])
+    return str(own / "columns"), places
 
 
 def _attached(written: _Written) -> Any:
-    with open(written.path, "rb") as file:
+    path, places = written
+    with open(path, "rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    begin, length = written.rest
-    return pickle.loads(view[begin : begin + length], buffers=[view[at : at + n] for at, n in written.arrays])
+    *arrays, rest = (view[at : at + n] for at, n in places)
+    return pickle.loads(rest, buffers=arrays)
 
 
 def _remove(path: str) -> None:

@@ -17,8 +17,7 @@ from PIL import Image, ImageFile
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_beside
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import ImageFormat, MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images import MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
@@ -72,18 +71,32 @@ class FastSource(ImageSource, Protocol):
         """
 
 
-def checked_sizes(source: ImageSource, decode: str = "exact") -> SourceSizes:
+class CellSource(FastSource, Protocol):
+    """A source of this package: each image is in a cell, see `cell_picture`."""
+
+    _obey_exif: bool
+
+    def cell(self, index: int) -> Any:
+        """What holds an image. `UnreadableImageError` where nothing can be read."""
+
+    def picture(self, index: int, fit: Fit | None = None) -> Picture:
+        try:
+            return cell_picture(self.cell(index), self._obey_exif, fit)
+        except UnreadableImageError as error:
+            raise explained(self.name(index), error) from error
+
+
+def checked_sizes(source: ImageSource, fast: bool) -> SourceSizes:
     """Sizes of a source that somebody else may have written.
 
     Raises:
         KohyaBucketError: it lacks a method, `picture` with `decode="fast"`, or gives another number of sizes.
     """
-    names = (*_METHODS, "picture") if decode == "fast" else _METHODS
+    names = (*_METHODS, "picture") if fast else _METHODS
     if missing := [name for name in names if not hasattr(source, name)]:
         raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
     found = source.read_sizes()
-    shape = np.shape(found[0])
-    if shape != (len(source), 2):
+    if (shape := np.shape(found[0])) != (len(source), 2):
         raise KohyaBucketError(
             f"read_sizes() of {type(source).__name__} gave sizes of shape {list(shape)} for {len(source)} images, but "
             "must give one (width, height) for each"
@@ -224,10 +237,7 @@ def explained(name: str, error: Exception) -> KohyaBucketError:
     return KohyaBucketError(f"{name}: cannot be read as an image ({error}); repair or remove it")
 
 
-_NEED_PLUGINS = (ImageFormat.AVIF, ImageFormat.HEIC, ImageFormat.JXL)
-
-
-class FileSource(FastSource):
+class FileSource(CellSource):
     """Files, with captions from a list or from text files beside them.
 
     Args:
@@ -255,22 +265,20 @@ class FileSource(FastSource):
         refuse_one_path(paths)
         if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
             raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
-        self.paths = paths if isinstance(paths, TextColumn) else TextColumn.of(_path_texts(paths))
+        self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else _path_texts(paths))
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
-        self._ending = captions if isinstance(captions, str) else None
-        self._captions = None if captions is None or isinstance(captions, str) else _texts(captions)
-        if self._captions is not None and len(self._captions) != len(self.paths):
+        if isinstance(captions, str) and not captions.startswith("."):
+            raise KohyaBucketError(
+                f"captions={captions!r} is one text: give a list, or a file name ending such as '.txt'"
+            )
+        self._captions = captions if captions is None or isinstance(captions, str) else _texts(captions)
+        if isinstance(self._captions, TextColumn) and len(self._captions) != len(self.paths):
             raise KohyaBucketError(
                 f"{len(self._captions)} captions for {len(self.paths)} images: give one per image, in the same order"
             )
-        if self._ending is not None and not self._ending.startswith("."):
-            raise KohyaBucketError(
-                f"captions={self._ending!r} is one text: give a list, or a file name ending such as '.txt'"
-            )
         self._obey_exif = as_flag("obey_exif", obey_exif)
         scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
-        self._plugins = [kind for kind in _NEED_PLUGINS if (scan.formats == kind).any()]
         self._sizes = SourceSizes(scan.upright_sizes() if self._obey_exif else scan.sizes, scan.failures)
 
     def __len__(self) -> int:
@@ -279,19 +287,16 @@ class FileSource(FastSource):
     def read_sizes(self) -> SourceSizes:
         return self._sizes
 
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
-        for kind in self._plugins:
-            load_plugin(kind)
-        path = self.paths[index]
+    def cell(self, index: int) -> str | bytes:
         try:
-            return cell_picture(fetched(path), self._obey_exif, fit)
-        except (OSError, UnreadableImageError) as error:
-            raise explained(path, error) from error
+            return fetched(self.paths[index])
+        except OSError as error:
+            raise UnreadableImageError(str(error)) from error
 
     def caption(self, index: int) -> str:
-        if self._captions is not None:
+        if isinstance(self._captions, TextColumn):
             return self._captions[index]
-        return "" if self._ending is None else caption_beside(self.paths[index], self._ending) or ""
+        return "" if self._captions is None else caption_beside(self.paths[index], self._captions) or ""
 
     def name(self, index: int) -> str:
         return self.paths[index]

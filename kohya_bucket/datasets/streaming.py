@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag, integer, one_of
 from kohya_bucket.datasets.captions import caption_of_cell
 from kohya_bucket.datasets.items import (
     Batch,
     Item,
+    ItemKeywords,
+    ItemSettings,
     PixelRange,
     Transform,
-    build_item,
-    check_settings,
     register_bucket_collation,
 )
 from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, explained
@@ -100,8 +100,10 @@ class StreamBuffer(Generic[Sample]):
             self._held += 1
             if self.rng is None and len(self._waiting[bucket]) == self._global:
                 yield self._leave(bucket)
+            elif self._held >= self.capacity and (full := self._full()):
+                yield self._leave(self._draw(full))
             elif self._held >= self.capacity:
-                yield from self._make_room()
+                yield from self._remainder(max(sorted(self._waiting), key=lambda b: len(self._waiting[b])))
         while full := self._full():
             yield self._leave(self._draw(full))
         left = sorted(self._waiting)
@@ -109,12 +111,6 @@ class StreamBuffer(Generic[Sample]):
             self.rng.shuffle(left)
         for bucket in left:
             yield from self._remainder(bucket)
-
-    def _make_room(self) -> Iterator[tuple[Bucket, list[Sample]]]:
-        if full := self._full():
-            yield self._leave(self._draw(full))
-        else:
-            yield from self._remainder(max(sorted(self._waiting), key=lambda b: len(self._waiting[b])))
 
     def _full(self) -> list[Bucket]:
         return sorted(b for b, waiting in self._waiting.items() if len(waiting) >= self._global)
@@ -162,7 +158,7 @@ _Sample = tuple[Any, tuple[int, int], str, str]
 register_bucket_collation()
 
 
-class StreamKeywords(TypedDict, total=False):
+class StreamKeywords(ItemKeywords, total=False):
     """Keyword arguments of `StreamingBuckets`, but for the names of columns."""
 
     buffer_size: int
@@ -171,11 +167,6 @@ class StreamKeywords(TypedDict, total=False):
     seed: int
     num_replicas: int
     rank: int
-    transform: Transform | None
-    pixel_range: PixelRange
-    interpolation: str
-    decode: str
-    on_bad_image: str
     obey_exif: bool
 
 
@@ -234,7 +225,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         on_bad_image: str = "leave_out",
         obey_exif: bool = True,
     ) -> None:
-        check_settings(rule, transform, pixel_range, interpolation, decode, on_bad_image)
+        check_rule(rule)
+        self._settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
         if not 0 <= rank < num_replicas:
@@ -250,9 +242,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._columns = image_column, caption_column, name_column
         self._batching = batch_size, num_replicas, buffer_size, remainder
         self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
-        self._transform, self._interpolation = transform, interpolation
-        self._pixel_range, self._fast = pixel_range, decode == "fast"
-        self._obey_exif, self._on_bad_image = as_flag("obey_exif", obey_exif), on_bad_image
+        self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.counts = StreamCounts()
@@ -299,28 +289,25 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             mine = batch[self._rank * share : (self._rank + 1) * share]
             yield Batch(default_collate(self._items(bucket, mine, buffer.counts)))
         counts = buffer.counts
-        if counts.dropped or counts.repeated or counts.left_out:
-            _log.warning(
-                "stream: %d images trained, %d of them repeated, %d dropped, %d left out for their pixels",
-                counts.trained, counts.repeated, counts.dropped, counts.left_out,
-            )  # fmt: skip
+        if any(told := (counts.repeated, counts.dropped, counts.left_out)):
+            line = "stream: %d images trained, %d of them repeated, %d dropped, %d left out for their pixels"
+            _log.warning(line, counts.trained, *told)
 
     def _items(self, bucket: Bucket, samples: list[_Sample], counts: StreamCounts) -> list[Item]:
         """As many items as samples: in the place of an unreadable image one of the others."""
         items: list[Item] = []
-        first: KohyaBucketError | None = None
+        bad: list[KohyaBucketError] = []
         for sample in samples:
             try:
                 items.append(self._item(bucket, sample))
             except UnreadableImageError as error:
-                why = explained(sample[2], error)
-                if self._on_bad_image == "stop":
-                    raise why from error
-                first = first or why
+                bad.append(explained(sample[2], error))
+                if self._settings.on_bad_image == "stop":
+                    raise bad[0] from error
                 counts.left_out += 1
-                _log.warning("%s", one_line(f"{why}: it is left out, and another of its batch is trained twice"))
-        if first is not None and not items:
-            raise first
+                _log.warning("%s", one_line(f"{bad[-1]}: it is left out, and another of its batch is trained twice"))
+        if bad and not items:
+            raise bad[0]
         counts.trained += len(items) - len(samples)
         counts.repeated += len(samples) - len(items)
         return [items[i % len(items)] for i in range(len(samples))]
@@ -383,8 +370,5 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         def fit(_: tuple[int, int]) -> tuple[int, int]:
             return resized
 
-        picture = cell_picture(cell, self._obey_exif, fit if self._fast else None)
-        return build_item(
-            picture, bucket, fit, path=name, caption=caption, interpolation=self._interpolation,
-            transform=self._transform, pixel_range=self._pixel_range, fast=self._fast,
-        )  # fmt: skip
+        picture = cell_picture(cell, self._obey_exif, fit if self._settings.fast else None)
+        return self._settings.item(picture, bucket, fit, name, caption)

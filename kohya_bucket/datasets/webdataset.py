@@ -7,6 +7,7 @@ import os
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +15,21 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
-from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_file
 from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.datasets.items import ItemKeywords, check_settings
-from kohya_bucket.datasets.sources import FastSource, SourceSizes, cell_picture, explained
+from kohya_bucket.datasets.items import ItemKeywords, ItemSettings
+from kohya_bucket.datasets.sources import CellSource, SourceSizes
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
-from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import Oddities, TarIndex, plain_ending
 
 
-class TarSource(FastSource):
+class TarSource(CellSource):
     """The samples of a `TarIndex`. Nothing is unpacked, and no file stays open between samples.
 
     Raises:
@@ -57,34 +57,30 @@ class TarSource(FastSource):
         failures = [(i, self.name(i), reason) for i, reason in sorted(self.index.reasons.items())]
         return SourceSizes(sizes, failures)
 
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
-        row = self.index.rows[index]
-        data = self._bytes(row, row["offset"], row["length"])
-        try:
-            return cell_picture(data, self._obey_exif, fit)
-        except UnreadableImageError as error:
-            raise explained(self.name(index), error) from error
+    def cell(self, index: int) -> bytes:
+        return self._bytes(index, "")
 
     def caption(self, index: int) -> str:
-        row = self.index.rows[index]
-        if not row["caption_length"]:
+        if not self.index.rows[index]["caption_length"]:
             return ""
-        name = f"{self.name(index)}.{self.index.caption}"
-        return caption_of_file(self._bytes(row, row["caption_offset"], row["caption_length"]), name)
+        return caption_of_file(self._bytes(index, "caption_"), f"{self.name(index)}.{self.index.caption}")
 
     def name(self, index: int) -> str:
         return self.index.name(index)
 
-    def _bytes(self, row: Any, offset: Any, length: Any) -> bytes:
+    def _bytes(self, index: int, what: str) -> bytes:
+        row = self.index.rows[index]
         shard, stamp = self.index.shards[row["shard"]], self.index.stamps[row["shard"]]
         try:
-            return read_unchanged(shard, stamp, int(offset), int(length))
+            return read_unchanged(shard, stamp, int(row[f"{what}offset"]), int(row[f"{what}length"]))
         except OSError as error:
             raise KohyaBucketError(f"{shard}: this shard cannot be read ({explain_os_error(error)})") from error
 
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_IDENTITY = attrgetter("shards", "stamps", "caption", "image")
 
 
 def expand_shards(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -124,14 +120,15 @@ def dataset_from_shards(
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
     """
-    check_settings(rule, **settings)
+    check_rule(rule)
+    ItemSettings(**settings)
     names = expand_shards(shards)
     for name in names:
         if "://" in name or name.startswith("pipe:"):
             raise KohyaBucketError(f"{name}: random access needs files on this machine; use stream_from_shards")
     before = TarIndex.load(index) if index is not None and Path(index).exists() else None
     built = TarIndex.build(names, caption=caption, image=image, before=before)
-    if index is not None and (before is None or _identity(before) != _identity(built)):
+    if index is not None and (before is None or _IDENTITY(before) != _IDENTITY(built)):
         built.save(index)
     return BucketedDataset.from_source(TarSource(built, obey_exif=obey_exif), rule, **settings)
 
@@ -171,9 +168,9 @@ class _Shards(IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
             yield from self._samples()
+        except KohyaBucketError:
+            raise
         except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
-            if isinstance(error, KohyaBucketError):
-                raise
             # webdataset adds the stream and its name to what the error holds, where it knows them.
             why = error.strerror if isinstance(error, FileNotFoundError) else error.args[0] if error.args else error
             named = [part for part in (*error.args, getattr(error, "filename", None)) if part in self._shards]
@@ -184,7 +181,7 @@ class _Shards(IterableDataset[dict[str, Any]]):
         wds = _webdataset()
         odd = Oddities(self._image, self._caption)
         # Not split by rank: `StreamingBuckets` gives each rank its slice of every batch.
-        samples = wds.WebDataset(self._shards, shardshuffle=False, nodesplitter=_whole, empty_check=False)
+        samples = wds.WebDataset(self._shards, shardshuffle=False, nodesplitter=iter, empty_check=False)
         for sample in samples:
             name = f"{sample['__url__']}#{sample['__key__']}"
             endings = [ending for ending in sample if not ending.startswith("__")]
@@ -199,14 +196,6 @@ class _Shards(IterableDataset[dict[str, Any]]):
     def _described(self) -> str:
         first, last = self._shards[0], self._shards[-1]
         return first if len(self._shards) == 1 else f"{len(self._shards)} shards, {first} to {last}"
-
-
-def _whole(shards: Any) -> Any:
-    return shards
-
-
-def _identity(index: TarIndex) -> tuple[Any, ...]:
-    return index.shards, index.stamps, index.caption, index.image
 
 
 def _webdataset() -> Any:

@@ -14,6 +14,7 @@ order. Bands of the image are worked on that fit into a processor's own cache.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -157,16 +158,8 @@ def _sum_in_order(
         y, x = np.divmod(where[start : start + step], out.shape[1])
         column, channel = np.divmod(x, channels)
         parts = pixels[down.at[:, None, y], across.at[None, :, column], channel] * across.share[:, column]
-        total = _in_order(_in_order(parts.swapaxes(0, 1)) * down.share[:, y])
-        out[y, x] = np.rint(total)
-
-
-def _in_order(terms: Floats) -> Floats:
-    """Sum over the first axis from its beginning to its end; numpy's own sum may take pairs."""
-    total: Floats = terms[0].copy()
-    for term in terms[1:]:
-        total += term
-    return total
+        # numpy's own sum may take pairs
+        out[y, x] = np.rint(reduce(np.add, reduce(np.add, parts.swapaxes(0, 1)) * down.share[:, y]))
 
 
 def _blocks(shares: _Shares) -> _Blocks:

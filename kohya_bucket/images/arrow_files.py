@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
+from kohya_bucket.images.text_column import TextColumn
 
 ROWS_PER_BYTE = 8  # more is nothing that was ever written: even a row of constants has a path or a checksum
 _BYTES_PER_BYTE = 1000
@@ -63,9 +64,48 @@ def numpy_of(column: Any) -> npt.NDArray[Any]:
     return np.frombuffer(data, {"float": "float32", "halffloat": "float16"}.get(name, name))[here]
 
 
-def arrow_of(values: npt.NDArray[Any]) -> Any:
-    """[N] numbers as an Arrow array, without a copy."""
+def checked_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """[N] a copy of a column. `ValueError` if it is of another type, or has gaps."""
+    if column.type != np.dtype(dtype).name:
+        raise ValueError(f"a column of {column.type} where {np.dtype(dtype)} belongs")
+    return np.array(numpy_of(whole(column)))
+
+
+def checked_texts(column: Any) -> TextColumn:
+    """A column of texts. `ValueError` if it has gaps."""
     pa, _ = pyarrow_modules()
+    array = whole(column).cast(pa.large_string()).combine_chunks()
+    if len(array) == 0:
+        return TextColumn.of([])
+    _, offsets, pool = array.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    return TextColumn(pool[int(ends[0]) : int(ends[-1])].to_pybytes() if pool else b"", ends - ends[0])
+
+
+def whole(column: Any) -> Any:
+    """The column. `ValueError` if it has gaps."""
+    if column.null_count:
+        raise ValueError(f"a column of {column.type} with {column.null_count} gaps")
+    return column
+
+
+def some_texts(column: Any) -> dict[int, str]:
+    """The texts of a column that has few, by row."""
+    listed = column.cast("string").to_pylist() if column.null_count < len(column) else []
+    return {i: text for i, text in enumerate(listed) if text is not None}
+
+
+def arrow_texts(texts: TextColumn) -> Any:
+    """Texts as an Arrow array, without a copy."""
+    pa, _ = pyarrow_modules()
+    offsets = pa.py_buffer(texts.offsets.astype(np.int64))
+    return pa.Array.from_buffers(pa.large_string(), len(texts), [None, offsets, pa.py_buffer(texts.pool)])
+
+
+def arrow_of(values: npt.NDArray[Any]) -> Any:
+    """[N] numbers as an Arrow array, without a copy if they lie one after the other."""
+    pa, _ = pyarrow_modules()
+    values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 

@@ -29,7 +29,7 @@ _PLUGINS = {
     ImageFormat.HEIC: ("pillow_heif", "pillow-heif"),
     ImageFormat.JXL: ("pillow_jxl", "pillow-jxl-plugin"),
 }
-_ORIENTATION = 0x0112
+ORIENTATION = 0x0112
 
 
 @functools.cache
@@ -106,7 +106,7 @@ def _orientation(image: Image.Image, kind: ImageFormat) -> int:
         return 1
     try:
         # PNG would decode its pixels first, in search of an EXIF block behind them.
-        value = image.getexif().get(_ORIENTATION, 1) if kind is not ImageFormat.PNG or "exif" in image.info else 1
+        value = image.getexif().get(ORIENTATION, 1) if kind is not ImageFormat.PNG or "exif" in image.info else 1
     except Exception:
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1

@@ -23,31 +23,20 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.by_pillow import pixel_limit
-from kohya_bucket.images.formats import VIDEO_EXTENSIONS, UnreadableImageError, explain_os_error, frame_endings
+from kohya_bucket.images.formats import UnreadableImageError, explain_os_error, frame_endings
 from kohya_bucket.images.headers import read_header
-from kohya_bucket.images.listing import list_images, refuse_one_path
+from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.scan import Job, Work
 from kohya_bucket.texts import counted
-
-
-def frames_in(folder: str) -> list[str]:
-    """The images of a folder that are the frames of a clip, in the order of their names."""
-    endings = frame_endings()
-    return sorted(
-        os.path.join(folder, name) for name in os.listdir(folder) if os.path.splitext(name)[1] in endings
-    )  # a folder of such a name is taken too, as there, and cannot be read
-
-
-ClipRow = tuple[int, int, int, int, int, int, int]
-"""(width, height, frames, numerator and denominator of frames per second, degrees by which a player turns it
-counter-clockwise, how the number of frames is known)."""
 
 TOLD, COUNTED, OF_IMAGES = 1, 2, 3
 """How the number of frames is known: the container told it, they were decoded, or they are images in a folder."""
 
 MOST_FRAMES = 10_000_000
 _COLUMNS = [(name, "i8") for name in ("width", "height", "frames", "rate", "per", "rotation", "source")]
+ClipRow = tuple[int, int, int, int, int, int, int]
+"""These columns; frames per second are `rate` / `per`."""
 
 
 def read_clip(path: str, *, decode: bool = False) -> ClipRow:
@@ -146,14 +135,15 @@ def _packets(container: Any, stream: Any) -> int:
 
 
 def _of_images(folder: str) -> ClipRow:
-    frames = frames_in(folder)
+    # a folder of such a name is taken too, as by musubi-tuner, and cannot be read
+    frames = [name for name in os.listdir(folder) if os.path.splitext(name)[1] in frame_endings()]
     if not frames:
         raise UnreadableImageError("a folder without images")
+    first = min(frames)
     try:
-        width, height, _, _ = read_header(frames[0])
+        width, height, _, _ = read_header(os.path.join(folder, first))
     except (UnreadableImageError, OSError) as error:
-        name = os.path.basename(frames[0])
-        raise UnreadableImageError(f"its first image, {name}: {explain_os_error(error)}") from None
+        raise UnreadableImageError(f"its first image, {first}: {explain_os_error(error)}") from None
     return width, height, len(frames), 0, 1, 0, OF_IMAGES
 
 
@@ -194,11 +184,6 @@ class ClipScan:
         return np.asarray(np.divide(self.frames, self.fps, out=unknown, where=self.fps > 0))
 
 
-def list_clips(source: str | Iterable[str], *, recursive: bool = True) -> list[str]:
-    """Paths of clips; as `list_images`, for the endings of clips."""
-    return list_images(source, recursive=recursive, extensions=VIDEO_EXTENSIONS)
-
-
 def read_clips(
     paths: Iterable[str | os.PathLike[str]],
     *,
@@ -225,16 +210,11 @@ def read_clips(
     if importlib.util.find_spec("av") is None and not all(map(os.path.isdir, texts)):
         raise KohyaBucketError(f"clips are read by PyAV, which is not installed: {pip_install('video')}")
     look = partial(read_clip, decode=decode)
-    job = Job(Work(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress)
-    job.run()
+    job = Job(Work(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress).run()
     rows = job.rows
+    sizes = np.stack([rows["width"], rows["height"]], axis=1).astype(np.int32)
     rate = np.divide(rows["rate"], rows["per"], out=np.zeros(len(texts)), where=rows["per"] > 0)
+    failures = [(i, texts[i], reason) for i, reason in sorted(job.failures.items())]
     return ClipScan(
-        texts,
-        np.stack([rows["width"], rows["height"]], axis=1).astype(np.int32),
-        rows["frames"].astype(np.int64),
-        rate,
-        rows["rotation"].astype(np.int64),
-        rows["source"].astype(np.uint8),
-        [(i, texts[i], reason) for i, reason in sorted(job.failures.items())],
+        texts, sizes, rows["frames"].copy(), rate, rows["rotation"].copy(), rows["source"].astype(np.uint8), failures
     )

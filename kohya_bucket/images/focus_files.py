@@ -14,8 +14,8 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -41,40 +41,6 @@ _ODD_NAMES = ("\n/", "\n.", "/.", "//", "\\", ":")  # spellings that must be wor
 Row = tuple[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class FocusTable:
-    """N images with a rectangle each.
-
-    Attributes:
-        names: [N] as the file has them, relative to `folder`.
-        rectangles: [N, 4] float64 left, top, right, bottom in shares.
-    """
-
-    folder: str
-    names: Sequence[str]
-    rectangles: FloatArray
-    _rows: Mapping[str, int]
-
-    def of(self, paths: Iterable[str]) -> tuple[FloatArray, list[str]]:
-        """[M, 4] the rectangles of images, NaN where there is none; and names of other images, which do not exist.
-
-        Addresses of remote ones are not asked for.
-        """
-        at = np.array([self._row(path) for path in paths], dtype=np.intp)
-        other = np.ones(len(self.names), dtype=np.bool_)
-        other[at[at >= 0]] = False
-        names = (self.names[i] for i in np.flatnonzero(other).tolist())
-        missing = [name for name in names if not (is_url(name) or os.path.exists(os.path.join(self.folder, name)))]
-        if not len(self.names):
-            return _none(len(at)), missing
-        return np.where(at[:, None] < 0, np.nan, self.rectangles[at]), missing
-
-    def _row(self, path: str) -> int:
-        key = path if is_url(path) else file_key(path)
-        inside = key[len(self.folder) :].replace(os.sep, "/") if key.startswith(self.folder) else key
-        return self._rows.get(inside, -1)
-
-
 def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]:
     """The focus of each image: [N, 4] shares, NaN where there is none; and the names in the file of images that are
     not there.
@@ -92,7 +58,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         status = os.stat(where)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is no file")
-        return _table(os.path.abspath(where), status.st_size, status.st_mtime_ns).of(paths)
+        folder, names, rectangles, rows = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
@@ -100,10 +66,19 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
             f"focus is {where!r}, which cannot be read ({error}): name a .jsonl or .parquet file, or {BESIDE!r} for "
             f"files beside the images; {path_meant(where)}"
         ) from None
+    keys = (path if is_url(path) else file_key(path) for path in paths)
+    at = np.array([rows.get(_inside(key, folder), -1) for key in keys], dtype=np.intp)
+    other = np.arange(len(rectangles)) < len(names)
+    other[at] = False
+    others = (names[i] for i in np.flatnonzero(other).tolist())
+    return rectangles[at], [name for name in others if not (is_url(name) or os.path.exists(os.path.join(folder, name)))]
 
 
 @lru_cache(maxsize=2)  # all data sets of a run ask for it
-def _table(path: str, nbytes: int, mtime: int) -> FocusTable:  # noqa: ARG001  (what tells states apart)
+def _table(
+    path: str, nbytes: int, mtime: int  # noqa: ARG001  (what tells states apart)
+) -> tuple[str, list[str], FloatArray, dict[str, int]]:  # fmt: skip
+    """(folder, N names relative to it, [N + 1, 4] their rectangles and one of NaN, rows by what `_inside` says)."""
     folder = os.path.join(file_key(os.path.dirname(path)), "")
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
     names, rectangles = by_columns(path)
@@ -115,7 +90,7 @@ def _table(path: str, nbytes: int, mtime: int) -> FocusTable:  # noqa: ARG001  (
     if len(rows) < len(keys):
         twice = next(name for i, (name, key) in enumerate(zip(names, keys, strict=True)) if rows[key] != i)
         raise ConfigError(f"{path}: {twice!r} has more than one focus; keep one, or one rectangle around all")
-    return FocusTable(folder, names, rectangles, rows)
+    return folder, names, np.concatenate([rectangles, _none(1)]), rows
 
 
 def _inside(key: str, folder: str) -> str:
@@ -151,10 +126,7 @@ def _parquet(path: str) -> tuple[list[str], FloatArray]:
     with as_damage(f"{path}: cannot be read as a table with the columns image and focus", error=ConfigError):
         table = read_table(path, ["image", "focus"])
         found = _from_arrow(table)
-        rows = [] if found else table.to_pylist()
-    if found is not None:
-        return found
-    return _columns(_row(row, f"{path}, row {number}") for number, row in enumerate(rows, 1))
+        return found or _columns(_row(row, f"{path}, row {k}") for k, row in enumerate(table.to_pylist(), 1))
 
 
 def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
@@ -195,7 +167,8 @@ def _lines(path: str) -> tuple[list[str], FloatArray]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             while lines := list(islice(file, _LINES)):
-                more = _at_once(lines) or _columns(_one_by_one(lines, number, path))
+                numbered = ((line, f"{path}, line {k}") for k, line in enumerate(lines, number) if line.strip())
+                more = _at_once(lines) or _columns(_row(_parsed(line, where), where) for line, where in numbered)
                 names += more[0]
                 rectangles.append(more[1])
                 number += len(lines)
@@ -220,12 +193,6 @@ def _at_once(lines: Sequence[str]) -> tuple[list[str], FloatArray] | None:
     return None if rectangles is None else (names, rectangles)
 
 
-def _one_by_one(lines: Sequence[str], first: int, path: str) -> Iterator[Row]:
-    for number, line in enumerate(lines, first):
-        if line.strip():
-            yield _row(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
-
-
 def _parsed(text: str, where: str) -> Any:
     try:
         return parse_json(text)
@@ -246,7 +213,6 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
     if not good or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
         raise ConfigError(f"{what} is {str(value)[:100]}, but must be {_FORM}")
     left, top, right, bottom = value if len(value) == 4 else (*value, *value)
-    why = ""
     if not all(-math.inf < side < math.inf for side in value):
         why = "which is not finite"
     elif min(value) < 0:
@@ -255,9 +221,9 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
         why = "which lies outside the picture: give shares from 0 to 1, not pixels"
     elif left > right or top > bottom:
         why = "whose sides are swapped: give left, top, right, bottom"
-    if why:
-        raise ConfigError(f"{what} is {list(value)}, {why}")
-    return float(left), float(top), float(right), float(bottom)
+    else:
+        return float(left), float(top), float(right), float(bottom)
+    raise ConfigError(f"{what} is {list(value)}, {why}")
 
 
 def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
@@ -266,11 +232,8 @@ def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
     if missing:
         told.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
     if len(focus) and np.isnan(focus).any(axis=1).all():
-        how = (
-            f"NAME{_OWN} or NAME{_SIMPLETUNER}"
-            if where == BESIDE
-            else "names are relative to its folder, without links"
-        )
+        how = "names are relative to its folder, without links"
+        how = f"NAME{_OWN} or NAME{_SIMPLETUNER}" if where == BESIDE else how
         told.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
     return one_line(f"focus {where}: {'; '.join(told)}") if told else ""
 
@@ -300,7 +263,9 @@ def _beside(paths: Sequence[str]) -> FloatArray:
         folder, name = os.path.split(path)
         stem = os.path.splitext(name)[0]
         if folder not in listed:
-            listed[folder] = _names_in(folder)
+            listed[folder] = frozenset()
+            with suppress(OSError):  # an address, or gone: what cannot be read is said where it is read
+                listed[folder] = frozenset(os.listdir(folder or "."))
         if stem + _OWN in listed[folder]:
             file = os.path.join(folder, stem + _OWN)
             data = _parsed(read_text(file), file)
@@ -308,13 +273,6 @@ def _beside(paths: Sequence[str]) -> FloatArray:
         elif stem + _SIMPLETUNER in listed[folder]:
             out[i] = _bbox(os.path.join(folder, stem + _SIMPLETUNER))
     return out
-
-
-def _names_in(folder: str) -> frozenset[str]:
-    try:
-        return frozenset(os.listdir(folder or "."))
-    except OSError:  # an address, or gone: what cannot be read is said where it is read
-        return frozenset()
 
 
 def _bbox(file: str) -> tuple[float, ...]:

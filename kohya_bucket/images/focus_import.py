@@ -54,8 +54,8 @@ def read_boxes(source: str) -> Iterator[Box]:
     try:
         data = parse_json(read_text(source, _MOST_BYTES))
     except ValueError as error:
-        raise ConfigError(f"{source} is not JSON ({error}): give a COCO or Label Studio file, or a folder of YOLO's "
-                          "text files") from None  # fmt: skip
+        wanted = "a COCO or Label Studio file, or a folder of YOLO's text files"
+        raise ConfigError(f"{source} is not JSON ({error}): give {wanted}") from None
     if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
         with as_damage(f"{source} is not as COCO has it", error=ConfigError):
             yield from list(_coco(data, source))
@@ -138,13 +138,11 @@ def _yolo(folder: str) -> Iterator[Box]:
     for base, _, names in sorted(os.walk(folder)):
         for name in sorted(name for name in names if name.lower().endswith(".txt")):
             path = os.path.join(base, name)
-            lines = [
-                (number, line.split()) for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()
-            ]
-            if not lines or not _YOLO.match(" ".join(lines[0][1])):
+            lines = {f"{path}, line {k}": line.split() for k, line in enumerate(read_text(path).split("\n"), 1)}
+            lines = {where: words for where, words in lines.items() if words}
+            if not _YOLO.match(" ".join(next(iter(lines.values()), ()))):
                 continue  # a caption, or a list of classes
-            for number, words in lines:
-                where = f"{path}, line {number}"
+            for where, words in lines.items():
                 if len(words) not in (5, 6):  # the sixth is how sure a detector was
                     raise ConfigError(
                         f"{where}: has {counted(len(words), 'value')}, but a box is: class x y width height; export "

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
-from kohya_bucket.images.pieces import HEAD_BYTES, Pieces, Source, as_file, length_of, read_at
-from kohya_bucket.images.remote import RemoteFile, is_url
+from kohya_bucket.images.remote import HEAD_BYTES, HeaderFile, Pieces, RemoteFile, Source, is_url, length_of, read_at
 
 ORIENTATIONS = {
     2: "mirrored left to right",
@@ -90,12 +89,10 @@ def _png_orientation(head: bytes, source: Source) -> int | None:
     orientation = 1
     at = 33
     for _ in range(_MAX_CHUNKS):
-        if at + 8 <= len(head):
-            length, name = _png_chunk(head, at)
-        elif len(chunk := read_at(source, at, 8)) == 8:
-            length, name = _png_chunk(chunk)
-        else:
+        chunk = head[at : at + 8] if at + 8 <= len(head) else read_at(source, at, 8)
+        if len(chunk) < 8:
             return None
+        length, name = _png_chunk(chunk)
         if name == b"IDAT":
             return orientation
         if name == b"eXIf":
@@ -224,15 +221,8 @@ def _webp_orientation(head: bytes, source: Source) -> tuple[int, int]:
     return reached, 1
 
 
-Reader = Callable[[bytes, Source], HeaderRow | None]
-
-
-def _unknown(_: bytes, __: Source) -> HeaderRow | None:
-    return None
-
-
 # By the first byte; each reader looks at the rest of the signature itself.
-_readers: list[Reader] = [_unknown] * 256
+_readers: list[Callable[[bytes, Source], HeaderRow | None]] = [lambda _, __: None] * 256
 _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
 # A named pipe that happens to be called x.png must not block; Windows must not translate line ends.
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -259,10 +249,11 @@ def read_header(path: str) -> HeaderRow:
         # Asked only now, so that ordinary paths pay nothing for it.
         if is_url(path):
             return _remote_header(path)
-        why = explain_os_error(error) if isinstance(error, OSError) else f"not a usable path ({error})"
+        if isinstance(error, ValueError):
+            raise UnreadableImageError(f"not a usable path ({error})") from None
         # Windows says "permission denied" for folders.
-        is_folder = isinstance(error, OSError) and os.path.isdir(path)
-        raise UnreadableImageError("a folder, not a file" if is_folder else why) from None
+        why = "a folder, not a file" if os.path.isdir(path) else explain_os_error(error)
+        raise UnreadableImageError(why) from None
     try:
         head = os.read(fd, HEAD_BYTES)
         if head and (found := _readers[head[0]](head, fd)) and found[0] and found[1]:
@@ -293,7 +284,7 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
         return _by_pillow(source, head)
     from kohya_bucket.images.by_pillow import refuse_large
 
-    refuse_large(found[0], found[1])
+    refuse_large(*found[:2])
     return found
 
 
@@ -315,7 +306,7 @@ def _by_pillow(source: Source, head: bytes) -> HeaderRow:
     # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
     from kohya_bucket.images.by_pillow import open_with_pillow
 
-    with as_file(source) as file:
+    with HeaderFile(source) as file:
         return open_with_pillow(file, sniff(head[:32]))
 
 

@@ -1,10 +1,9 @@
 """Images in a column of a table: Parquet files, and the Arrow files in which `datasets` saves a data set.
 
-A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it.
-
-An image in an Arrow file is read where it lies. Parquet cannot do this: to read a row, all rows before it in its row
-group are decoded. So a reader goes on from where it was, and the rows that it passes are kept for whoever comes next,
-up to a limit for the whole process. Memory is that limit, and a page of each open column, however large a row group.
+A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it. An image in
+an Arrow file is read where it lies. To read a row of Parquet, all rows before it in its row group are decoded: so a
+reader goes on from where it was, and the rows that it passes are kept for whoever comes next, up to a limit for the
+process.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import accumulate
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from kohya_bucket.images.arrow_files import ROWS_PER_BYTE, pyarrow_modules
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
-from kohya_bucket.images.pieces import length_of
-from kohya_bucket.images.remote import is_url, open_remote
+from kohya_bucket.images.remote import is_url, length_of, open_remote
 from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_or_refuse
 from kohya_bucket.texts import one_line
 
@@ -40,7 +39,6 @@ _BYTES = ("binary", "large_binary", "binary_view")  # as Arrow names its types
 _TEXTS = ("string", "large_string", "string_view")
 _ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
 _KEPT = 384 << 20
-_OPEN = 32
 _REMEDY = "copy or build it again"
 
 
@@ -62,7 +60,7 @@ class ScannedRows:
     offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     reasons: dict[int, str]
-    captions: list[Any] | None = field(default=None)
+    captions: list[Any] | None = None
 
 
 def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
@@ -81,8 +79,13 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     reasons: dict[int, str] = {}
     captions: list[Any] | None = None if caption is None else []
     with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
-        for part in parts_of_table(path, image, caption):
-            offsets.append(np.full(len(part.images), -1) if part.offsets is None else part.offsets)
+        if read_by_groups(path):
+            table = ParquetRows(path, image, caption)
+            parts: Iterator[Part] = chain.from_iterable(map(table.parts, range(len(table.starts))))
+        else:
+            parts = _arrow_parts(path, image, caption)
+        for part in parts:
+            offsets.append(part.offsets)
             for cell in part.images:
                 check_cancelled()
                 data = _bytes_in(cell)
@@ -103,20 +106,6 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     )  # fmt: skip
 
 
-def places_of_rows(path: str, stamp: Stamp, image: str) -> dict[str, tuple[int, int]]:
-    """Offset and length in the file of each image, by the number of its row; of a table that has them there.
-
-    Raises as `scan_rows`.
-    """
-    places: list[tuple[int, int]] = []
-    with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
-        for part in parts_of_table(path, image, None):
-            lengths = [len(_bytes_in(cell) or b"") for cell in part.images]
-            places += zip([] if part.offsets is None else part.offsets.tolist(), lengths, strict=True)
-    check_unchanged(path, stamp_or_refuse(path), stamp)
-    return {str(row): place for row, place in enumerate(places)}
-
-
 def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
     """The bytes of one image of a Parquet file, which had its stamp after they were read.
 
@@ -133,11 +122,10 @@ def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
     return data
 
 
-def _bytes_in(cell: Any) -> bytes | None:
-    """What a cell holds of an image; None: nothing."""
+def _bytes_in(cell: Any) -> Any:
+    """What a cell holds of an image: bytes, or None."""
     value = cell.as_py()
-    found: bytes | None = value.get("bytes") if isinstance(value, dict) else value
-    return found
+    return value.get("bytes") if isinstance(value, dict) else value
 
 
 class _Kept:
@@ -170,7 +158,7 @@ class _Reader:
     """One column of a Parquet file, of which each part is read after the one before."""
 
     def __init__(self, path: str, stamp: Stamp, image: str) -> None:
-        self._path, self._stamp, self._key = path, stamp, (path, stamp, image)
+        self._key = path, stamp, image
         self._table = ParquetRows(path, image, None)
         self._lock = threading.Lock()
         self._group, self._next = -1, 0
@@ -178,7 +166,7 @@ class _Reader:
 
     def image(self, row: int) -> bytes | None:
         if not 0 <= row < self._table.rows:
-            raise KohyaBucketError(f"{self._path}: has no row {row}, but {self._table.rows} rows")
+            raise KohyaBucketError(f"{self._key[0]}: has no row {row}, but {self._table.rows} rows")
         group = bisect.bisect_right(self._table.starts, row) - 1
         number, at = divmod(row - self._table.starts[group], _ROWS_OF_PART)
         with self._lock:
@@ -189,25 +177,23 @@ class _Reader:
                 except BaseException:  # such as a request that failed: nothing comes after it
                     self._group = -1
                     raise
-        return _bytes_in(part[at])
+        data: bytes | None = _bytes_in(part[at])
+        return data
 
     def _read(self, group: int, number: int) -> Any:
         """A part; those before it are passed, and kept too."""
+        path, stamp, _ = self._key
         if self._group != group or self._next > number:
             self._parts, self._group, self._next = self._table.parts(group), group, 0
-        while True:
+        while self._next <= number:
             part = next(self._parts).images
-            found = (self._key, self._group, self._next)
+            check_unchanged(path, stamp_or_refuse(path), stamp)
+            _kept.put((self._key, group, self._next), part)
             self._next += 1
-            check_unchanged(self._path, stamp_or_refuse(self._path), self._stamp)
-            _kept.put(found, part)
-            if found[2] == number:
-                return part
+        return part
 
 
-@functools.lru_cache(maxsize=_OPEN)
-def _reader(path: str, stamp: Stamp, image: str) -> _Reader:
-    return _Reader(path, stamp, image)
+_reader = functools.lru_cache(maxsize=32)(_Reader)
 
 
 class Part(NamedTuple):
@@ -215,32 +201,17 @@ class Part(NamedTuple):
 
     Attributes:
         images, captions: Arrow arrays; the latter None where none are wanted.
-        offsets: [N] int64, where the bytes of each image lie in the file; None where they do not lie there as they are.
+        offsets: [N] int64, where the bytes of each image lie in the file; -1 where they do not lie there as they are.
     """
 
     images: Any
     captions: Any
-    offsets: npt.NDArray[np.int64] | None
+    offsets: npt.NDArray[np.int64]
 
 
 def read_by_groups(path: str) -> bool:
     """Whether a row is read with those before it."""
     return path.lower().endswith(".parquet")
-
-
-def parts_of_table(path: str, image: str, caption: str | None) -> Iterator[Part]:
-    """All rows of a table, in their order. One part is in memory, of an Arrow file one record batch.
-
-    Raises:
-        KohyaBucketError: no such column, or one that holds something else.
-        OSError, pyarrow.ArrowException: it cannot be read.
-    """
-    if not read_by_groups(path):
-        yield from _arrow_parts(path, image, caption)
-        return
-    table = ParquetRows(path, image, caption)
-    for group in range(len(table.starts)):
-        yield from table.parts(group)
 
 
 class ParquetRows:
@@ -280,7 +251,8 @@ class ParquetRows:
         )  # fmt: skip
         image, caption = self._names
         for batch in batches:
-            yield Part(batch.column(image), None if caption is None else batch.column(caption), None)
+            nowhere = np.full(len(batch), -1, np.int64)
+            yield Part(batch.column(image), None if caption is None else batch.column(caption), nowhere)
 
 
 def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
@@ -293,10 +265,9 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
         schema = pa.ipc.read_schema(file)
         _check(path, schema, image, caption)
         while True:
-            try:
+            message = None
+            with suppress(EOFError):
                 message = pa.ipc.read_message(file)
-            except EOFError:
-                return
             if message is None:  # the end may be marked
                 return
             if message.type != "record batch":
@@ -304,8 +275,7 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
             batch = pa.ipc.read_record_batch(message, schema)
             batch.validate(full=True)
             images = batch.column(image)
-            start = file.tell() - message.body.size
-            offsets = start + _places(path, images, message.body)
+            offsets = file.tell() - message.body.size + _places(path, images, message.body)
             yield Part(images, None if caption is None else batch.column(caption), offsets)
 
 
@@ -340,15 +310,13 @@ def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
     kind = schema.field(image).type
     if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
         kind = kind.field(at).type
-    if str(kind) in _TEXTS:
-        raise KohyaBucketError(
-            f"{path}: its column {image!r} holds texts, not the bytes of image files: if these are paths or addresses, "
-            "write them to a .txt file and name that, else name the column of bytes by --image-column"
-        )
     if str(kind) not in _BYTES:
+        held, listed = one_line(kind), ""
+        if str(kind) in _TEXTS:
+            held, listed = "texts", "; if these are paths or addresses, write them to a .txt file and name that"
         raise KohyaBucketError(
-            f"{path}: its column {image!r} holds {one_line(kind)}, not the bytes of image files: name the column that "
-            "does by --image-column"
+            f"{path}: its column {image!r} holds {held}, not the bytes of image files: name the column that does by "
+            f"--image-column{listed}"
         )
     if caption is not None and str(schema.field(caption).type) not in _TEXTS:
         raise KohyaBucketError(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.remote import is_url, list_remote
+from kohya_bucket.texts import read_text
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -93,51 +95,28 @@ def list_images(
 
 
 def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]:
+    def refuse(error: OSError) -> None:
+        raise KohyaBucketError(f"{error.filename or folder}: this folder cannot be listed ({error.strerror})") from None
+
     out: list[str] = []
     seen: set[tuple[int, int]] = set()
-    pending = [folder] if _is_new(folder, seen) else []
-    while pending:
-        here = pending.pop()
-        try:
-            with os.scandir(here) as entries:
-                for entry in entries:
-                    dot = entry.name.rfind(".")
-                    # Folders may be called anything, x.png too; asking costs nothing where the system told already.
-                    if _is_folder(entry):
-                        if recursive and _is_new(entry.path, seen):
-                            pending.append(entry.path)
-                    elif dot > 0 and entry.name[dot:].lower() in extensions:
-                        out.append(entry.path)
-        except OSError as error:
-            raise KohyaBucketError(f"{here}: this folder cannot be listed ({error.strerror})") from None
+    _is_new(folder, seen)
+    for here, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [name for name in folders if recursive and _is_new(os.path.join(here, name), seen)]
+        inside = os.path.join(here, "")
+        out += [inside + name for name in names if (dot := name.rfind(".")) > 0 and name[dot:].lower() in extensions]
     return out
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself, which is a file that cannot be read where it is named as an image
-        return False
-
-
 def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
-    try:
+    before = len(seen)
+    with suppress(OSError):
         status = os.stat(folder)
-    except OSError:
-        return False
-    key = (status.st_dev, status.st_ino)
-    if key in seen:
-        return False
-    seen.add(key)
-    return True
+        seen.add((status.st_dev, status.st_ino))
+    return len(seen) > before
 
 
 def _from_list(path: str) -> list[str]:
     folder = os.path.dirname(path)
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = [line.strip() for line in file]
-    except UnicodeDecodeError as error:
-        raise KohyaBucketError(f"{path}: this list of paths is not UTF-8 text ({error}); save it as UTF-8") from None
-    named = [line for line in lines if line and not line.startswith("#")]
+    named = (line for line in map(str.strip, read_text(path, None).split("\n")) if line and not line.startswith("#"))
     return list(dict.fromkeys(line if is_url(line) else os.path.join(folder, line) for line in named))

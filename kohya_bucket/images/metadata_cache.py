@@ -6,8 +6,8 @@ bytes (int64), format (text: PNG, JPEG, …), orientation (uint8), hash (text or
 
 from __future__ import annotations
 
-import builtins
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
-from kohya_bucket.images.arrow_files import bounded_table, is_marked, numpy_of, pyarrow_modules
+from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
@@ -32,7 +32,8 @@ _NUMBERS = ("sizes", "mtime_ns", "bytes", "formats", "orientation")
 _VERSION_KEY = b"kohya_bucket_metadata_version"
 _VERSION = 1
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
-_HEXADECIMAL = set("0123456789abcdef")
+_HASH_TEXT = re.compile(rf"([0-9a-f]{{{HASH_LENGTH}}})?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Changes(NamedTuple):
@@ -206,7 +207,7 @@ class MetadataCache:
                 pyarrow is missing.
         """
         file = os.fspath(path)
-        pyarrow_modules()
+        arrow_files.pyarrow_modules()
         if not os.path.isfile(file):
             raise KohyaBucketError(
                 f"{file}: no such metadata cache; make one with: kohya-bucket sizes build … --output"
@@ -216,7 +217,7 @@ class MetadataCache:
         ):
             # Read whole and closed again: a mapped file could not be replaced on Windows.
             with open(file, "rb") as opened:
-                table = bounded_table(opened.read(), _COLUMNS)
+                table = arrow_files.bounded_table(opened.read(), _COLUMNS)
             version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"0"))
             if not version:
                 raise ValueError("it has no version")
@@ -235,10 +236,12 @@ class MetadataCache:
         Raises:
             KohyaBucketError: pyarrow is missing, or the file cannot be replaced.
         """
-        _, pq = pyarrow_modules()
+        _, pq = arrow_files.pyarrow_modules()
         keep = self.paths.is_first()
-        if not _is_unicode(self.paths.pool):
-            keep &= [_is_unicode(os.fsencode(path)) for path in self.paths]
+        try:
+            str(self.paths.pool, "utf-8")
+        except UnicodeDecodeError:
+            keep &= [not _SURROGATE.search(path) for path in self.paths]
         table = _as_table(self if keep.all() else self.where(keep))
         replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 
@@ -354,43 +357,23 @@ def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
     )  # fmt: skip
 
 
-def _is_unicode(text: builtins.bytes | memoryview) -> bool:
-    try:
-        str(text, "utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def is_metadata_cache(path: str) -> bool:
     """Whether a file was written by `MetadataCache.save`, of any version, and is whole enough to tell."""
-    return is_marked(path, _VERSION_KEY)
+    return arrow_files.is_marked(path, _VERSION_KEY)
 
 
 def _as_table(cache: MetadataCache) -> Any:
-    pa, _ = pyarrow_modules()
+    pa, _ = arrow_files.pyarrow_modules()
     n = len(cache)
-
-    # From buffers, for `pa.array` imports pandas, where that is installed.
-    def numbers(column: npt.NDArray[Any], kind: Any) -> Any:
-        return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
-
-    def texts(column: TextColumn) -> Any:
-        offsets = pa.py_buffer(column.offsets.astype(np.int64))
-        return pa.Array.from_buffers(pa.large_string(), len(column), [None, offsets, pa.py_buffer(column.pool)])
-
-    formats = texts(TextColumn.of([kind.name for kind in ImageFormat]))
+    formats = arrow_files.arrow_texts(TextColumn.of([kind.name for kind in ImageFormat]))
     hashes = None if cache.hashes is None else cache.hashes.astype(f"U{HASH_LENGTH}")
     reasons = [cache.reasons.get(i) for i in range(n)] if cache.reasons else None
     return pa.table(
         [
-            texts(cache.paths),
-            numbers(cache.sizes[:, 0], pa.int32()),
-            numbers(cache.sizes[:, 1], pa.int32()),
-            numbers(cache.mtime_ns, pa.int64()),
-            numbers(cache.bytes, pa.int64()),
-            pa.DictionaryArray.from_arrays(numbers(cache.formats, pa.int8()), formats),
-            numbers(cache.orientation, pa.uint8()),
+            arrow_files.arrow_texts(cache.paths),
+            *map(arrow_files.arrow_of, (*cache.sizes.T, cache.mtime_ns, cache.bytes)),
+            pa.DictionaryArray.from_arrays(arrow_files.arrow_of(cache.formats.view(np.int8)), formats),
+            arrow_files.arrow_of(cache.orientation),
             pa.nulls(n, pa.string()) if hashes is None else pa.array(hashes, pa.string(), mask=hashes == ""),
             pa.nulls(n, pa.string()) if reasons is None else pa.array(reasons, pa.string()),
         ],
@@ -400,65 +383,35 @@ def _as_table(cache: MetadataCache) -> Any:
 
 def _from_table(table: Any) -> dict[str, Any]:
     """The fields of a `MetadataCache`."""
-    pa, _ = pyarrow_modules()
-    column = {name: table.column(name) for name in _COLUMNS}
-    reasons = column["reason"].cast(pa.string())
-    listed = reasons.to_pylist() if reasons.null_count < len(table) else []
-    sizes = np.stack([_numbers(column["width"], np.int32), _numbers(column["height"], np.int32)], axis=1)
-    orientation = _numbers(column["orientation"], np.uint8)
-    _refuse_impossible(sizes, orientation)
-    return {
-        "paths": _texts(column["path"], pa),
-        "sizes": sizes,
-        "mtime_ns": _numbers(column["mtime_ns"], np.int64),
-        "bytes": _numbers(column["bytes"], np.int64),
-        "formats": _formats(column["format"], pa),
-        "orientation": orientation,
-        "hashes": _hashes(column["hash"]),
-        "reasons": {i: reason for i, reason in enumerate(listed) if reason is not None},
-    }
-
-
-def _refuse_impossible(sizes: npt.NDArray[np.int32], orientation: npt.NDArray[np.uint8]) -> None:
-    wrong = (sizes < 0).any(axis=1) | ((sizes == 0).any(axis=1) & (sizes != 0).any(axis=1))
-    for i in np.flatnonzero(wrong)[:1].tolist():
+    sizes = np.stack([arrow_files.checked_numbers(table[side], np.int32) for side in ("width", "height")], axis=1)
+    orientation = arrow_files.checked_numbers(table["orientation"], np.uint8)
+    for i in np.flatnonzero((sizes < 0).any(axis=1) | (sizes == 0)[:, 0] ^ (sizes == 0)[:, 1])[:1].tolist():
         raise ValueError(f"an image of {sizes[i, 0]}x{sizes[i, 1]} pixels in row {i}")
     for i in np.flatnonzero((orientation < 1) | (orientation > 8))[:1].tolist():
         raise ValueError(f"an orientation of {orientation[i]} in row {i}")
+    return {
+        "paths": arrow_files.checked_texts(table["path"]),
+        "sizes": sizes,
+        "mtime_ns": arrow_files.checked_numbers(table["mtime_ns"], np.int64),
+        "bytes": arrow_files.checked_numbers(table["bytes"], np.int64),
+        "formats": _formats(table["format"]),
+        "orientation": orientation,
+        "hashes": _hashes(table["hash"]),
+        "reasons": arrow_files.some_texts(table["reason"]),
+    }
 
 
-def _numbers(column: Any, dtype: Any) -> npt.NDArray[Any]:
-    if column.type != np.dtype(dtype).name:
-        raise ValueError(f"a column of {column.type} where {np.dtype(dtype)} belongs")
-    return np.array(numpy_of(_whole(column)))
-
-
-def _formats(column: Any, pa: Any) -> npt.NDArray[np.uint8]:
-    names = _whole(column).cast(pa.string()).dictionary_encode().combine_chunks()
+def _formats(column: Any) -> npt.NDArray[np.uint8]:
+    names = arrow_files.whole(column).cast("string").dictionary_encode().combine_chunks()
     members = ImageFormat.__members__
     codes = np.array([int(members.get(name, ImageFormat.OTHER)) for name in names.dictionary.to_pylist()], np.uint8)
-    return codes[numpy_of(names.indices)] if len(names) else np.zeros(0, np.uint8)
+    return codes[arrow_files.numpy_of(names.indices)] if len(names) else np.zeros(0, np.uint8)
 
 
 def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:
     if column.null_count == len(column):
         return None
     texts = column.fill_null("").to_pylist()
-    if not all(text == "" or (len(text) == HASH_LENGTH and set(text) <= _HEXADECIMAL) for text in texts):
+    if not all(map(_HASH_TEXT.fullmatch, texts)):
         raise ValueError(f"a hash that is none of {HASH_LENGTH} hexadecimal digits")
     return np.array(texts, dtype=f"S{HASH_LENGTH}")
-
-
-def _whole(column: Any) -> Any:
-    if column.null_count:
-        raise ValueError(f"a column of {column.type} with {column.null_count} gaps")
-    return column
-
-
-def _texts(column: Any, pa: Any) -> TextColumn:
-    array = _whole(column).cast(pa.large_string()).combine_chunks()
-    if len(array) == 0:
-        return TextColumn.of([])
-    _, offsets, pool = array.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
-    return TextColumn(pool[int(ends[0]) : int(ends[-1])].to_pybytes() if pool else b"", ends - ends[0])

@@ -11,6 +11,7 @@ import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,9 +23,9 @@ from kohya_bucket.images.image_rows import (
     IMAGE_COLUMN,
     TABLE_ENDINGS,
     ScannedRows,
-    places_of_rows,
     read_by_groups,
     read_row,
+    scan_rows,
 )
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
@@ -62,27 +63,15 @@ class Container:
     stamp: Stamp | None = None
     column: str | None = None
 
-    def row_name(self, row: int) -> str:
-        """The name of an image in a table."""
-        return f"{self.path}#{'' if self.column == IMAGE_COLUMN else f'{self.column}/'}{row}"
-
     def checked(self) -> Container:
-        """The same with the stamp that it has now, which must be the one before.
-
-        Raises:
-            KohyaBucketError: it has changed, or is gone.
-        """
+        """The same with the stamp that it has now. `KohyaBucketError` if it is another than before, or gone."""
         found = stamp_or_refuse(self.path)
         if self.stamp is not None:
             check_unchanged(self.path, found, self.stamp)
         return replace(self, stamp=found)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """The bytes of an image.
-
-        Args:
-            name: of the image.
-            offset, length: of its bytes in a tar or an Arrow file; -1: as its name says.
+        """The bytes of an image, which lie there in a tar or an Arrow file; at -1: as its name says.
 
         Raises:
             OSError: the file cannot be read.
@@ -122,13 +111,16 @@ def container_of(name: str) -> Container | None:
 def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
     """Offset and length by name, where only the name of an image is known."""
     path = container.path
+    keys: Iterable[str]
     if container.column is not None:
-        return places_of_rows(path, stamp, container.column)
-    index = TarIndex.build([path], caption=None)
-    check_unchanged(path, index.stamps[0], stamp)
-    check_unchanged(path, stamp_of(path), stamp)
-    places = zip(index.rows["offset"].tolist(), index.rows["length"].tolist(), strict=True)
-    return dict(zip(index.keys, places, strict=True))
+        table = scan_rows(container.column, None, path)
+        before, keys, offsets, lengths = table.stamp, map(str, range(len(table.lengths))), table.offsets, table.lengths
+    else:
+        index = TarIndex.build([path], caption=None)
+        before, keys, offsets, lengths = index.stamps[0], index.keys, index.rows["offset"], index.rows["length"]
+        check_unchanged(path, stamp_of(path), stamp)
+    check_unchanged(path, before, stamp)
+    return dict(zip(keys, zip(offsets.tolist(), lengths.tolist(), strict=True), strict=True))
 
 
 _WINDOW = 256 << 20
@@ -157,11 +149,9 @@ class Origins:
         """Of images of which only the names are known. Nothing is opened before an image is read."""
         texts = [os.fspath(name) for name in names]
         known: dict[Container | None, int] = {None: -1}
-        container = np.array(
-            [known.setdefault(container_of(text), len(known) - 1) if "#" in text else -1 for text in texts], np.int32
-        )
+        container = [known.setdefault(container_of(text), len(known) - 1) if "#" in text else -1 for text in texts]
         unknown = np.full(len(texts), -1, np.int64)
-        return cls(texts, tuple(one for one in known if one is not None), container, unknown, unknown)
+        return cls(texts, tuple(filter(None, known)), np.array(container, np.int32), unknown, unknown)
 
     @classmethod
     def of_tars(cls, index: TarIndex) -> tuple[Origins, dict[int, str]]:
@@ -179,7 +169,7 @@ class Origins:
         names = [f"{containers[k].path}#{key}" for k, key in zip(container.tolist(), index.keys, strict=True)]
         last = {name: i for i, name in enumerate(names)}
         again = "another image of its shard has the same name, and as in any tar the last one counts"
-        reasons = {i: again for i, name in enumerate(names) if last[name] != i} if len(last) < len(names) else {}
+        reasons = {i: again for i, name in enumerate(names) if last[name] != i}
         offset, length = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
         return cls(names, tuple(containers), container, offset, length), reasons
 
@@ -187,7 +177,8 @@ class Origins:
     def of_rows(cls, containers: Sequence[Container], tables: Sequence[ScannedRows]) -> Origins:
         """Of the rows of tables, one container for each."""
         counts = [len(table.lengths) for table in tables]
-        names = [one.row_name(row) for one, count in zip(containers, counts, strict=True) for row in range(count)]
+        starts = [f"{one.path}#{'' if one.column == IMAGE_COLUMN else f'{one.column}/'}" for one in containers]
+        names = [f"{start}{row}" for start, count in zip(starts, counts, strict=True) for row in range(count)]
         container = np.repeat(np.arange(len(containers), dtype=np.int32), counts)
         offset = np.concatenate([table.offsets for table in tables])
         return cls(names, tuple(containers), container, offset, np.concatenate([table.lengths for table in tables]))
@@ -198,13 +189,11 @@ class Origins:
     def subset(self, items: Sequence[int] | npt.NDArray[np.int64]) -> Origins:
         """The images at these positions, with their containers."""
         at = np.asarray(items, dtype=np.int64)
-        used, container = np.unique(self.container[at], return_inverse=True)
-        if len(used) and used[0] < 0:
-            used, container = used[1:], container - 1
-        return Origins(
-            [self.names[i] for i in at.tolist()], tuple(self.containers[k] for k in used.tolist()),
-            container.astype(np.int32), self.offset[at], self.length[at],
-        )  # fmt: skip
+        used = np.unique(self.container[at])
+        used = used[used >= 0]
+        container = np.where(self.container[at] < 0, -1, np.searchsorted(used, self.container[at])).astype(np.int32)
+        names, containers = [self.names[i] for i in at.tolist()], tuple(self.containers[k] for k in used.tolist())
+        return Origins(names, containers, container, self.offset[at], self.length[at])
 
     @property
     def inside(self) -> npt.NDArray[np.bool_]:
@@ -223,11 +212,7 @@ class Origins:
         return any(map(is_url, self.files))
 
     def fetched(self, i: int) -> str | bytes:
-        """What a decoder opens: the path of a file on this machine, or the bytes of the image.
-
-        Raises:
-            OSError, KohyaBucketError: it cannot be read, see `Container.read`.
-        """
+        """What a decoder opens: the path of a file on this machine, or the bytes of the image, see `Container.read`."""
         return fetched(self.names[i]) if self.container[i] < 0 else self._inside(i)
 
     def _inside(self, i: int) -> bytes:
@@ -239,21 +224,18 @@ class Origins:
         return load_pixels(self.names[i], alpha, partial(self.fetched, i))
 
     def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Length in bytes and modification time in ns of the file or the container of each, [N] each; -1 if missing.
+        """Bytes and time of the last change in ns, [N] each, of the file of each or its container; -1 if missing.
 
         Of a container that was looked at before, what it had then.
         """
         own = np.flatnonzero(self.container < 0)
-        job = Job(STAT, [self.names[i] for i in own.tolist()])
-        job.run()
-        failed = list(job.failures)
+        job = Job(STAT, [self.names[i] for i in own.tolist()]).run()
+        of_files = np.stack([job.rows["bytes"], job.rows["mtime_ns"]])
+        of_files[:, list(job.failures)] = -1
         of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)
-        nbytes, mtimes = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
-        for column, found in ((nbytes, job.rows["bytes"]), (mtimes, job.rows["mtime_ns"])):
-            own_column = found.astype(np.int64)
-            own_column[failed] = -1
-            column[own] = own_column
-        return nbytes, mtimes
+        stamps = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
+        stamps[:, own] = of_files
+        return stamps[0], stamps[1]
 
     def hash(self, i: int) -> str:
         """Hash of the image's bytes. `OSError` or `KohyaBucketError` if they cannot be read."""
@@ -261,19 +243,18 @@ class Origins:
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""
-        return for_each(self._hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
 
-    def _hash_or_none(self, i: int) -> str:
-        try:
-            return self.hash(i)
-        except (OSError, ValueError):
+        def hash_or_none(i: int) -> str:
+            with suppress(OSError, ValueError):
+                return self.hash(i)
             return ""
+
+        return for_each(hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
 
     def windows(self) -> npt.NDArray[np.int64]:
         """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.
 
-        A row of a Parquet file is read with its neighbours, and some of what was read is kept. Who reads window after
-        window finds them there.
+        A row of a Parquet file is read with its neighbours, and what was read of a window is kept.
         """
         grouped = np.array([read_by_groups(one.path) for one in self.containers] + [False])[self.container]
         before = np.cumsum(np.where(grouped, np.maximum(self.length, 0), 0))
@@ -281,7 +262,6 @@ class Origins:
 
 
 def _stamp(container: Container) -> Stamp:
-    try:
+    with suppress(OSError):
         return container.stamp or stamp_of(container.path)
-    except OSError:
-        return _NOWHERE
+    return _NOWHERE

@@ -80,17 +80,15 @@ def _each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progr
     data = joined_ray().data
     data.DataContext.get_current().enable_progress_bars = False
     out: dict[int, B] = {}
-    if items:
-        # Pickled here: a row of Ray Data holds no object of any class.
-        given = [{"number": i, "todo": pickle.dumps((function, item))} for i, item in enumerate(items)]
-        for row in data.from_items(given, override_num_blocks=len(given)).map(_one).iter_rows():
-            out[int(row["number"])] = pickle.loads(row["result"])
-            if progress is not None:
-                progress(len(out), len(items))
+    # Pickled here: a row of Ray Data holds no object of any class.
+    given = [{"number": i, "todo": pickle.dumps((function, item))} for i, item in enumerate(items)]
+    for row in data.from_items(given, override_num_blocks=len(given)).map(_one).iter_rows() if given else ():
+        out[int(row["number"])] = pickle.loads(row["result"])
+        if progress is not None:
+            progress(len(out), len(items))
     results = [out[i] for i in range(len(items))]
-    for result in results:
-        if isinstance(result, KohyaBucketError):
-            raise result
+    if failed := [result for result in results if isinstance(result, KohyaBucketError)]:
+        raise failed[0]
     return results
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.by_pillow import load_plugin
+from kohya_bucket.images.by_pillow import ORIENTATION, load_plugin
 from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
@@ -34,8 +34,6 @@ Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to th
 _FORMATS = ("JPEG", "MPO")
 _LEAST = 16  # pixels; below, sizes do not tell fractions apart
 NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for damaged files
-_ORIENTATION = 0x0112
-_ACROSS = (5, 6, 7, 8)  # orientations that exchange width and height
 
 
 class Picture(NamedTuple):
@@ -95,40 +93,37 @@ def load_picture(
     """
     file = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with Image.open(file) as image:
-            return _picture(image, alpha, obey_exif, fit)
+        image = Image.open(file)
     except UnidentifiedImageError:
-        if isinstance(source, bytes):
-            head = source[:64]
-        else:
-            with open(source, "rb") as opened:
-                head = opened.read(64)
-        load_plugin(sniff(head))
-        with Image.open(file) as image:
-            return _picture(image, alpha, obey_exif, fit)
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as opened:
+            load_plugin(sniff(opened.read(64)))
+        image = Image.open(file)
+    with image:
+        return _picture(image, alpha, obey_exif, fit)
 
 
 def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
     size, scale = image.size, 1
-    orientation = image.getexif().get(_ORIENTATION, 1) if obey_exif and image.format in ("JPEG", "MPO") else 1
+    orientation = image.getexif().get(ORIENTATION, 1) if obey_exif and image.format in _FORMATS else 1
+    across = orientation in (5, 6, 7, 8)  # width and height are exchanged
     if fit is not None:
-        width, height = size
-        if orientation in _ACROSS:
-            height, width = fit((height, width))
-        else:
-            width, height = fit(size)
-        scale = draft(image, (width, height), divides=orientation != 1)  # parts of pixels would come to lie elsewhere
-    pixels = decoded_by_simplejpeg(image, alpha, scale) if orientation == 1 else None
+        wanted = fit(size[::-1])[::-1] if across else fit(size)
+        scale = draft(image, wanted, divides=orientation != 1)  # parts of pixels would come to lie elsewhere
+    pixels = None
+    is_plain = orientation == 1 and image.format in _FORMATS and image.mode == "RGB"
+    if is_plain and image.fp is not None and (module := _simplejpeg()) is not None:
+        image.fp.seek(0)
+        pixels = _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
     if pixels is None:
         pixels = to_pixels(_upright(image) if obey_exif else image, alpha)
     if scale == 1:
         return Picture.whole(pixels)
-    return Picture(pixels, size[::-1] if orientation in _ACROSS else size, scale)
+    return Picture(pixels, size[::-1] if across else size, scale)
 
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
-    return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+    return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
 
 
 def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:
@@ -148,24 +143,13 @@ def draft(image: Image.Image, resized_size: tuple[int, int], divides: bool = Fal
     """
     width, height = image.size
     most = min(width // resized_size[0], height // resized_size[1])
-    if image.format not in _FORMATS or most < 2 or min(width, height) < _LEAST:
+    if image.format not in _FORMATS or min(width, height) < _LEAST:
         return 1
-    scale = 8 if most >= 8 else 4 if most >= 4 else 2
-    while divides and (width % scale or height % scale):
-        scale //= 2
+    scale = next((s for s in (8, 4, 2) if s <= most and not (divides and (width % s or height % s))), 1)
     if scale == 1:
         return 1
     image.draft(None, (width // scale, height // scale))
     return 1 if image.size == (width, height) else scale
-
-
-def decoded_by_simplejpeg(image: Image.Image, alpha: bool, scale: int = 1) -> Pixels | None:
-    """[H, W, 3], or with `alpha` [H, W, 4], of an open JPEG, `draft` included; None where Pillow must decode it."""
-    module = _simplejpeg()
-    if module is None or image.format not in _FORMATS or image.mode != "RGB" or image.fp is None:
-        return None
-    image.fp.seek(0)
-    return _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
 
 
 def _decode(module: Any, data: bytes, size: tuple[int, int], channels: str, scale: int) -> Pixels | None:
@@ -219,6 +203,5 @@ def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[
 
     All are decoded, on as many threads as there are processors; only a few at a time are in memory.
     """
-    job = Job(Work(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress)
-    job.run()
-    return [(paths[i], job.failures[i]) for i in sorted(job.failures)]
+    job = Job(Work(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress).run()
+    return [(paths[i], reason) for i, reason in sorted(job.failures.items())]

@@ -1,6 +1,7 @@
-"""Images behind URLs (s3://, gs://, https://, …), through the `fsspec` package.
+"""Bytes of an image, read in pieces: of an open file, of memory, or behind a URL (s3://, gs://, https://, …).
 
-Headers are read with ranged requests: one of 64 KiB nearly always suffices.
+What is behind URLs is read through the `fsspec` package. For a header, one ranged request of 64 KiB nearly always
+suffices.
 """
 
 from __future__ import annotations
@@ -12,11 +13,140 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, pip_install
-from kohya_bucket.images.pieces import RawFile
+from kohya_bucket.images.formats import UnreadableImageError
+
+HEAD_BYTES = 4096
+"""What is read first of every file; a shorter head is the whole file."""
+
+MAX_HEADER_BYTES = 1 << 28
+"""What is read of one file at most until its size is known; some decoders want all of it first."""
+
+_BUFFER = 1 << 16
+_READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in what is no picture
+
+
+class Pieces(Protocol):
+    """A file that is read in pieces, wherever it lies."""
+
+    @property
+    def length(self) -> int:
+        """Bytes in all."""
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer at the end."""
+
+
+class Region:
+    """A file inside another, such as a member of a tar: `length` bytes from `start`."""
+
+    def __init__(self, source: Source, start: int, length: int) -> None:
+        self._source, self._start, self.length = source, start, length
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        if offset >= self.length:
+            return b""
+        return read_at(self._source, self._start + offset, min(length, self.length - offset))
+
+
+Source = int | bytes | io.BufferedReader | Pieces
+"""An open file or its descriptor, a whole file in memory, or anything that is read in pieces."""
+
+
+def _seek_and_read(fd: int, length: int, offset: int) -> bytes:
+    os.lseek(fd, offset, os.SEEK_SET)
+    return os.read(fd, length)
+
+
+_read_fd = getattr(os, "pread", _seek_and_read)  # Windows has no call that does both
+
+
+def read_at(source: Source, offset: int, length: int) -> bytes:
+    """At most `length` bytes from `offset`; fewer at the end."""
+    if isinstance(source, int):
+        data: bytes = _read_fd(source, length, offset)
+        return data
+    if isinstance(source, bytes):
+        return source[offset : offset + length]
+    if isinstance(source, io.BufferedReader):
+        source.seek(offset)
+        return source.read(length)
+    return source.read_at(offset, length)
+
+
+def length_of(source: Source) -> int:
+    """Bytes in all."""
+    if isinstance(source, int):
+        return os.lseek(source, 0, os.SEEK_END)
+    if isinstance(source, io.BufferedReader):
+        return source.seek(0, os.SEEK_END)
+    return len(source) if isinstance(source, bytes) else source.length
+
+
+class RawFile(io.RawIOBase):
+    """The same as an open file without a buffer."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._length, self._at = source, length_of(source), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        data = read_at(self._source, self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        data = read_at(self._source, self._at, max(0, self._length - self._at))
+        self._at += len(data)
+        return data
+
+
+class HeaderFile(io.BufferedReader):
+    """The same as an open file, for a decoder that looks for the size in it: nothing is read that is not asked for.
+
+    Whoever asks for more than `MAX_HEADER_BYTES`, all reads together, gets an `UnreadableImageError`.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(RawFile(source), _BUFFER)
+        self._length, self._left = length_of(source), MAX_HEADER_BYTES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0 or size > _BUFFER:
+            there = max(0, self._length - self.tell())
+            whole = size is None or not 0 <= size < there
+            self._spend(there if whole else size or 0)
+            return super().read(-1 if whole else size)
+        self._spend(size)
+        return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(self._left if size is None or size < 0 else min(size, self._left))
+        self._spend(len(line))
+        return line
+
+    def _spend(self, length: int) -> None:
+        self._left -= max(length, _READ_COSTS)
+        if self._left <= 0:
+            self._left = 0
+            raise UnreadableImageError(
+                f"its size was not found after reading {MAX_HEADER_BYTES >> 20} MiB of {self._length:,} bytes: "
+                "damaged, or not an image"
+            )
+
 
 _Answer = TypeVar("_Answer")
 _FIRST = 1 << 16
@@ -36,8 +166,8 @@ class RemoteFile:
     """A file behind a URL that is read in pieces; see `Pieces`. `OSError` if it cannot be."""
 
     def __init__(self, url: str) -> None:
-        self._system, self._path = storage_of(url)
-        self.length = int(_info(self._system, self._path)["size"] or 0)
+        self._url = url
+        self.length = int(_info(*storage_of(url))["size"] or 0)
         self._head = self._read(0, min(_FIRST, self.length))
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -47,10 +177,7 @@ class RemoteFile:
         return self._read(offset, stop)
 
     def _read(self, start: int, stop: int) -> bytes:
-        if start >= stop:
-            return b""
-        data: bytes = as_os_error(lambda: self._system.cat_file(self._path, start=start, end=stop))
-        return data
+        return read_remote(self._url, start, stop) if start < stop else b""
 
 
 def open_remote(url: str) -> io.BufferedReader:
@@ -61,8 +188,7 @@ def open_remote(url: str) -> io.BufferedReader:
 def read_remote(url: str, start: int | None = None, stop: int | None = None) -> bytes:
     """The whole file, or its bytes from `start` to `stop`. `OSError` if it cannot be read."""
     system, path = storage_of(url)
-    data: bytes = as_os_error(lambda: system.cat_file(path, start=start, end=stop))
-    return data
+    return bytes(as_os_error(lambda: system.cat_file(path, start=start, end=stop)))
 
 
 def fetched(path: str) -> str | bytes:
@@ -141,9 +267,8 @@ def storage_of(url: str) -> tuple[Any, str]:
     return system, as_os_error(lambda: system._strip_protocol(url))
 
 
-def _info(system: Any, path: str) -> dict[str, Any]:
-    info: dict[str, Any] = as_os_error(lambda: system.info(path))
-    return info
+def _info(system: Any, path: str) -> Any:
+    return as_os_error(lambda: system.info(path))
 
 
 def as_os_error(ask: Callable[[], _Answer]) -> _Answer:

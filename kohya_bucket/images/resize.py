@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,14 @@ Pixels = npt.NDArray[np.uint8]
 INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
 IMITATED = "-stub"  # behind the name of a library whose arithmetic is imitated to 1 of 255
 _ROWS = 32  # of floats at a time: so few stay in a processor's own cache
+_FILTERS = {  # of OpenCV, where it has it as sd-scripts uses it, and of Pillow
+    "area": ("INTER_AREA", Image.Resampling.BILINEAR),  # OpenCV interpolates linearly where "area" would enlarge
+    "bilinear": ("INTER_LINEAR", Image.Resampling.BILINEAR),
+    "bicubic": ("INTER_CUBIC", Image.Resampling.BICUBIC),
+    "nearest": ("INTER_NEAREST_EXACT", Image.Resampling.NEAREST),
+    "lanczos": ("", Image.Resampling.LANCZOS),
+    "box": ("", Image.Resampling.BOX),
+}
 _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 
 
@@ -113,37 +122,26 @@ def resampler(name: str, *, shrinks: bool = True, by_trainer: bool = False) -> s
 
 
 def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
-    cv2 = _cv2()
-    if cv2 is not None and name not in ("lanczos", "box"):
-        flags = {"area": cv2.INTER_AREA, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC,
-                 "nearest": cv2.INTER_NEAREST_EXACT}  # fmt: skip
-        out: Pixels = cv2.resize(pixels, size, interpolation=flags[name])
+    cv2, (flag, by_pillow) = _cv2(), _FILTERS[name]
+    if cv2 is not None and flag:
+        out: Pixels = cv2.resize(pixels, size, interpolation=getattr(cv2, flag))
         return out
     if name == "area" and size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]:
         return shrink_by_area(pixels, size)
-    filters = {
-        "lanczos": Image.Resampling.LANCZOS,
-        "box": Image.Resampling.BOX,
-        "area": Image.Resampling.BILINEAR,  # OpenCV interpolates linearly where "area" would enlarge
-        "nearest": Image.Resampling.NEAREST,
-        "bilinear": Image.Resampling.BILINEAR,
-        "bicubic": Image.Resampling.BICUBIC,
-    }
-    if pixels.shape[2] == 3 or name in ("lanczos", "box"):
-        return np.array(Image.fromarray(pixels).resize(size, filters[name]))
+    if pixels.shape[2] == 3 or not flag:
+        return np.array(Image.fromarray(pixels).resize(size, by_pillow))
     # as OpenCV each channel by itself: Pillow would weigh colours by their alpha
-    channels = [Image.fromarray(pixels[:, :, c]).resize(size, filters[name]) for c in range(pixels.shape[2])]
+    channels = [Image.fromarray(pixels[:, :, c]).resize(size, by_pillow) for c in range(pixels.shape[2])]
     return np.stack(channels, axis=2)
 
 
 @lru_cache(maxsize=1)
 def _cv2() -> Any:
     """OpenCV, or None: it is used where sd-scripts' environment has it, and not required."""
-    try:
+    with suppress(ImportError):
         cv2 = importlib.import_module("cv2")
-    except ImportError:
-        return None
-    return None if _is_stub(cv2) else cv2
+        return None if _is_stub(cv2) else cv2
+    return None
 
 
 def _is_stub(cv2: Any) -> bool:

@@ -97,7 +97,7 @@ class Job:
         self._reported = 0.0
         self._finished = 0
 
-    def run(self) -> None:
+    def run(self) -> Job:
         """Do all of it. On KeyboardInterrupt what is finished stays, and the interrupt goes on to the caller."""
         with warnings.catch_warnings():
             # Set once here, for all threads: Pillow warns about every large or slightly damaged image.
@@ -105,6 +105,7 @@ class Job:
             while self._finished < len(self.paths):
                 self._round()
         self._report(force=True)
+        return self
 
     def _round(self) -> None:
         engine = self._probe() if self._engine == "auto" else self._engine
@@ -117,8 +118,7 @@ class Job:
             answers = for_each(partial(ask, self._look), [list(self.paths[run]) for run in runs], "ray")
             for run, found in zip(runs, answers, strict=True):
                 self._keep(run, found)
-        elif engine == "processes":
-            helpers = self._processes() - 1
+        elif engine == "processes" and (helpers := self._processes() - 1):
             chunk = max(64, min(_CHUNK, (n - start) // (8 * helpers + 8)))
             self._on_helpers(_runs(start, n, chunk), helpers)
         elif engine == "threads":
@@ -183,10 +183,6 @@ class Job:
         self, runs: list[slice], threads: int, do: Callable[[slice], list[Answer]], join_in: bool = False
     ) -> None:
         """Do all runs on threads; with `join_in` this thread takes some of them, from the end."""
-        if not threads:
-            for run in runs:
-                self._keep(run, self._here(run))
-            return
         pool = ThreadPoolExecutor(threads, "kohya-bucket-scan")
         waiting: deque[tuple[Future[list[Answer]], slice]] = deque()
         try:

@@ -81,15 +81,14 @@ def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
         return _mapping_rows(data, path)
     if not isinstance(data, list):
         raise KohyaBucketError(f"{path} holds a {type(data).__name__}, but must be a list of id, width and height")
-    rows = []
+    rows: list[Any] = []
     for i, entry in enumerate(data):
         if isinstance(entry, dict):
             _need(path, entry)
-            rows.append((entry["id"], entry["width"], entry["height"]))
-        elif isinstance(entry, list) and len(entry) == 3:
-            rows.append((entry[0], entry[1], entry[2]))
-        else:
+            entry = [entry[name] for name in _COLUMNS]
+        if not isinstance(entry, list) or len(entry) != 3:
             raise KohyaBucketError(f"{path}: entry {i} is {entry!r}, but must be id, width and height")
+        rows.append(entry)
     return rows
 
 
@@ -163,29 +162,24 @@ def _need(path: Path, names: Iterable[str]) -> None:
 
 
 def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
-    ids, sizes, seen = [], [], set()
-    for key, *sides in rows:
-        try:
-            width, height = (_whole(side) for side in sides)
-        except ValueError:
-            raise KohyaBucketError(
-                f"{path}: {key!r} is {sides[0]!r}x{sides[1]!r}, but sides are whole numbers"
-            ) from None
-        if key in seen:
+    sizes: dict[Any, list[int]] = {}
+    for key, width, height in rows:
+        if key in sizes:
             raise KohyaBucketError(f"{path}: the id {key!r} occurs twice: every image needs its own")
-        seen.add(key)
-        ids.append(key)
-        sizes.append((width, height))
+        try:
+            sizes[key] = [_whole(width), _whole(height)]
+        except ValueError:
+            raise KohyaBucketError(f"{path}: {key!r} is {width!r}x{height!r}, but sides are whole numbers") from None
+        if max(sizes[key]) > MAX_SIDE:
+            width, height = sizes[key]
+            raise KohyaBucketError(
+                f"{path}: {key!r} is {width:,}x{height:,}, but no side is longer than {MAX_SIDE:,} pixels"
+            )
     try:
-        keys = np.array([_whole(key) for key in ids], dtype=np.int64)
+        keys = np.array([_whole(key) for key in sizes], dtype=np.int64)
     except (ValueError, OverflowError):
-        keys = np.array([str(key) for key in ids])
-    table = np.array(sizes, dtype=np.int64).reshape(-1, 2)
-    for i in np.flatnonzero((table > MAX_SIDE).any(axis=1))[:1].tolist():
-        raise KohyaBucketError(
-            f"{path}: {ids[i]!r} is {sizes[i][0]:,}x{sizes[i][1]:,}, but no side is longer than {MAX_SIDE:,} pixels"
-        )
-    return SizeTable(keys, table.clip(-1).astype(np.int32))
+        keys = np.array([str(key) for key in sizes])
+    return SizeTable(keys, np.array([*sizes.values()], dtype=np.int64).reshape(-1, 2).clip(-1).astype(np.int32))
 
 
 def _whole(value: Any) -> int:

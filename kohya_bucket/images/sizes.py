@@ -82,11 +82,8 @@ class SizeScan:
         endings = (os.path.splitext(path)[1] for path in self.paths)
         promised = np.fromiter(map(format_of_extension, endings), np.uint8, count=len(self))
         wrong = np.flatnonzero(self.readable & (promised > 0) & (promised != self.formats)).tolist()
-        named, held = ([ImageFormat(kinds[i]).name for i in wrong] for kinds in (promised, self.formats))
-        return [
-            (i, self.paths[i], f"named as {one}, but holds {other}")
-            for i, one, other in zip(wrong, named, held, strict=True)
-        ]
+        says = "named as {0.name}, but holds {1.name}".format
+        return [(i, self.paths[i], says(ImageFormat(promised[i]), ImageFormat(self.formats[i]))) for i in wrong]
 
 
 class ScanInterrupted(KeyboardInterrupt):

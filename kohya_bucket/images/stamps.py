@@ -55,14 +55,14 @@ def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> 
     """
     if is_url(path):
         data = read_remote(path, offset, offset + length) if length else b""
-        found = None if stamp is None else stamp_of(path)
+        found = stamp and stamp_of(path)
     else:
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
             data = file.read(length)
             status = os.fstat(file.fileno())
         found = status.st_size, status.st_mtime_ns
-    if stamp is not None and found is not None:
+    if stamp and found:
         check_unchanged(path, found, stamp)
     if len(data) != length:
         raise KohyaBucketError(

@@ -11,38 +11,37 @@ from __future__ import annotations
 import io
 import logging
 import os
+import posixpath
 import tarfile
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.files import replace_file
-from kohya_bucket.images.arrow_files import bounded_table, is_marked, numpy_of, pyarrow_modules
+from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
-from kohya_bucket.images.pieces import Region, read_at
-from kohya_bucket.images.remote import is_url, open_remote
-from kohya_bucket.images.shard_lists import Shard, listed_shards
+from kohya_bucket.images.remote import Region, is_url, open_remote, read_at, read_remote
 from kohya_bucket.images.stamps import Stamp, stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.texts import one_line
+from kohya_bucket.texts import one_line, parse_json, read_text
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
 _MOST_ENDINGS = 8
 _VERSION_KEY = b"kohya_bucket_tar_index_version"
 _VERSION = b"1"
-_CAPTION_KEY = b"caption"
-_IMAGE_KEY = b"image"
 
 
 @dataclass(frozen=True)
@@ -100,20 +99,16 @@ class TarIndex:
         if before is None or (before.caption, before.image) != (caption, image):
             before = cls([], [], TextColumn.of([]), np.zeros(0, dtype=ROW), {})
         stamps = for_each(_stamp, listed)
-        known = {shard: i for i, shard in enumerate(before.shards)}
-        new = [
-            number for number, shard in enumerate(texts)
-            if shard not in known or before.stamps[known[shard]] != stamps[number]
-        ]  # fmt: skip
-        indexed = for_each(partial(scan_shard, caption, image), [texts[i] for i in new], engine, progress)
-        made = dict(zip(new, indexed, strict=True))
+        known = {one: i for i, one in enumerate(zip(before.shards, before.stamps, strict=True))}
+        new = [shard for shard in zip(texts, stamps, strict=True) if shard not in known]
+        made = iter(for_each(partial(scan_shard, caption, image), [path for path, _ in new], engine, progress))
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
         reasons: dict[int, str] = {}
-        for number, shard in enumerate(texts):
-            if number in made:
-                part, names, why, odd = made[number]
-                odd.warn(shard)
+        for number, shard in enumerate(zip(texts, stamps, strict=True)):
+            if shard not in known:
+                part, names, why, odd = next(made)
+                odd.warn(shard[0])
             else:
                 at = np.flatnonzero(before.rows["shard"] == known[shard])
                 part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
@@ -145,16 +140,19 @@ class TarIndex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as Parquet, atomically."""
-        pa, pq = pyarrow_modules()
+        pa, pq = arrow_files.pyarrow_modules()
         names = list(ROW.names or ())
-        columns = [pa.array(np.ascontiguousarray(self.rows[name])) for name in names]
         reasons = [self.reasons.get(i) for i in range(len(self))]
-        endings = {_CAPTION_KEY: (self.caption or "").encode(), _IMAGE_KEY: (self.image or "").encode()}
-        meta = {_VERSION_KEY: _VERSION, **endings}
+        caption, image = ((ending or "").encode() for ending in (self.caption, self.image))
+        meta = {_VERSION_KEY: _VERSION, b"caption": caption, b"image": image}
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
         table = pa.table(
-            [pa.array(list(self.keys), pa.large_string()), *columns, pa.array(reasons, pa.string())],
+            [
+                arrow_files.arrow_texts(self.keys),
+                *(arrow_files.arrow_of(self.rows[name]) for name in names),
+                pa.array(reasons, pa.string()),
+            ],
             names=["key", *names, "reason"],
         ).replace_schema_metadata(meta)
         replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
@@ -170,7 +168,7 @@ class TarIndex:
         with as_damage(f"{path}: cannot be read as an index of shards", "build it again", error=KohyaBucketError):
             try:
                 with open(path, "rb") as file:
-                    table = bounded_table(file.read(), ["key", *names, "reason"])
+                    table = arrow_files.bounded_table(file.read(), ["key", *names, "reason"])
             except FileNotFoundError as error:
                 raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it") from None
             meta = table.schema.metadata or {}
@@ -178,10 +176,7 @@ class TarIndex:
                 raise KohyaBucketError(f"{path}: not an index of shards of this version; build it again")
             rows = np.zeros(len(table), dtype=ROW)
             for name in names:
-                column = table.column(name)
-                if column.null_count or column.type != ROW[name].name:
-                    raise ValueError(f"its column {name} holds {column.type} with {column.null_count} gaps")
-                rows[name] = numpy_of(column)
+                rows[name] = arrow_files.checked_numbers(table[name], ROW[name])
             shards: list[str] = []
             stamps: list[tuple[int, int]] = []
             while (line := meta.get(f"shard{len(shards)}".encode())) is not None:
@@ -189,12 +184,8 @@ class TarIndex:
                 shards.append(shard)
                 stamps.append((int(size), int(mtime)))
             _refuse_impossible(rows, np.array([size for size, _ in stamps], np.int64))
-            if table.column("key").null_count or table.column("key").type not in ("large_string", "string"):
-                raise ValueError(f"its column key holds {table.column('key').type}")
-            why = table.column("reason").cast("string").to_pylist()
-            reasons = {i: reason for i, reason in enumerate(why) if reason is not None}
-            keys = TextColumn.of(table.column("key").to_pylist())
-            caption, image = (meta.get(key, b"").decode() or None for key in (_CAPTION_KEY, _IMAGE_KEY))
+            caption, image = (meta.get(key, b"").decode() or None for key in (b"caption", b"image"))
+            keys, reasons = arrow_files.checked_texts(table["key"]), arrow_files.some_texts(table["reason"])
             return cls(shards, stamps, keys, rows, reasons, caption, image)
 
 
@@ -210,7 +201,7 @@ def _stamp(shard: Shard) -> Stamp:
 
 def is_tar_index(path: str) -> bool:
     """Whether a file was written by `TarIndex.save`."""
-    return is_marked(path, _VERSION_KEY)
+    return arrow_files.is_marked(path, _VERSION_KEY)
 
 
 def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> None:
@@ -232,25 +223,6 @@ def split_key(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, dot, ending = base.partition(".")
     return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
-
-
-def grouped(shard: str, members: Iterable[tuple[str, Place]]) -> Iterator[tuple[str, dict[str, Place]]]:
-    """(key, {ending: (offset, length)}) of each sample, from a tar's members in their order.
-
-    Raises:
-        KohyaBucketError: a name is there twice in one sample.
-    """
-    split = ((split_key(name), name, place) for name, place in members)
-    for key, of_key in groupby((one for one in split if one[0][0]), lambda one: one[0][0]):
-        sample: dict[str, Place] = {}
-        for (_, ending), name, place in of_key:
-            if ending in sample:
-                raise KohyaBucketError(
-                    f"{shard}: {name} is there twice in one sample, so it is not clear which one to use: build the "
-                    "shard again without one of them"
-                )
-            sample[ending] = place
-        yield key, sample
 
 
 def plain_ending(ending: str | None) -> str | None:
@@ -276,8 +248,7 @@ class Oddities:
 
     image: str | None
     caption: str | None
-    _counts: Counter[str] = field(default_factory=Counter)
-    _first: dict[str, str] = field(default_factory=dict)
+    _odd: dict[str, list[str]] = field(default_factory=dict)
     _endings: dict[str, None] = field(default_factory=dict)
 
     def image_of(self, key: str, endings: Collection[str]) -> str | None:
@@ -288,18 +259,15 @@ class Oddities:
         else:
             found = [ending for ending in endings if "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS]
         if len(found) != 1:
-            what = _SEVERAL if found else _WITHOUT
-            self._counts[what] += 1
-            if self._counts[what] <= _SHOWN:
-                before = f"{self._first[what]}, " if what in self._first else ""
-                self._first[what] = f"{before}{key} ({', '.join(endings)})"
+            odd = self._odd.setdefault(_SEVERAL if found else _WITHOUT, [])
+            odd.append(f"{key} ({', '.join(endings)})" if len(odd) < _SHOWN else "")
         return found[0] if found else None
 
     def warn(self, where: str) -> None:
         """Say what was odd about the samples of `where`."""
-        for what, count in self._counts.items():
-            some = self._first[what] + (" and others" if count > _SHOWN else "")
-            _log.warning(f"%s: {what}", one_line(where), count, one_line(some))
+        for what, odd in self._odd.items():
+            some = ", ".join(odd[:_SHOWN]) + (" and others" if len(odd) > _SHOWN else "")
+            _log.warning(f"%s: {what}", one_line(where), len(odd), one_line(some))
         if self.caption is not None and self._endings and self.caption not in self._endings:
             _log.warning(
                 "%s: no captions: no member ends in .%s, only in %s; choose another ending with "
@@ -319,6 +287,13 @@ ROW = np.dtype([
 
 Place = tuple[int, int]
 """Offset and length of a member's bytes in its shard."""
+
+
+class Shard(NamedTuple):
+    """A tar: path or URL; its bytes, where an index says so."""
+
+    path: str
+    nbytes: int | None = None
 
 
 def scan_shard(
@@ -366,7 +341,16 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
 def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Place]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
-        yield from grouped(shard, _places(shard, tar))
+        for key, of_key in groupby(_members(shard, tar), itemgetter(0)):
+            sample: dict[str, Place] = {}
+            for _, ending, member in of_key:
+                if ending in sample:
+                    raise KohyaBucketError(
+                        f"{shard}: {member.name} is there twice in one sample, so it is not clear which one to use: "
+                        "build the shard again without one of them"
+                    )
+                sample[ending] = member.offset_data, member.size
+            yield key, sample
         after = read_at(file, tar.offset, _BLOCK)
         if any(after):  # where tarfile ends without a word, as at the end
             raise tarfile.ReadError(f"what follows from byte {tar.offset} on is no member")
@@ -374,7 +358,8 @@ def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[st
             _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
 
 
-def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, Place]]:
+def _members(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """(key, ending, member) of each file that belongs to a sample."""
     for member in tar:
         # Otherwise tarfile remembers every member of the shard.
         tar.members = []  # type: ignore[attr-defined]
@@ -388,5 +373,70 @@ def _places(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, Place]]:
             raise KohyaBucketError(
                 f"{shard}: {one_line(member.name)} states {member.size} bytes: build the shard again"
             )
-        if member.isfile():
-            yield member.name, (member.offset_data, member.size)
+        key, ending = split_key(member.name)
+        if key and member.isfile():
+            yield key, ending, member
+
+
+def is_shard_list(path: str | os.PathLike[str]) -> bool:
+    """Whether a JSON file is an index of shards as webdataset's `wids` reads it, and no table of sizes."""
+    if not str(path).lower().endswith(".json") or not (is_url(str(path)) or Path(path).is_file()):
+        return False
+    try:
+        data = _json(str(path))
+    except KohyaBucketError:
+        return False
+    return isinstance(data, dict) and "wids_version" in data
+
+
+def listed_shards(names: Iterable[str | os.PathLike[str]]) -> list[Shard]:
+    """The shards that tars and `wids` indices name, in their order.
+
+    Raises:
+        KohyaBucketError: an index that cannot be read, or of an unknown version.
+    """
+    found: list[Shard] = []
+    for name in (os.fspath(given) for given in names):
+        if name.lower().endswith(".json"):
+            found += _of_wids(name, _json(name))
+        else:
+            found.append(Shard(name if is_url(name) else str(Path(name).absolute())))
+    return found
+
+
+def _json(name: str) -> Any:
+    try:
+        return parse_json(read_remote(name).decode("utf-8") if is_url(name) else read_text(name, None))
+    except KohyaBucketError:
+        raise
+    except (OSError, ValueError) as error:
+        raise KohyaBucketError(f"{name}: this list of shards cannot be read ({error})") from error
+
+
+def _of_wids(name: str, data: Any) -> list[Shard]:
+    if not isinstance(data, Mapping) or "wids_version" not in data:
+        raise KohyaBucketError(f"{name}: no index of wids (it has no wids_version): name the tar files themselves")
+    if data["wids_version"] != 1:
+        raise KohyaBucketError(f"{name}: a wids index of version {data['wids_version']!r}; this release reads 1")
+    if data.get("datasets"):
+        raise KohyaBucketError(f"{name}: a wids index that refers to other indices: name those instead")
+    stated = data.get("shardlist")
+    if not isinstance(stated, list) or not stated:
+        raise KohyaBucketError(f"{name}: a wids index without shards (its shardlist is {stated!r})")
+    shards = []
+    for entry in stated:
+        url = entry.get("url") if isinstance(entry, Mapping) else None
+        if not isinstance(url, str) or not url:
+            raise KohyaBucketError(f"{name}: a shard of this wids index has no url, but is {entry!r}")
+        shards.append(Shard(_beside(name, url), entry["filesize"] if type(entry.get("filesize")) is int else None))
+    return shards
+
+
+def _beside(name: str, other: str) -> str:
+    """The path or URL `other`, which a list at `name` states; an absolute one is as it is."""
+    if is_url(other):
+        return other
+    if is_url(name):
+        place = urlsplit(name)
+        return place._replace(path=posixpath.normpath(posixpath.join(posixpath.dirname(place.path), other))).geturl()
+    return str(Path(os.path.abspath(Path(name).parent / other)))

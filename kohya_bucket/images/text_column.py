@@ -7,6 +7,7 @@ A Python list of paths costs about 130 bytes per path, and every forked worker c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pickle import PickleBuffer
 from typing import Any, SupportsIndex, overload
 
@@ -27,8 +28,6 @@ class TextColumn(Sequence[str]):
     def __init__(self, pool: bytes | memoryview, offsets: npt.NDArray[np.integer[Any]]) -> None:
         self.pool = pool
         self.offsets = offsets.astype(np.uint32, copy=False) if len(pool) < 1 << 32 else offsets
-        self._order: npt.NDArray[np.int64] | None = None
-        self._hashes: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> TextColumn:
@@ -37,16 +36,10 @@ class TextColumn(Sequence[str]):
             return texts
         listed = texts if isinstance(texts, list) else list(texts)
         joined = "".join(listed)
-        if joined.isascii():
-            lengths = np.fromiter(map(len, listed), dtype=np.int64, count=len(listed))
-            pool = joined.encode("ascii")
-        else:
-            encoded = [text.encode(*_ENCODING) for text in listed]
-            lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-            pool = b"".join(encoded)
+        parts = listed if joined.isascii() else [text.encode(*_ENCODING) for text in listed]
         offsets = np.zeros(len(listed) + 1, dtype=np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        return cls(pool, offsets)
+        np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
+        return cls(joined.encode(*_ENCODING), offsets)
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +76,7 @@ class TextColumn(Sequence[str]):
 
     def is_first(self) -> npt.NDArray[np.bool_]:
         """[N] bool: no earlier row holds the same text."""
-        hashes, _ = self._index()
+        hashes, _ = self._index
         if (hashes[1:] != hashes[:-1]).all():
             return np.ones(len(self), dtype=bool)
         return np.asarray(self.find(self) == np.arange(len(self)))
@@ -93,7 +86,7 @@ class TextColumn(Sequence[str]):
         rows = np.full(len(texts), -1, dtype=np.int64)
         if len(self) == 0 or len(texts) == 0:
             return rows
-        hashes, order = self._index()
+        hashes, order = self._index
         wanted = np.fromiter(map(hash, texts), dtype=np.int64, count=len(texts))
         at = np.searchsorted(hashes, wanted)
         likely = np.flatnonzero(hashes[np.minimum(at, len(hashes) - 1)] == wanted)
@@ -108,13 +101,12 @@ class TextColumn(Sequence[str]):
         starts, ends = self.offsets[:-1][rows].tolist(), self.offsets[1:][rows].tolist()
         return [str(pool[a:b], *_ENCODING) for a, b in zip(starts, ends, strict=True)]
 
+    @cached_property
     def _index(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sorted hashes, and the row of each; equal ones in the order of rows."""
-        if self._hashes is None or self._order is None:
-            hashes = np.fromiter(map(hash, self), dtype=np.int64, count=len(self))
-            self._order = np.argsort(hashes, kind="stable")
-            self._hashes = hashes[self._order]
-        return self._hashes, self._order
+        hashes = np.fromiter(map(hash, self), dtype=np.int64, count=len(self))
+        order = np.argsort(hashes, kind="stable")
+        return hashes[order], order
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         # Without the hashes of texts, which differ from process to process. The pool may lie beside the pickle.

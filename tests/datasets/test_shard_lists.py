@@ -19,8 +19,7 @@ from kohya_bucket import KohyaBuckets
 from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.webdataset import TarSource
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.shard_lists import is_shard_list, listed_shards
-from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.images.tar_index import TarIndex, is_shard_list, listed_shards
 
 SIZES = [(64, 32), (32, 64), (48, 48)]
 
@@ -68,11 +67,11 @@ def test_other_json_is_no_list(tmp_path: Path) -> None:
 
 
 def test_urls_are_found_from_the_list() -> None:
-    from kohya_bucket.images import shard_lists
+    from kohya_bucket.images import tar_index
 
-    assert shard_lists._beside("https://here.example/a/index.json", "b/0.tar") == "https://here.example/a/b/0.tar"
-    assert shard_lists._beside("https://here.example/a/index.json", "/0.tar") == "https://here.example/0.tar"
-    assert shard_lists._beside("index.json", "s3://other/0.tar") == "s3://other/0.tar"
+    assert tar_index._beside("https://here.example/a/index.json", "b/0.tar") == "https://here.example/a/b/0.tar"
+    assert tar_index._beside("https://here.example/a/index.json", "/0.tar") == "https://here.example/0.tar"
+    assert tar_index._beside("index.json", "s3://other/0.tar") == "s3://other/0.tar"
 
 
 @pytest.mark.parametrize(

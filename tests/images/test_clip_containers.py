@@ -9,8 +9,9 @@ from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import clips
-from kohya_bucket.images.clips import COUNTED, OF_IMAGES, TOLD, _packets, list_clips, read_clips
+from kohya_bucket.images.clips import COUNTED, OF_IMAGES, TOLD, _packets, read_clips
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
+from kohya_bucket.images.listing import list_images
 from tests.clip_files import CODECS, copy_packets, decoded, make_clip
 
 av = pytest.importorskip("av", minversion="16")
@@ -124,7 +125,7 @@ def test_engines_agree(tmp_path: Path) -> None:
 def test_clips_are_listed_by_their_endings(tmp_path: Path) -> None:
     for name in ("b.MP4", "a.webm", "c.png", "d.txt"):
         (tmp_path / name).touch()
-    assert [Path(path).name for path in list_clips(str(tmp_path))] == ["a.webm", "b.MP4"]
+    assert [Path(path).name for path in list_images(tmp_path, extensions=VIDEO_EXTENSIONS)] == ["a.webm", "b.MP4"]
 
 
 def test_without_pyav_one_line_says_what_to_install(tmp_path: Path, monkeypatch) -> None:

@@ -17,7 +17,7 @@ import pyarrow.parquet
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import image_rows, parallel, pieces
+from kohya_bucket.images import image_rows, parallel, remote
 from kohya_bucket.images.image_rows import scan_rows
 from kohya_bucket.images.origins import Container, Origins, apart, container_of
 from kohya_bucket.images.parallel import check_cancelled, for_each
@@ -186,7 +186,7 @@ def test_reads_grow_as_the_rows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     some = [png(k) for k in range(64)]
     counts: dict[str, list[int]] = {"tar": [], "parquet": []}
     asked: list[int] = []
-    monkeypatch.setattr(pieces, "read_at", lambda *args, real=pieces.read_at: asked.append(1) or real(*args))
+    monkeypatch.setattr(remote, "read_at", lambda *args, real=remote.read_at: asked.append(1) or real(*args))
     real = image_rows.ParquetRows.parts
     monkeypatch.setattr(
         image_rows.ParquetRows, "parts", lambda self, group: (asked.append(1) or part for part in real(self, group))

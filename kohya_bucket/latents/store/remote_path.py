@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import write_file
-from kohya_bucket.images.pieces import RawFile
-from kohya_bucket.images.remote import is_url
+from kohya_bucket.images.remote import RawFile, is_url
 from kohya_bucket.latents.store import storage
 
 if TYPE_CHECKING:
