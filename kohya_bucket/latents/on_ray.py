@@ -319,10 +319,10 @@ class Piece(Generic[W]):
     wanted: W
     key: str
 
-    def writer(self, run: Run) -> tuple[StoreWriter, Assigned]:
+    def writer(self, run: Run) -> StoreWriter:
         """Into a folder that all machines see, or into object storage. Nothing is flushed but full shards."""
         assigned = Assigned(run.above, self.key)
-        return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned), assigned
+        return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned)
 
 
 @dataclass
@@ -353,14 +353,14 @@ class TextOnRay:
     def encode(self, piece: Piece[CaptionItems], run: Run) -> Done:
         """Encode and write a piece."""
         captions = piece.wanted.captions
-        writer, assigned = piece.writer(run)
+        writer = piece.writer(run)
         for start in range(0, len(captions), run.batch_size):
             batch = range(len(captions))[start : start + run.batch_size]
             with self._turn:
                 outputs = self._encoder.encode([captions[i].text for i in batch])
             piece.wanted.add(writer, batch, outputs)
         writer.flush()
-        return Done(len(captions), [], [], 0.0, assigned.shards, platform.node())
+        return Done(len(captions), [], [], 0.0, writer.shards, platform.node())
 
 
 class EncoderOnRay:
@@ -389,13 +389,13 @@ class EncoderOnRay:
             encode = self._of.setdefault((encoding.kind, encoding.flip), encode)
         report = PrecomputeReport(None, len(piece.wanted))
         worker = PrecomputeWorker(piece.wanted, encode, run.batch_size, report, None, None, 1, run.seed)
-        writer, assigned = piece.writer(run)
+        writer = piece.writer(run)
         batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
         worker.encode(batches, lambda batch: add_batch(writer, batch, piece.wanted, self._space))
         writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
         before, self._busy = self._busy, sum(one.busy for one in self._of.values())
-        return Done(report.encoded, report.failed, notes, self._busy - before, assigned.shards, platform.node())
+        return Done(report.encoded, report.failed, notes, self._busy - before, writer.shards, platform.node())
 
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long

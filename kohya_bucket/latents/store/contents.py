@@ -258,30 +258,21 @@ def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
     return pa.table({name: columns[name] for name in schema().names})
 
 
+@dataclass(frozen=True)
 class Assigned:
     """Numbers and names that one process gives another, so that whoever does that work writes the same files.
 
-    Args:
+    Attributes:
         above: a number that nothing in the store exceeds.
         key: names what is written; no other work has it.
-
-    Attributes:
-        shards: names of those that were written.
     """
 
-    def __init__(self, above: int, key: str) -> None:
-        self._above = above
-        self._key = key
-        self.shards: list[str] = []
+    above: int
+    key: str
 
-    def greatest(self) -> int:
-        return self._above
-
-    def tag(self) -> str:
-        return hashlib.blake2b(f"{self._key} {self._above} {len(self.shards)}".encode(), digest_size=8).hexdigest()
-
-    def is_mine(self, name: str) -> None:
-        self.shards.append(name)
+    def tag(self, number: int) -> str:
+        """What the name of that shard of the work ends with."""
+        return hashlib.blake2b(f"{self.key} {self.above} {number}".encode(), digest_size=8).hexdigest()
 
 
 class Generations:
@@ -292,8 +283,9 @@ class Generations:
         self._seen: set[str] = set()
         self._greatest = 0
 
-    def greatest(self) -> int:
-        """The greatest number on disk now, in files that can be read; each is read once."""
+    def greatest(self, own: Iterable[str] = ()) -> int:
+        """The greatest number on disk now, in files that can be read, besides a writer's own; each is read once."""
+        self._seen.update(own)
         if not self._seen:
             table, shards, _ = _newest_manifest(self._layout, {}, [])
             if table is not None:
@@ -305,14 +297,6 @@ class Generations:
                 with suppress(LatentStoreError, OSError):
                     self._count(self_described(self._layout, name, nbytes)[0])
         return self._greatest
-
-    def tag(self) -> str:
-        """What the next shard's name ends with; "" for what no other shard's does."""
-        return ""
-
-    def is_mine(self, name: str) -> None:
-        """Leave out a shard that this writer is about to write: it knows its own numbers."""
-        self._seen.add(name)
 
     def _count(self, table: object) -> None:
         _, pc, _ = arrow()
