@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.captions import CaptionItems
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
-from kohya_bucket.latents.store.entries import SIDES, Columns, StoreEntry
+from kohya_bucket.latents.fingerprint import Stale, differences, source_changes
+from kohya_bucket.latents.store.entries import PARTS, Columns, StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
 
@@ -161,12 +161,15 @@ class LatentItems:
             "source_mtime_ns": self.source_mtime_ns[at],
             "source_hash": [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items],
             "interpolation": self.interpolations[at], "caption": [self.captions[i] for i in items],
-            "crop_left": self.crops[at, 0], "crop_top": self.crops[at, 1],
         }  # fmt: skip
-        for name in ("bucket", "resized", "original"):
-            sizes = getattr(self, f"{name}_sizes")[at]
-            columns |= {f"{name}_width": sizes[:, 0], f"{name}_height": sizes[:, 1]}
-        return columns | {f"ltrb_{side}": self.crop_ltrb[at, k] for k, side in enumerate(SIDES)}
+        for name, column in zip(PARTS, self._parts, strict=True):
+            columns |= zip(PARTS[name], column[at].T, strict=True)
+        return columns
+
+    @property
+    def _parts(self) -> tuple[npt.NDArray[Any], ...]:
+        """In the order of `PARTS`."""
+        return self.bucket_sizes, self.resized_sizes, self.original_sizes, self.crops, self.crop_ltrb
 
     @property
     def collection(self) -> str:
@@ -175,11 +178,8 @@ class LatentItems:
 
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""
-        encoding = self.encoding
-        sizes = {"bucket_size": self.bucket_sizes, "resized_size": self.resized_sizes, "crop": self.crops}
-        more = {"interpolation": self.interpolations}
-        same = {name: getattr(encoding, name) for name in ("vae", "dtype", "kind", "flip", "mask")}
-        return same | {name: column[items] for name, column in (sizes | more).items()}
+        found = {name: column[items] for name, column in zip(PARTS, self._parts, strict=True)}
+        return vars(self.encoding) | found | {"interpolation": self.interpolations[items]}
 
     def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """[M] how the images are not what was encoded, see `fingerprint.source_changes`."""
@@ -207,18 +207,13 @@ class LatentItems:
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
-        encoding = self.encoding
-        fingerprint = Fingerprint(
-            int(self.source_bytes[i]), int(self.source_mtime_ns[i]),
-            "" if self.source_hashes is None else self.source_hashes[i], encoding.vae,
-            as_pair(self.bucket_sizes[i]), as_pair(self.resized_sizes[i]), as_pair(self.crops[i]),
-            str(self.interpolations[i]), encoding.dtype, encoding.kind, encoding.flip, encoding.mask,
-        )  # fmt: skip
-        left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
-        original = as_pair(self.original_sizes[i])
-        return StoreEntry(
-            self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], encoding.collection
-        )
+        known = {name: tuple(column[i].tolist()) for name, column in zip(PARTS, self._parts, strict=True)}
+        known |= vars(self.encoding) | {
+            "source": self.sources[i], "source_bytes": int(self.source_bytes[i]), "caption": self.captions[i],
+            "source_mtime_ns": int(self.source_mtime_ns[i]), "interpolation": str(self.interpolations[i]),
+            "source_hash": "" if self.source_hashes is None else self.source_hashes[i],
+        }  # fmt: skip
+        return StoreEntry.of(known)
 
 
 @dataclass
