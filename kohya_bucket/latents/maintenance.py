@@ -21,8 +21,8 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_AGE
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import REMEDY, Layout
-from kohya_bucket.latents.store.remote_path import StorePath
 from kohya_bucket.latents.store.state import temporary_files, verify, verify_files
+from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import counted
 

@@ -26,8 +26,8 @@ from kohya_bucket.images.arrow_files import arrow_of, numpy_of
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, narrowed, schema
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
+from kohya_bucket.latents.store.storage import RemotePath, StorePath
 from kohya_bucket.texts import counted, some
 
 _LOOKS = 5

@@ -18,9 +18,9 @@ from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
-from kohya_bucket.latents.store.remote_path import RemotePath
 from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_files
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
+from kohya_bucket.latents.store.storage import RemotePath
 from kohya_bucket.texts import counted, one_line, some
 
 _log = logging.getLogger(__name__)

@@ -34,9 +34,8 @@ from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.files import final_name, user_cache, write_file
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.store.layout import SHARD_NAME
-from kohya_bucket.latents.store.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors
-from kohya_bucket.latents.store.storage import Range, read_merged, read_ranges
+from kohya_bucket.latents.store.storage import Range, RemotePath, StorePath, read_merged, read_ranges
 from kohya_bucket.texts import one_line
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.store.layout import REMEDY
-from kohya_bucket.latents.store.remote_path import StorePath, open_to_read, write_new
+from kohya_bucket.latents.store.storage import StorePath, open_to_read, write_new
 
 ENTRIES = "entries"
 _ALIGNMENT = 64

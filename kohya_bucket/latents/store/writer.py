@@ -24,8 +24,8 @@ from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, enco
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
-from kohya_bucket.latents.store.remote_path import StorePath, write_new
 from kohya_bucket.latents.store.shards import SPANS, write_shard
+from kohya_bucket.latents.store.storage import StorePath, write_new
 
 Bits = npt.NDArray[Any]
 _OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
