@@ -197,20 +197,14 @@ def _not_imitated(names: Any) -> Any:
     return np.array([name.removesuffix(IMITATED) for name in names], dtype=object)
 
 
-class SourceChange(enum.IntEnum):
-    """What `source_changes` says of an image."""
-
-    NONE = 0
-    LENGTH = 1
-    CONTENT = 2
-    TIME = 3
+_LENGTH, _CONTENT, _TIME = 1, 2, 3  # of `source_changes`
 
 
 def source_changes(
     stored: Columns, wanted: Columns, hash_of: Callable[[int], str], *, inside: Bools | bool = False,
     always: bool = False,
 ) -> npt.NDArray[np.uint8]:  # fmt: skip
-    """[N] `SourceChange`: how each image is not what was encoded.
+    """[N] how each image is not what was encoded: 0, it is; or its length, its content, or its time alone differs.
 
     Where a hash is stored, contents are compared if only the time differs, or `always`; then the time does not count.
 
@@ -221,17 +215,17 @@ def source_changes(
     """
     length = np.asarray(stored["source_bytes"] != wanted["source_bytes"])
     time = np.asarray(stored["source_mtime_ns"] != wanted["source_mtime_ns"])
-    out = np.where(length, SourceChange.LENGTH, np.where(time, SourceChange.TIME, SourceChange.NONE)).astype(np.uint8)
+    out = np.where(length, _LENGTH, np.where(time, _TIME, 0)).astype(np.uint8)
     for k in np.flatnonzero((inside | ~length) & (length | time | always)).tolist():
         before = str(stored["source_hash"][k])
         if before:
             try:
                 now = hash_of(k)
             except (OSError, KohyaBucketError):
-                out[k] = SourceChange.CONTENT
+                out[k] = _CONTENT
                 continue
             if now:
-                out[k] = SourceChange.NONE if now == before else SourceChange.CONTENT
+                out[k] = 0 if now == before else _CONTENT
     return out
 
 
@@ -268,11 +262,11 @@ def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path |
 
     (change,) = source_changes(column(stored), column(wanted), hash_of, always=bool(wanted.source_hash)).tolist()
     texts = {
-        SourceChange.LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
-        SourceChange.CONTENT: "its content hash differs",
-        SourceChange.TIME: "its modification time differs",
+        _LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
+        _CONTENT: "its content hash differs",
+        _TIME: "its modification time differs",
     }
-    return [Reason(Stale.SOURCE, texts[SourceChange(change)])] if change else []
+    return [Reason(Stale.SOURCE, texts[change])] if change else []
 
 
 def _text(value: object) -> str:

@@ -27,7 +27,6 @@ import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray
-from kohya_bucket.latents.captions import CaptionItems, Encoding
 from kohya_bucket.latents.encode.precompute import TextRun, check_kind, check_target, distinct, finish
 from kohya_bucket.latents.encode.worker import (
     DecodedBatch,
@@ -40,7 +39,7 @@ from kohya_bucket.latents.encode.worker import (
     pieces_of,
     prefetch,
 )
-from kohya_bucket.latents.items import LatentItems
+from kohya_bucket.latents.items import CaptionItems, Encoding, LatentItems
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.storage import place_of

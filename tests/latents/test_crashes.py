@@ -21,11 +21,10 @@ from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.worker import NpzSink  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.maintenance import prune  # noqa: E402
+from kohya_bucket.latents.maintenance import prune, verify  # noqa: E402
 from kohya_bucket.latents.npz.check import find_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
-from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
 from tests.latents.crash_child import encode  # noqa: E402

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
 from kohya_bucket.images import remote
-from kohya_bucket.latents.maintenance import pack, prune
+from kohya_bucket.latents.maintenance import pack, prune, status, verify, verify_files
 from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.remote_shards import NodeCache, RemoteRows
-from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.storage import Range, merged
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.command_line import Command, command_line  # noqa: F401
@@ -553,7 +552,7 @@ def test_of_two_that_bring_a_shard_at_once_each_leaves_it_whole(kept, address, m
 
     def meanwhile(file):
         half_a_kilobyte(file)
-        monkeypatch.setattr(other, "_files", lambda coming: {})  # as if it had looked a moment before
+        monkeypatch.setattr(other, "_files", lambda **_: {})  # as if it had looked a moment before
         assert other.keep(X, 500, half_a_kilobyte)
 
     assert here.keep(X, 500, meanwhile)

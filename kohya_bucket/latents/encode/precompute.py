@@ -20,7 +20,6 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.captions import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.worker import (
     EncodedBatch,
@@ -33,7 +32,7 @@ from kohya_bucket.latents.encode.worker import (
     encode_missing,
     share_of,
 )
-from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, EncodeOptions, Encoding, LatentItems
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
+from kohya_bucket.latents.items import Caption, EncodeOptions, Encoding
+from kohya_bucket.latents.maintenance import source_paths
 from kohya_bucket.latents.npz.check import made_from
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
@@ -47,7 +48,6 @@ from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
-from kohya_bucket.latents.store.state import source_paths
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
 Progress = Callable[[int, int], None]
@@ -60,18 +60,6 @@ class Exchange:
 
     done: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _ImportOptions:
-    """What is recorded of files that do not say what they were made from, and how all are stored."""
-
-    arch: Architecture
-    images_root: Path
-    dtype: str
-    vae: str
-    interpolation: str
-    collection: str
 
 
 def import_npz(
@@ -108,10 +96,11 @@ def import_npz(
     if far := next((image for image in images if is_url(image)), None):
         raise KohyaBucketError(f"{far}: npz files are read from folders, not from object storage: copy them here first")
     choose_interpolation((1, 1), (1, 1), interpolation)
-    options = _ImportOptions(arch, images_root, dtype, vae, interpolation, collection)
+    encoding = EncodeOptions(vae, dtype, interpolation=interpolation, collection=collection)
 
     def read(n: int, file: CacheFile) -> Iterator[str | Add]:
-        return _latents_to_add(images[n], file, options, None if captions is None else captions[n])
+        source = relative_source([images[n]], images_root)[0]
+        return _latents_to_add(images[n], source, file, arch, encoding, None if captions is None else captions[n])
 
     return _taken(cache_files(images, arch), read, output, images_root, len(images), progress)
 
@@ -164,10 +153,10 @@ def _taken(
     return result
 
 
-def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, caption: str | None) -> Iterator[str | Add]:
-    arch = options.arch
+def _latents_to_add(
+    image: str, source: str, found: CacheFile, arch: Architecture, encoding: EncodeOptions, caption: str | None
+) -> Iterator[str | Add]:
     sizes = _latents_of(Path(image), found.path, arch)
-    source = relative_source([image], options.images_root)[0]
     if not sizes:
         yield f"has no latents of {arch.name}"
     elif not is_text(source):
@@ -177,18 +166,18 @@ def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, capti
         if why:
             yield why
             continue
-        name = options.collection if rank == 0 else f"{options.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
+        name = encoding.collection if rank == 0 else f"{encoding.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
         if found.further:
-            name = f"{options.collection} to {bucket[0]}x{bucket[1]}".strip()
+            name = f"{encoding.collection} to {bucket[0]}x{bucket[1]}".strip()
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
-        fingerprint = _fingerprint(image, bucket, item, known, options)
+        fingerprint = _fingerprint(image, bucket, item, known, encoding)
         yield partial(
             StoreWriter.add,
             entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
-            plain=from_float32(item.latents, options.dtype),
-            flipped=None if item.flipped is None else from_float32(item.flipped, options.dtype),
+            plain=from_float32(item.latents, encoding.dtype),
+            flipped=None if item.flipped is None else from_float32(item.flipped, encoding.dtype),
             mask=mask, space=arch.space,
         )  # fmt: skip
 
@@ -213,18 +202,18 @@ def _latents_of(
 
 
 def _fingerprint(
-    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, options: _ImportOptions
+    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, encoding: EncodeOptions
 ) -> Fingerprint:
     flip, mask = item.flipped is not None, item.alpha_mask is not None
     if known is not None:
-        return Fingerprint(**(vars(known) | {"dtype": options.dtype, "kind": "latents", "flip": flip, "mask": mask}))
+        return replace(known, dtype=encoding.dtype, kind="latents", flip=flip, mask=mask)
     nbytes, mtime, _ = source_identity(image)
     resized = as_pair(covering_sizes(np.array([item.original_size]), np.array([bucket]))[0])
     crop = ((resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
     return Fingerprint(
-        nbytes, mtime, "", options.vae or UNKNOWN_VAE, bucket, resized, crop,
-        _resizing(item.original_size, resized, options.interpolation) if options.vae else "unknown",
-        options.dtype, "latents", flip, mask,
+        nbytes, mtime, "", encoding.vae or UNKNOWN_VAE, bucket, resized, crop,
+        _resizing(item.original_size, resized, encoding.interpolation) if encoding.vae else "unknown",
+        encoding.dtype, "latents", flip, mask,
     )  # fmt: skip
 
 

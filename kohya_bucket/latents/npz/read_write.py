@@ -32,8 +32,8 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
-from kohya_bucket.latents.captions import Caption, Encoding, caption_bytes, content_hash
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, why_different
+from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
 
 
 class BrokenNpzError(LatentStoreError):
