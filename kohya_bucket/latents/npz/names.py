@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
@@ -39,12 +39,6 @@ def npz_path(image: str | os.PathLike[str], size: Size, arch: Architecture, *, s
     if arch.plain_until and not shared and os.path.exists(stem + ".npz"):
         return Path(stem + ".npz")
     return Path(f"{text if shared else stem}_{size[0]:04d}x{size[1]:04d}{arch.suffix}")
-
-
-def size_from_name(name: str, stem: str, arch: Architecture) -> Size | None:
-    """Image size (width, height) in the cache's file name, if it is the cache of exactly this stem; else None."""
-    match = re.fullmatch(re.escape(stem) + r"_(\d{4,})x(\d{4,})" + re.escape(arch.suffix), name)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def further_path(path: Path, bucket_size: Size) -> Path:
@@ -177,8 +171,7 @@ def has_whole_name(path: Path, image: str) -> bool:
     return bool(extension) and path.name.startswith(f"{stem}{extension}_")
 
 
-@dataclass(frozen=True)
-class CacheFile:
+class CacheFile(NamedTuple):
     """A cache file; `further`, it is of a further size."""
 
     path: Path
@@ -187,32 +180,27 @@ class CacheFile:
 
 def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[CacheFile]]:
     """The cache files of each image, by exact name: sd-scripts' own, then those of further sizes."""
-    folders: dict[str, tuple[dict[str, list[str]], dict[str, list[str]]]] = {}
+    folders: dict[str, tuple[dict[str, str], dict[str, list[str]]]] = {}
     for image in images:
         folder, name = os.path.split(os.path.abspath(image))
         if folder not in folders:
             folders[folder] = _listed(folder, arch)
         usual, further = folders[folder]
         stem = os.path.splitext(name)[0]
-        file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
-        if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
-            file = stem + ".npz"
-        if file is None:
-            file = next((f for f in usual.get(stem, []) if size_from_name(f, stem, arch)), None)
-        if file is None:
-            yield []
-            continue
-        more = [CacheFile(Path(folder, f), further=True) for f in further.get(file, [])]
-        yield [CacheFile(Path(folder, file)), *more]
+        plain = f"{stem}.npz" if arch.plain_until and os.path.exists(os.path.join(folder, f"{stem}.npz")) else ""
+        first = usual.get(name) or plain or usual.get(stem)
+        more = [CacheFile(Path(folder, file), further=True) for file in further.get(first or "", [])]
+        yield [CacheFile(Path(folder, first)), *more] if first else []
 
 
-def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def _listed(folder: str, arch: Architecture) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Cache files of a folder: sd-scripts' by the image's stem or name, further ones by the file they belong to."""
-    usual: dict[str, list[str]] = {}
+    form = re.compile(r"(?s)(.+)_\d{4,}x\d{4,}" + re.escape(arch.suffix))
+    usual: dict[str, str] = {}
     further: dict[str, list[str]] = {}
     for file in sorted(os.listdir(folder)):
-        if file.endswith(arch.suffix):
-            usual.setdefault(file[: -len(arch.suffix)].rpartition("_")[0], []).append(file)
+        if match := form.fullmatch(file):
+            usual.setdefault(match[1], file)
         elif (owner := usual_name(file)) is not None:
             further.setdefault(owner, []).append(file)
     return usual, further

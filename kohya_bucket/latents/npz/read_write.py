@@ -2,11 +2,8 @@
 
 Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files are byte by byte what sd-scripts
 writes, plus one key (`NOTE`) that says what the latents were made from. sd-scripts' readers ignore it and its writer
-carries it over, so it also says which latents it belongs to.
-
-Keys end in the latents' size, as `latents_64x48`, and one file holds several. Those of SD and SDXL had no size (plain
-keys) until 0.10.1. Versions since ask for keys with the size first, then take plain ones, whatever their size; versions
-before know plain ones only. So arrays are moved from one kind of keys to the other as the reader at hand needs them.
+carries it over, so it also says which latents it belongs to. Arrays are moved between keys with a size and plain ones
+as the reader at hand needs them: docs/latent-format.md says which version looks where.
 
 Anybody may have written a file: nothing is unpacked before what it states of itself was compared with its length.
 """
@@ -364,25 +361,21 @@ def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: A
     Raises:
         LatentStoreError: raw latents of a family (Anima) whose autoencoder scales each channel on its own.
     """
-    if space.values != arch.values:
-        if arch.per_channel:
-            raise LatentStoreError(
-                f"{arch.name} caches latents as its own autoencoder normalizes each channel, and these are raw: "
-                "encode with that autoencoder (AutoencoderKLQwenImage)"
-            )
-        if arch.values == "scaled":
-            latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
-        else:
-            latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
-    return latents
+    if space.values == arch.values:
+        return latents
+    if arch.per_channel:
+        raise LatentStoreError(
+            f"{arch.name} caches latents as its own autoencoder normalizes each channel, and these are raw: "
+            "encode with that autoencoder (AutoencoderKLQwenImage)"
+        )
+    if arch.values == "scaled":
+        return np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
+    return latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
 
 
 def mask_values(mask: npt.NDArray[np.uint8] | None, bucket_size: tuple[int, int]) -> npt.NDArray[np.float32]:
     """The alpha channel of a bucket (width, height) as npz hold it: [H, W] in 0..1. None is an opaque image's."""
-    if mask is None:
-        return np.ones(bucket_size[::-1], np.float32)
-    values: npt.NDArray[np.float32] = mask.astype(np.float32) / np.float32(255)
-    return values
+    return np.ones(bucket_size[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
 
 
 @dataclass(frozen=True)

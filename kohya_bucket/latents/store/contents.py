@@ -1,13 +1,8 @@
 """What lies in a store's folder: the rows of its items, its shards, and what of it cannot be used.
 
-The manifest is an index and nothing more. Every shard describes its own rows, so shards that no manifest names
-yet are read from their own description, and manifests that are lost, old or damaged cost time, never items.
-
-Of two rows with one key the later has the greater number in `written_ns`: the store's own count, not a time, since a
-clock that runs ahead would make what it wrote newest for ever (older stores have times there, which are numbers to be
-exceeded like any other). A writer takes numbers above all that it sees on disk when it commits. Writers that commit at
-the same instant may take the same numbers; of these rows every reader takes the one whose shard's name is the last. A
-row that was not seen by who replaced it is stale to the next run, which sees it and counts on from there.
+The manifest is an index and nothing more: every shard describes its own rows. Of two rows with one key the one with the
+greater number in `written_ns` counts, see docs/latent-format.md; writers that commit at the same instant may take the
+same numbers, and then the row counts whose shard's name is the last.
 """
 
 from __future__ import annotations
@@ -134,7 +129,7 @@ def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo 
 
 
 def _packed(rows: Any) -> dict[str, bytes]:
-    """Each column compressed, in memory of Python's own: what Arrow keeps of this would be scattered over its pages."""
+    """Each column compressed, in memory of Python's own: what Arrow keeps of this is scattered over its pages."""
     pa, _, _ = arrow()
     options, packed = pa.ipc.IpcWriteOptions(compression="zstd"), {}
     for name in rows.column_names:

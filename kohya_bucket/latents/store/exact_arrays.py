@@ -1,9 +1,7 @@
-"""An array in as few bytes as its own values allow, and back to the last bit.
+"""An array in as few bytes as its own values allow, and back to the last bit: see docs/latent-format.md.
 
-sd-scripts casts an encoder's bfloat16 to float32 for its npz, and pads every caption to the longest. Both can be seen
-in the numbers, of any model family: float32 whose lower halves are all zero came of bfloat16, and rows at the end that
-repeat one row are kept once. Such rows are not only zeros: a T5 that masks padding gives the same row for each position
-that is further behind the caption than its relative positions reach (128 tokens).
+float32 whose lower halves are all zero came of bfloat16, and rows at the end that repeat one row are kept once. Such
+rows are not only zeros: a T5 that masks padding repeats one from 128 tokens behind the caption on.
 """
 
 from __future__ import annotations

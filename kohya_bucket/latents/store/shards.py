@@ -1,12 +1,8 @@
 """Shards: safetensors files whose rows are items of one bucket; what a store knows of them; their tensors in memory.
 
-Layout of a safetensors file: 8 bytes little-endian header length, a JSON header that gives each tensor's dtype,
-shape and byte range, then the tensors without gaps. The header is padded with spaces so that data start at a
-multiple of 64 bytes. Written by hand because the writer streams rows and checksums them on the way; every
-safetensors reader opens the result.
-
-A reader takes nothing on trust: the tensors that a file states belong together, mean what is said, and lie in the file.
-Shards on disk are mapped into memory, so that their tensors are arrays without a copy.
+They are written by hand, because the writer streams rows and checksums them on the way; data start at a multiple of 64
+bytes. A reader takes nothing on trust: the tensors that a file states belong together, mean what is said, and lie in
+the file. Shards on disk are mapped into memory, so that their tensors are arrays without a copy.
 """
 
 from __future__ import annotations
