@@ -30,7 +30,6 @@ from kohya_bucket.images.parallel import joined_ray
 from kohya_bucket.latents.encode.precompute import TextRun, check_kind, check_target, distinct, finish
 from kohya_bucket.latents.encode.worker import (
     DecodedBatch,
-    EncodedBatch,
     PrecomputeReport,
     Reporter,
     ShardSink,
@@ -61,8 +60,8 @@ class Facts:
     Attributes:
         identity: equal for models that give equal outputs.
         place: the machine that it is on.
-        model: what else must be known to hand out work: of text encoders their `Encoding`; of others what their numbers
-            mean, whether they give mean and standard deviation, and the name of their class.
+        model: what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give
+            mean and standard deviation, and the name of their class.
         computes: the type that it computes in, and why, where it says so.
     """
 
@@ -377,7 +376,7 @@ class EncoderOnRay:
         self._encoder = encoder = self._make()
         check_encoder(encoder)
         self._space = encoder_space(encoder)
-        model = self._space, isinstance(encoder, PosteriorEncoder), type(encoder).__name__
+        model = isinstance(encoder, PosteriorEncoder), type(encoder).__name__
         return Facts(encoder_hash(encoder), platform.node(), model, getattr(encoder, "computes", ""))
 
     def encode(self, piece: Piece[LatentItems], run: Run) -> Done:
@@ -419,15 +418,14 @@ def encode_on_ray(
     Raises:
         KohyaBucketError: as `encode_items`; and what an actor raised.
     """
-    space, posterior, name = crew.facts().model
+    posterior, name = crew.facts().model
     check_target(wanted.encoding.kind, output_dir, "shards")
     check_kind(wanted.encoding.kind, posterior, name)
     wanted, nameless = distinct(wanted)
     output = place_of(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
     reporter = Reporter(report, say, progress_callback)
-    add = partial(add_batch, wanted=wanted, space=space)
-    sink = ShardSink[EncodedBatch](output, wanted, add, images_root)
+    sink = ShardSink(output, wanted, images_root=images_root)
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,13 +21,11 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.worker import (
-    EncodedBatch,
     NpzSink,
     PrecomputeReport,
     Reporter,
     ShardSink,
     Sink,
-    add_batch,
     encode_missing,
     share_of,
 )
@@ -99,10 +96,7 @@ def encode_items(
         paths = paths_of_run([wanted], arch, output, images_root)[0] if npz_paths is None else npz_paths
         sink = NpzSink([paths[i] for i in mine], share, space, arch, sync=sync)
     else:
-        add = partial(add_batch, wanted=share, space=space)
-        sink = ShardSink[EncodedBatch](
-            output, share, add, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds
-        )
+        sink = ShardSink(output, share, space, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
     for note in sink.notes:
         reporter.tell(note)
     started = time.monotonic()
@@ -321,9 +315,7 @@ class TextRun:
             raise LatentStoreError(f"{root} holds no latents, so no captions: run `kohya-bucket precompute`")
         self._all = CaptionItems(list(map(Caption, texts)), encoding, name)
         self.items = CaptionItems(self._all.captions[rank::processes], encoding, name)
-        self.sink = ShardSink[tuple[Sequence[int], Sequence[Mapping[str, Array]]]](
-            root / TEXT_FOLDER, self.items, lambda writer, batch: self.items.add(writer, *batch)
-        )
+        self.sink = ShardSink(root / TEXT_FOLDER, self.items)
         missing, reasons = self.sink.missing()
         self.to_do: list[int] = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(self.items.captions[i].text))
         self.report = PrecomputeReport(
@@ -360,7 +352,7 @@ def precompute_text(
     try:
         for start in range(0, len(run.to_do), batch_size):
             batch = run.to_do[start : start + batch_size]
-            run.sink.write((batch, encoder.encode([run.items.paths[i] for i in batch])))
+            run.items.add(run.sink.writer, batch, encoder.encode([str(run.items.captions[i].text) for i in batch]))
             run.report.encoded += len(batch)
             if progress is not None:
                 progress(run.report.encoded, len(run.to_do))

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -252,7 +252,6 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
 
 
 _MOST_BEHIND = 8
-B = TypeVar("B")
 
 
 @dataclass
@@ -321,21 +320,21 @@ class Background:
             self._failed = False
 
 
-class ShardSink(Generic[B]):
+class ShardSink:
     """Writes into a `LatentStore`.
 
     Args:
         wanted: this process' share of the items.
-        add: adds a batch of them to a writer.
+        space: what the numbers of latents mean; None where others than `write` write them.
         options: of the `StoreWriter`.
     """
 
     def __init__(
-        self, root: StorePath, wanted: Wanted, add: Callable[[StoreWriter, B], None], images_root: Path | None = None,
+        self, root: StorePath, wanted: Wanted, space: LatentSpace | None = None, images_root: Path | None = None,
         **options: Any,
     ) -> None:  # fmt: skip
-        self._wanted, self._add = wanted, add
-        self._writer = StoreWriter(root, images_root=images_root, **options)
+        self._wanted, self._space = wanted, space
+        self.writer = StoreWriter(root, images_root=images_root, **options)
         self.store = LatentStore(root)
         self.notes = list[str]()
         self._replaced, self._stale = self.store.replaced_rows(), 0
@@ -345,11 +344,13 @@ class ShardSink(Generic[B]):
         self._stale = int((found.to_do & (found.at >= 0)).sum())
         return found.to_do, found.counts()
 
-    def write(self, batch: B) -> None:
-        self._add(self._writer, batch)
+    def write(self, batch: EncodedBatch) -> None:
+        assert isinstance(self._wanted, LatentItems)
+        assert self._space is not None
+        add_batch(self.writer, batch, self._wanted, self._space)
 
     def flush(self) -> None:
-        self._writer.flush()
+        self.writer.flush()
 
     def close(self) -> None:
         pass  # it writes on its caller's thread
@@ -360,13 +361,13 @@ class ShardSink(Generic[B]):
         write_manifest(self.store, wanted.with_newer_texts(self.store))
         # A run replaces the rows that it found stale. More of them: another run had the same items.
         twice = self.store.replaced_rows() - self._replaced - self._stale
-        return [f"{counted(twice, 'item')} {_TWICE}"] if twice > 0 and len(wanted) == len(self._wanted) else []
-
-
-_TWICE = (
-    "were encoded twice, since another run wrote into the same store at the same time; nothing is damaged, and "
-    "`kohya-bucket cache prune` frees the space. For several GPUs start once, by torchrun"
-)
+        if twice <= 0 or len(wanted) != len(self._wanted):
+            return []
+        return [
+            f"{counted(twice, 'item')} were encoded twice, since another run wrote into the same store at the same "
+            "time; nothing is damaged, and `kohya-bucket cache prune` frees the space. For several GPUs start once, by "
+            "torchrun"
+        ]
 
 
 def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:

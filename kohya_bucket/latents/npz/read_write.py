@@ -369,8 +369,10 @@ def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: A
             "encode with that autoencoder (AutoencoderKLQwenImage)"
         )
     if arch.values == "scaled":
-        return np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
-    return latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
+        latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
+    else:
+        latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
+    return latents
 
 
 def mask_values(mask: npt.NDArray[np.uint8] | None, bucket_size: tuple[int, int]) -> npt.NDArray[np.float32]:

@@ -155,29 +155,24 @@ class BatchEncoder:
 
     def __call__(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
         """Encode [B, H, W, 3] uint8 pixels, or [B, 3, H, W] floats; `seeds` and `names` have one per item."""
+        import torch
+
         with self._turn:
             began = time.monotonic()
             try:
-                return self._encoded(pixels, seeds, names)
+                device = getattr(self._encoder, "device", None)
+                images = pixels if device is None else pixels.to(device, non_blocking=True)
+                images = normalize(images) if images.dtype == torch.uint8 else images
+                plain = self._halving(images)
+                flipped = self._halving(images.flip(3)) if self._flip else None
+                noises = [torch.Generator().manual_seed(seed) for seed in seeds]
+                done = Encoded(self._finish(*plain, noises), None, [None] * len(seeds))
+                if flipped is not None:
+                    done.flipped = self._finish(*flipped, noises)
+                self._mend(done, images, seeds, names)
+                return done
             finally:
                 self.busy += time.monotonic() - began
-
-    def _encoded(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
-        import torch
-
-        device = getattr(self._encoder, "device", None)
-        images = pixels if device is None else pixels.to(device, non_blocking=True)
-        images = normalize(images) if images.dtype == torch.uint8 else images
-        plain, spread = self._halving(images)
-        flipped, flipped_spread = self._halving(images.flip(3)) if self._flip else (None, None)
-        noises = [torch.Generator().manual_seed(seed) for seed in seeds]
-        done = Encoded(
-            self._finish(plain, spread, noises),
-            None if flipped is None else self._finish(flipped, flipped_spread, noises),
-            [None] * len(seeds),
-        )
-        self._mend(done, images, seeds, names)
-        return done
 
     def _halving(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Encode in as few runs as memory allows; the size that went well is remembered per image size."""
