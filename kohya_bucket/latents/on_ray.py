@@ -488,11 +488,7 @@ def _encode(pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, repo
 
 
 def check_seen(layout: Layout, shards: list[str], place: str) -> None:
-    """Refuse to go on where what another machine has written is not to be seen on this one.
-
-    Raises:
-        LatentStoreError: it is not.
-    """
+    """Raise `LatentStoreError` where what another machine has written is not to be seen on this one."""
     deadline = time.monotonic() + _SEEN_AFTER
     while unseen := set(shards) - layout.shard_sizes().keys():
         if time.monotonic() > deadline:

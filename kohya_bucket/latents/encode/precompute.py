@@ -162,12 +162,8 @@ def check_kind(kind: str, posterior: bool, encoder: str) -> None:
 
 
 def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: str) -> None:
-    """Refuse what cannot be written, whatever the encoder.
-
-    Raises:
-        KohyaBucketError: an unknown format, shards without a folder, npz in object storage, or a distribution
-            in npz.
-    """
+    """Refuse what cannot be written, whatever the encoder: an unknown format, shards without a folder, npz in object
+    storage, or a distribution in npz."""
     if format not in ("shards", "npz"):
         raise KohyaBucketError(f"format {format!r} does not exist: use 'shards' or 'npz'")
     if format == "shards" and output_dir is None:

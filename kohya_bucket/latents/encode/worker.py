@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -264,29 +264,6 @@ class EncodedBatch:
     masks: list[npt.NDArray[np.uint8] | None]
 
 
-class Sink(Protocol):
-    """Takes batches.
-
-    Attributes:
-        notes: what a user should know before anything is written.
-    """
-
-    notes: list[str]
-
-    def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        """[N] bool: the items that are not on disk as they should be; and how many there are by reason."""
-
-    def write(self, batch: EncodedBatch) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        """Wait for what is being written, and begin nothing more: after this no thread touches the folder."""
-
-    def finish(self, wanted: Wanted) -> list[str]:
-        """Called once at the end with the items of all processes; returns what a user should know."""
-
-
 class Background:
     """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
 
@@ -458,6 +435,10 @@ class NpzSink:
 
     def _values(self, latents: torch.Tensor) -> npt.NDArray[np.float32]:
         return convert_values(latents.numpy(), self._space, self._arch)
+
+
+Sink = ShardSink | NpzSink
+"""Takes batches, on one thread; after `close` none of its threads touches the folder."""
 
 
 class Reporter:

@@ -188,9 +188,7 @@ def _latents_of(
     """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
 
     Of two kinds of keys for one bucket those are taken that are to be trusted, or else those that are read first.
-
-    Raises:
-        one of `BROKEN`.
+    Raises one of `BROKEN`.
     """
     out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
     with OpenNpz(path) as file:
@@ -226,11 +224,8 @@ def _resizing(size: tuple[int, int], resized: tuple[int, int], interpolation: st
 
 
 def npz_item(store: LatentStore, i: int, arch: Architecture) -> NpzLatents:
-    """Item `i`, with the values that npz of this family have.
-
-    Raises:
-        LatentStoreError: it is damaged, or has values that this family's npz cannot have.
-    """
+    """Item `i`, with the values that npz of this family have. Raises `LatentStoreError` if it is damaged, or has values
+    that this family's npz cannot have."""
     info = store.info(i)
     dtype, bucket = info.latents.dtype, as_pair([store.column(f"bucket_{side}")[i] for side in ("width", "height")])
 

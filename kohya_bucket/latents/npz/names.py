@@ -141,12 +141,8 @@ def paths_of_run(
 
 
 def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) -> list[str]:
-    """Where the images would be if their folders were under `root`.
-
-    Raises:
-        LatentStoreError: an image is in object storage, in a container, or not under `images_root`, so that it would
-            be outside `root`.
-    """
+    """Where the images would be if their folders were under `root`. Raises `LatentStoreError` for an image in object
+    storage, in a container, or outside `images_root`."""
     if far := next((image for image in images if is_url(image)), None):
         raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it: {_SHARDS}")
     if inside_other := next(filter(container_of, images), None):

@@ -243,10 +243,7 @@ def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Arc
     """Put the latents of `source` whose keys end in `keys` where a reader of this family finds them in `path`.
 
     Nothing is encoded, and every array stays what it is. In one file they are moved; another `source` stays as it is.
-    Returns what is wrong if they cannot be read.
-
-    Raises:
-        LatentStoreError: the file cannot be written.
+    Returns what is wrong if they cannot be read. Raises `LatentStoreError` where the file cannot be written.
     """
     try:
         with OpenNpz(source) as file:
@@ -286,10 +283,7 @@ def _take(arrays: dict[str, npt.NDArray[Any]], keys: str) -> dict[str, npt.NDArr
 
 def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
     """The latents of one bucket, whichever kind of keys they have; first those that this family's readers ask for.
-
-    Raises:
-        LatentStoreError: missing, broken, or without this bucket's latents.
-    """
+    Raises `LatentStoreError` where they are missing or broken."""
     other = None
     try:
         with OpenNpz(path) as file:
@@ -356,11 +350,8 @@ def _flat(latents: Any, arch: Architecture) -> Any:
 
 
 def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: Architecture) -> npt.NDArray[np.float32]:
-    """Turn latents [C, h, w], or many, of `space` into what sd-scripts caches for `arch`.
-
-    Raises:
-        LatentStoreError: raw latents of a family (Anima) whose autoencoder scales each channel on its own.
-    """
+    """Turn latents [C, h, w], or many, of `space` into what sd-scripts caches for `arch`. Raises `LatentStoreError` for
+    raw latents of a family (Anima) whose autoencoder scales each channel on its own."""
     if space.values == arch.values:
         return latents
     if arch.per_channel:

@@ -181,9 +181,7 @@ def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]
 def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Shards, bool]:
     """Rows and shards of a manifest, and whether its rows are as `Contents` has them; `known`: shards seen before.
 
-    Raises:
-        LatentStoreError: it cannot be used.
-        FileNotFoundError: it is gone.
+    Raises `LatentStoreError` where it cannot be used, and `FileNotFoundError` where it is gone.
     """
     with as_damage(f"manifest {path.name} is damaged"):
         table, description = decode(layout.read_manifest(path))
@@ -196,12 +194,8 @@ def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Sh
 
 
 def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
-    """Rows and description of a shard, from its own file.
-
-    Raises:
-        LatentStoreError: it is damaged.
-        FileNotFoundError: it is gone.
-    """
+    """Rows and description of a shard, from its own file. Raises `LatentStoreError` where it is damaged, and
+    `FileNotFoundError` where it is gone."""
     specs, data, _ = read_header(layout.shards / name)
     with as_damage(f"shard {name} is damaged"):
         table, description = decode(data)

@@ -143,11 +143,7 @@ def encode(table: Any, description: dict[str, Any]) -> bytes:
 
 
 def decode(data: Any) -> tuple[Any, dict[str, Any]]:
-    """Table and description of what `encode` wrote.
-
-    Raises:
-        LatentStoreError: it is no such file, or of a newer version.
-    """
+    """Table and description of what `encode` wrote. Raises `LatentStoreError` if it is none, or of a newer version."""
     wanted = schema()
     with as_damage("not a table of latents"):
         table = bounded_table(data, wanted.names)

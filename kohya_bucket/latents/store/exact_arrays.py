@@ -47,11 +47,8 @@ class Packed:
 
 
 def pack(array: Array) -> Packed:
-    """Store an array of floats, whole numbers or truth values, of any shape.
-
-    Raises:
-        LatentStoreError: its type is another, or its numbers are beyond int64.
-    """
+    """Store an array of floats, whole numbers or truth values, of any shape. Raises `LatentStoreError` for another
+    type, and for numbers beyond int64."""
     array = np.asarray(array)
     given = array.dtype.newbyteorder("<")
     rows = np.ascontiguousarray(array, dtype=given).reshape(array.shape or (1,))
@@ -123,11 +120,8 @@ _MOST_ARRAYS, _MOST_LETTERS = 256, 200  # so that a shard's header stays short
 
 
 def check_outputs(arrays: Mapping[str, Packed]) -> None:
-    """Refuse outputs that a store would not give again.
-
-    Raises:
-        LatentStoreError: there are none, or too many; one has the name of a part of the store, or is too large.
-    """
+    """Raise `LatentStoreError` for outputs that a store would not give again: none, too many, one with the name of a
+    part of the store, or one that is too large."""
     if not arrays or len(arrays) > _MOST_ARRAYS or _OWN & arrays.keys():
         raise LatentStoreError(
             f"outputs named {sorted(arrays)[:9]} cannot be stored: none, more than {_MOST_ARRAYS}, or a name of the "
@@ -177,13 +171,10 @@ def joined(items: Sequence[Mapping[str, Packed]]) -> tuple[dict[str, tuple[str, 
 def split(
     tensors: Mapping[str, Any], row: int, stored: Mapping[str, str], given: Mapping[str, tuple[str, int]]
 ) -> dict[str, Packed]:
-    """The arrays of one item of `joined`, without a copy.
+    """The arrays of one item of `joined`, without a copy. Raises `LatentStoreError` if one lies outside of its tensor.
 
     Args:
         stored, given: of each array the storage type, and what `joined` gave.
-
-    Raises:
-        LatentStoreError: an array lies outside of its tensor.
     """
     found = {}
     for (name, (kind, axes)), (start, rows, length) in zip(given.items(), tensors[SPANS][row].tolist(), strict=True):

@@ -43,11 +43,8 @@ class Layout:
         self.store_file = self.root / "store.json"
 
     def create(self, images_root: Path | None = None) -> None:
-        """Make the folders and `store.json`, if they are not there.
-
-        Raises:
-            LatentStoreError: the folder cannot be written.
-        """
+        """Make the folders and `store.json`, if they are not there. Raises `LatentStoreError` if they cannot be
+        written."""
         try:
             self.shards.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -314,11 +314,7 @@ class _NoRoomError(Exception):
 
 
 def _make_ours(root: Path) -> None:
-    """Make the folder with our marker in it, or see that it has it.
-
-    Raises:
-        LatentStoreError: there is such a folder that we have not made.
-    """
+    """Make the folder with our marker in it. Raises `LatentStoreError` where there is one that we have not made."""
     marker = root / _MARKER
     root.mkdir(parents=True, exist_ok=True)
     if all(final_name(path.name) == _MARKER for path in root.iterdir()):

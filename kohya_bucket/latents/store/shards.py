@@ -76,11 +76,8 @@ def write_shard(
 
 
 def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
-    """Places of the tensors, the description of the rows, and the metadata of a shard.
-
-    Raises:
-        LatentStoreError: truncated, or any byte of what is read here is not what was written.
-    """
+    """Places of the tensors, the description of the rows, and the metadata of a shard. Raises `LatentStoreError` where
+    it is truncated, or any byte of what is read here is not what was written."""
     with as_damage(f"shard {path} is damaged"), open_to_read(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -133,11 +130,8 @@ class ShardInfo:
 
     @property
     def latents(self) -> TensorSpec:
-        """The tensor of its latents, or of mean and standard deviation.
-
-        Raises:
-            LatentStoreError: it holds outputs of text encoders.
-        """
+        """The tensor of its latents, or of mean and standard deviation. Raises `LatentStoreError` for outputs of text
+        encoders."""
         if self.arrays:
             raise LatentStoreError(f"shard {self.name} holds outputs of text encoders, not latents")
         return self.tensors[self.kind]
@@ -159,11 +153,8 @@ class ShardInfo:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ShardInfo:
-        """What `to_json` gave, from a file that anybody may have changed.
-
-        Raises:
-            ValueError, TypeError, KeyError: there can be no such shard.
-        """
+        """What `to_json` gave, from a file that anybody may have changed. Raises `ValueError`, `TypeError` or
+        `KeyError` if there can be no such shard."""
         specs = {name: TensorSpec.of(*spec) for name, spec in data["tensors"].items()}
         return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"]), given_arrays(data)).checked()
 
@@ -233,11 +224,8 @@ class MappedShards:
         return {"_folder": self._folder, "_mapped": OrderedDict(), "_checked": {}}
 
     def tensors(self, info: ShardInfo) -> Tensors:
-        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only.
-
-        Raises:
-            LatentStoreError: the file is gone, or shorter or longer than when it was written.
-        """
+        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only. Raises
+        `LatentStoreError` where the file is gone, or shorter or longer than when it was written."""
         found = self._mapped.get(info.name)
         if found is None:
             try:

@@ -153,9 +153,7 @@ def length(url: str) -> int:
 def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
     """The bytes of each range, asked for at the same time where the storage's library can; only what failed again.
 
-    Raises:
-        FileNotFoundError: one of the files does not exist.
-        StorageError: a range cannot be read, or is shorter than it should be.
+    Raises `FileNotFoundError` if a file does not exist, `StorageError` if a range cannot be read, or is too short.
     """
     if not ranges:
         return []
@@ -191,12 +189,8 @@ def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
 
 
 def create(url: str, data: bytes) -> None:
-    """Put a file there, whole, if there is none or the same; see `check_exclusive`.
-
-    Raises:
-        FileExistsError: there is another one, of somebody else.
-        StorageError: it cannot be written.
-    """
+    """Put a file there, whole, if there is none or the same; see `check_exclusive`. Raises `FileExistsError` if there
+    is another one, of somebody else, and `StorageError` if it cannot be written."""
     system, path = storage_of(url)
     whole = {"chunksize": _MOST_PUT} if _is_s3(system) else {}
 
@@ -223,11 +217,8 @@ def delete(url: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def check_exclusive(url: str) -> None:
-    """See whether the storage refuses to replace a file when asked to (on S3: If-None-Match), by trying it once.
-
-    Raises:
-        StorageError: it does not, so that two writers could undo each other's work there; or nothing can be written.
-    """
+    """Raise `StorageError` unless the storage refuses to replace a file when asked to (on S3: If-None-Match), so that
+    two writers cannot undo each other's work. It is tried once."""
     why = (
         f"{url}: a store cannot be written there, because this storage, or the library for it that is installed, does "
         "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
@@ -365,11 +356,7 @@ StorePath: TypeAlias = "Path | RemotePath"
 
 
 def as_given(text: str | os.PathLike[str]) -> StorePath:
-    """An address as such, anything else as a path.
-
-    Raises:
-        LatentStoreError: an address with one slash, as a `Path` of it has.
-    """
+    """An address as such, anything else as a path. Raises `LatentStoreError` for an address with one slash."""
     given = os.fspath(text)
     if is_url(given):
         return RemotePath(given)
@@ -401,13 +388,8 @@ def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
 
 
 def write_new(path: StorePath, parts: Iterable[Any]) -> None:
-    """Write a file under a name that nobody else uses, whole or not at all.
-
-    Raises:
-        LatentStoreError: as `write_file`.
-        StorageError: it cannot be written.
-        FileExistsError: in object storage, there is one.
-    """
+    """Write a file under a name that nobody else uses, whole or not at all. Raises `LatentStoreError` as `write_file`;
+    in object storage `StorageError`, or `FileExistsError` if there is one."""
     if isinstance(path, RemotePath):
         create(path.url, b"".join(parts))
     else:
