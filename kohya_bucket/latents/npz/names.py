@@ -102,7 +102,8 @@ class NpzNames:
             zip(images, original_sizes, strict=True), bucket_sizes, resized_sizes, further, strict=True
         ):
             path = files[item]
-            if more or not self._may_hold(path, (bucket, resized)):
+            room = path, bucket if self._arch.multi_resolution else None
+            if more or self._held.setdefault(room, (bucket, resized)) != (bucket, resized):
                 path = further_path(path, bucket)
             out.append(path)
         return out
@@ -115,10 +116,6 @@ class NpzNames:
                 path = npz_path(image, size, self._arch, shared=True)
             self._files[who] = path
         return self._files[who]
-
-    def _may_hold(self, path: Path, sizes: tuple[Size, Size]) -> bool:
-        room = path, sizes[0] if self._arch.multi_resolution else None
-        return self._held.setdefault(room, sizes) == sizes
 
 
 def paths_of_run(

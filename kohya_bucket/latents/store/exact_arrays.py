@@ -178,15 +178,11 @@ def split(
     """
     found = {}
     for (name, (kind, axes)), (start, rows, length) in zip(given.items(), tensors[SPANS][row].tolist(), strict=True):
-        if not _is_span(tensors[name], start, rows, length, kind, axes):
+        tensor = tensors[name]
+        inside = 0 <= start <= len(tensor) and 0 <= rows <= len(tensor) - start
+        repeats = rows <= length if rows else length == 0
+        nbytes = length * math.prod(tensor.shape[1:]) * np.dtype(kind).itemsize
+        if not (inside and repeats and max(length, nbytes) <= MOST_UNPACKED and (axes > 0 or length == 1)):
             raise LatentStoreError(f"{name} lies outside of its tensor")
-        found[name] = Packed(tensors[name][start : start + rows], stored[name], kind, axes, length)
+        found[name] = Packed(tensor[start : start + rows], stored[name], kind, axes, length)
     return found
-
-
-def _is_span(tensor: Array, start: int, rows: int, length: int, given: str, axes: int) -> bool:
-    """Whether an array can lie there: in its tensor, and of no more rows, or bytes, than it can have."""
-    inside = 0 <= start <= len(tensor) and 0 <= rows <= len(tensor) - start
-    repeats = rows <= length if rows else length == 0
-    nbytes = length * math.prod(tensor.shape[1:]) * np.dtype(given).itemsize
-    return inside and repeats and max(length, nbytes) <= MOST_UNPACKED and (axes > 0 or length == 1)

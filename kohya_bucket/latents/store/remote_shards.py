@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -180,7 +179,16 @@ class RemoteShards(MappedShards):
         self._fetcher.begin(info)
 
     def _bring(self, info: ShardInfo) -> None:
-        self._cache.keep(info.name, info.nbytes, partial(download, self._remote / info.name, info.nbytes))
+        """Keep a whole shard on this node, which comes part by part."""
+        url, step = os.fspath(self._remote / info.name), _PART * _AT_ONCE
+
+        def fill(file: BinaryIO) -> None:
+            for first in range(0, info.nbytes, step):
+                last = min(first + step, info.nbytes)
+                for data in read_ranges([Range(url, at, min(at + _PART, last)) for at in range(first, last, _PART)]):
+                    file.write(data)
+
+        self._cache.keep(info.name, info.nbytes, fill)
 
 
 class _Fetcher:
@@ -229,7 +237,16 @@ class NodeCache:
 
     def __init__(self, address: str, limit: int | None = None) -> None:
         self.root = Path(os.environ.get(_FOLDER_VARIABLE) or user_cache()) / _FOLDER
-        self.limit = _limit_of_environment() if limit is None else limit
+        text = os.environ.get(_LIMIT_VARIABLE, "").strip()
+        try:
+            gigabytes = float(text) if text else _DEFAULT_GB
+            if not 0 <= gigabytes < 1e9:
+                raise ValueError
+        except ValueError:
+            raise KohyaBucketError(
+                f"{_LIMIT_VARIABLE} is {text!r}, but must be a number of gigabytes, 0 to keep no shards on this node"
+            ) from None
+        self.limit = int(gigabytes * 1e9) if limit is None else limit
         self._said = False
         self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
 
@@ -323,19 +340,6 @@ def _make_ours(root: Path) -> None:
         raise LatentStoreError(f"{root} was not made by kohya_bucket: rename it, or set {_FOLDER_VARIABLE}")
 
 
-def _limit_of_environment() -> int:
-    text = os.environ.get(_LIMIT_VARIABLE, "").strip()
-    try:
-        gigabytes = float(text) if text else _DEFAULT_GB
-        if not 0 <= gigabytes < 1e9:
-            raise ValueError
-    except ValueError:
-        raise KohyaBucketError(
-            f"{_LIMIT_VARIABLE} is {text!r}, but must be a number of gigabytes, 0 to keep no shards on this node"
-        ) from None
-    return int(gigabytes * 1e9)
-
-
 def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedShards:
     """The files of a store's shards: mapped, or in object storage."""
     if not isinstance(folder, RemotePath):
@@ -343,11 +347,3 @@ def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedSha
     cache = NodeCache(os.fspath(folder.parent))
     fits = sum(info.nbytes for info in shards.values()) <= cache.limit
     return RemoteShards(folder, cache, fits)
-
-
-def download(source: RemotePath, nbytes: int, file: BinaryIO) -> None:
-    """Write a file of object storage into one here, part by part."""
-    for first in range(0, nbytes, _PART * _AT_ONCE):
-        last = min(first + _PART * _AT_ONCE, nbytes)
-        for data in read_ranges([Range(source.url, at, min(at + _PART, last)) for at in range(first, last, _PART)]):
-            file.write(data)

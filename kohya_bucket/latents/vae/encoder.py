@@ -185,7 +185,9 @@ class BatchEncoder:
                 parts = [self._raw(images[at : at + size]) for at in range(0, len(images), size)]
                 break
             except (RuntimeError, MemoryError) as error:
-                if size == 1 or not _out_of_memory(error):
+                text = str(error).lower()
+                full = isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+                if size == 1 or not full:
                     raise
             size = max(1, size // 2)
             self._largest[shape] = size
@@ -238,8 +240,3 @@ class BatchEncoder:
                     done.flipped[k] = self._finish(*self._raw(image.flip(3)), noise)[0]
             if not all(torch.isfinite(part[k]).all() for part in parts):
                 done.bad[k] = "its latent is not finite (NaN or infinity), in float32 either"
-
-
-def _out_of_memory(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
