@@ -105,14 +105,10 @@ def _cut(wanted: LatentItems, order: npt.NDArray[np.int64], most: int) -> npt.ND
 
 
 def shares(pixels: npt.NDArray[np.integer], batch: npt.NDArray[np.integer], processes: int) -> npt.NDArray[np.int32]:
-    """[N] which of the processes encodes each item. Batches stay whole; the next one goes to who has the fewest pixels.
+    """[N] which of the processes encodes each item, by the pixels [N] and the number of the batch [N] of each.
 
-    So the pixels of two processes differ by those of one batch at most.
-
-    Args:
-        pixels: [N] of each item.
-        batch: [N] number of its batch, from 0 on.
-        processes: how many there are.
+    Batches stay whole, and the next one goes to who has the fewest pixels: the pixels of two processes differ by those
+    of one batch at most.
     """
     loads = [(0.0, process) for process in range(processes)]
     owner = np.zeros(int(batch.max(initial=-1)) + 1, dtype=np.int32)
@@ -155,12 +151,10 @@ _NICENESS = 5
 
 @dataclass
 class DecodedBatch:
-    """Images of one bucket: positions among the wanted ones, pixels, and alpha masks.
+    """Images of one bucket: positions among the wanted ones, pixels, and alpha masks, None where the image is opaque or
+    masks were not asked for.
 
-    Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1.
-
-    A mask is None where the image is opaque or masks were not asked for. `failed` lists (position, reason) of
-    images that could not be read.
+    Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1. `failed` lists (position, reason).
     """
 
     items: list[int]
@@ -298,13 +292,8 @@ class Background:
 
 
 class ShardSink:
-    """Writes into a `LatentStore`.
-
-    Args:
-        wanted: this process' share of the items.
-        space: what the numbers of latents mean; None where others than `write` write them.
-        options: of the `StoreWriter`.
-    """
+    """Writes a process' share of the items into a `LatentStore`; `space` is None where others than `write` write
+    them."""
 
     def __init__(
         self, root: StorePath, wanted: Wanted, space: LatentSpace | None = None, images_root: Path | None = None,
@@ -442,12 +431,7 @@ Sink = ShardSink | NpzSink
 
 
 class Reporter:
-    """What a user is told while a run is going on, which its report keeps.
-
-    Args:
-        say: called with a line of text for whatever a user should know at once.
-        progress: called with (done, to do).
-    """
+    """What a user is told while a run is going on, which its report keeps; `progress` gets (done, to do)."""
 
     def __init__(
         self, report: PrecomputeReport, say: Callable[[str], None] | None = None,
@@ -473,12 +457,7 @@ class Reporter:
 def encode_missing(
     wanted: LatentItems, encode: BatchEncoder, sink: Sink, reporter: Reporter, batch_size: int, workers: int, seed: int
 ) -> None:
-    """Do everything that is to do. What is encoded when this is interrupted stays.
-
-    Args:
-        wanted: this process' share of the items.
-        workers: threads that decode.
-    """
+    """Do everything that is to do of a process' share. What is encoded when this is interrupted stays."""
     report = reporter.report
     missing, report.reasons = sink.missing()
     to_do = int(missing.sum())

@@ -34,14 +34,11 @@ Shards = dict[str, ShardInfo]
 
 @dataclass
 class Contents:
-    """What was found.
+    """What was found; see `LatentStore`.
 
     Attributes:
         table: rows of the items in usable shards; of each item the one written last, by (collection, source).
-        shards: usable shards by name.
-        damage: (file name, what is wrong) of every shard or manifest that cannot be used.
-        indexed: the manifest names all shards and no others.
-        named: names of the shards in it.
+        named: names of the shards in the manifest.
     """
 
     table: Any
@@ -251,9 +248,7 @@ def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
 class Assigned:
     """Numbers and names that one process gives another, so that whoever does that work writes the same files.
 
-    Attributes:
-        above: a number that nothing in the store exceeds.
-        key: names what is written; no other work has it.
+    Nothing in the store exceeds `above`, and no other work has this `key`.
     """
 
     above: int

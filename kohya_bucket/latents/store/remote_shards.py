@@ -80,13 +80,8 @@ class RemoteRows:
 
 
 class RemoteShards(MappedShards):
-    """The shards of a store in object storage.
-
-    Args:
-        folder: where they are.
-        cache: those that this node has.
-        whole: bring what is read from to this node, as a whole, while rows of it are read by ranges.
-    """
+    """The shards of a store in object storage, and in the node's cache. With `whole`, what is read from is brought to
+    this node as a whole, while rows of it are read by ranges."""
 
     def __init__(self, folder: RemotePath, cache: NodeCache, whole: bool) -> None:
         super().__init__(cache.folder)
@@ -225,14 +220,10 @@ class _Fetcher:
 
 
 class NodeCache:
-    """The shards of one store on this node.
+    """The shards on this node of the store at an address.
 
-    Args:
-        address: of the store.
-        limit: bytes of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
-
-    Raises:
-        KohyaBucketError: the variable holds no number.
+    `limit` is in bytes, of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
+    Raises `KohyaBucketError` if the variable holds no number.
     """
 
     def __init__(self, address: str, limit: int | None = None) -> None:

@@ -159,30 +159,31 @@ def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
         return []
     out: list[bytes] = [b""] * len(ranges)
     left = [k for k, part in enumerate(ranges) if part.stop > part.start]
-    if left:
-        for k, data in zip(list(left), ranges_by_obstore([ranges[k] for k in left]), strict=True):
-            if data is not None and len(data) == ranges[k].stop - ranges[k].start:
-                out[k] = data
-                left.remove(k)
     systems = [storage_of(part.url) for part in ranges]
 
-    def ask() -> None:
-        answers = systems[0][0].cat_ranges(
-            [systems[k][1] for k in left], [ranges[k].start for k in left], [ranges[k].stop for k in left],
-            on_error="return",
-        )  # fmt: skip
+    def take(answers: Sequence[Any]) -> BaseException | None:
         problem: BaseException | None = None
         for k, answer in zip(list(left), answers, strict=True):
             if isinstance(answer, BaseException):
                 problem = answer
-            elif len(answer) != ranges[k].stop - ranges[k].start:
-                problem = OSError(f"{ranges[k].url} gave {len(answer)} bytes of {ranges[k].stop - ranges[k].start}")
+            elif answer is None or len(answer) != ranges[k].stop - ranges[k].start:
+                got = len(answer or b"")
+                problem = OSError(f"{ranges[k].url} gave {got} bytes of {ranges[k].stop - ranges[k].start}")
             else:
                 out[k] = answer
                 left.remove(k)
+        return problem
+
+    def ask() -> None:
+        problem = take(systems[0][0].cat_ranges(
+            [systems[k][1] for k in left], [ranges[k].start for k in left], [ranges[k].stop for k in left],
+            on_error="return",
+        ))  # fmt: skip
         if problem is not None:
             raise problem
 
+    if left:
+        take(ranges_by_obstore([ranges[k] for k in left]))
     if left:
         _until_answered(f"{ranges[left[0]].url}: cannot be read", ask)
     return out

@@ -128,14 +128,12 @@ def noise_seed(seed: int, source: str, collection: str = "") -> int:
 class BatchEncoder:
     """Runs batches through an encoder, one at a time however many threads call it.
 
-    Attributes:
-        busy: seconds for which a batch was in the encoder.
-
     Args:
         encoder: any `VAEEncoder`; with `posterior` it is sampled here, with noise that belongs to the item.
-        kind: "latents" or "posterior".
-        flip: encode the mirrored images too.
         say: called with a line of text for whatever a user should know.
+
+    Attributes:
+        busy: seconds for which a batch was in the encoder.
     """
 
     def __init__(self, encoder: VAEEncoder, kind: str, flip: bool, say: Callable[[str], None]) -> None:
