@@ -238,9 +238,22 @@ def why_stale(
     given and a hash stored, the file is read to find out. `ignoring` may name `Stale.SOURCE` for all that is known of
     the image file.
     """
-    unseen = Stale.SOURCE in ignoring or wanted.kind == "text"
-    reasons = [] if unseen else _why_source_changed(stored, wanted, source)
-    return reasons + why_different(vars(stored), vars(wanted), ignoring=ignoring)
+    different = why_different(vars(stored), vars(wanted), ignoring=ignoring)
+    if Stale.SOURCE in ignoring or wanted.kind == "text":
+        return different
+    names = ("source_bytes", "source_mtime_ns", "source_hash")
+    before, now = ({name: np.array([getattr(known, name)]) for name in names} for known in (stored, wanted))
+
+    def hash_of(_: int) -> str:
+        return wanted.source_hash or ("" if source is None else hash_file(os.fspath(source)))
+
+    (change,) = source_changes(before, now, hash_of, always=bool(wanted.source_hash)).tolist()
+    texts = {
+        _LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
+        _CONTENT: "its content hash differs",
+        _TIME: "its modification time differs",
+    }
+    return [Reason(Stale.SOURCE, texts[change]), *different] if change else different
 
 
 def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> list[Reason]:
@@ -251,22 +264,6 @@ def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stal
         pair = () if name is None else (_text(stored[name]), _text(wanted[name]))
         reasons.append(Reason(kind, *(text.removesuffix(IMITATED) for text in pair)))
     return reasons
-
-
-def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path | None) -> list[Reason]:
-    def column(known: Fingerprint) -> Columns:
-        return {name: np.array([getattr(known, name)]) for name in ("source_bytes", "source_mtime_ns", "source_hash")}
-
-    def hash_of(_: int) -> str:
-        return wanted.source_hash or ("" if source is None else hash_file(os.fspath(source)))
-
-    (change,) = source_changes(column(stored), column(wanted), hash_of, always=bool(wanted.source_hash)).tolist()
-    texts = {
-        _LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
-        _CONTENT: "its content hash differs",
-        _TIME: "its modification time differs",
-    }
-    return [Reason(Stale.SOURCE, texts[change])] if change else []
 
 
 def _text(value: object) -> str:

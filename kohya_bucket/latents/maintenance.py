@@ -290,7 +290,18 @@ def pack(
         raise LatentStoreError(f"cluster_by={cluster_by!r}: {what}")
     order = None if cluster_by is None else _mixed_within_buckets(store)
     if target is not None:
-        return _packed_copy(store, target, shard_bytes, order)
+        if Layout(target).shard_sizes():
+            raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
+        if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
+            raise LatentStoreError(
+                f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first "
+                f"{REMEDY}"
+            )
+        root = store.layout.images_root()
+        with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
+            _copy(store, [range(len(store))] if order is None else order, writer)
+        write_manifest(LatentStore(target))
+        return MaintenanceReport(copied=len(store))
     done = MaintenanceReport()
     small = [name for name, info in store.shards.items() if order is not None or info.nbytes < 0.7 * shard_bytes]
     chosen = set(small)
@@ -339,22 +350,6 @@ def _already_clustered(store: LatentStore, order: list[list[int]], shard_bytes: 
     if any(size - size // info.rows >= shard_bytes for size, info in zip(nbytes, infos, strict=True)):
         return False
     return all(nbytes[k] >= shard_bytes for run in runs for k in run[:-1].tolist())
-
-
-def _packed_copy(
-    store: LatentStore, target: str | os.PathLike[str], shard_bytes: int, order: list[list[int]] | None
-) -> MaintenanceReport:
-    if Layout(target).shard_sizes():
-        raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
-    if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
-        raise LatentStoreError(
-            f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first {REMEDY}"
-        )
-    root = store.layout.images_root()
-    with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as out:
-        _copy(store, [range(len(store))] if order is None else order, out)
-    write_manifest(LatentStore(target))
-    return MaintenanceReport(copied=len(store))
 
 
 def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:

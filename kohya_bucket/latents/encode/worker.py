@@ -146,7 +146,6 @@ def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.N
 
 
 Pixels = npt.NDArray[np.uint8]
-_NICENESS = 5
 
 
 @dataclass
@@ -222,7 +221,7 @@ def give_way() -> None:
     """Let the thread that feeds the encoder go before this one, where all processors are busy decoding."""
     if sys.platform == "linux":  # elsewhere priorities belong to processes
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:

@@ -156,7 +156,13 @@ def _taken(
 def _latents_to_add(
     image: str, source: str, found: CacheFile, arch: Architecture, encoding: EncodeOptions, caption: str | None
 ) -> Iterator[str | Add]:
-    sizes = _latents_of(Path(image), found.path, arch)
+    sizes: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
+    with OpenNpz(found.path) as file:
+        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+            known, reasons = made_from(file, keys, Path(image))
+            # of two kinds of keys for one bucket those that are to be trusted, or else those that are read first
+            if bucket not in sizes or (sizes[bucket][2] and not reasons):
+                sizes[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
     if not sizes:
         yield f"has no latents of {arch.name}"
     elif not is_text(source):
@@ -180,23 +186,6 @@ def _latents_to_add(
             flipped=None if item.flipped is None else from_float32(item.flipped, encoding.dtype),
             mask=mask, space=arch.space,
         )  # fmt: skip
-
-
-def _latents_of(
-    image: Path, path: Path, arch: Architecture
-) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
-    """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
-
-    Of two kinds of keys for one bucket those are taken that are to be trusted, or else those that are read first.
-    Raises one of `BROKEN`.
-    """
-    out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
-    with OpenNpz(path) as file:
-        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            known, reasons = made_from(file, keys, image)
-            if bucket not in out or (out[bucket][2] and not reasons):
-                out[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
-    return out
 
 
 def _fingerprint(
@@ -273,7 +262,17 @@ def export_npz(
     def written() -> Iterator[Path]:
         for n, i in enumerate(items):
             entry = entries[i]
-            _refuse_other_values(store, i, sources[i], arch)
+            info = store.info(i)
+            if info.is_posterior:
+                raise LatentStoreError(
+                    f"{sources[i]} is stored as a posterior, but npz files hold latents: encode it without --posterior"
+                )
+            made_for = ARCHITECTURES.get(info.space.architecture, arch)
+            if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
+                raise LatentStoreError(
+                    f"{sources[i]} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
+                    "choose that --arch, or encode with its VAE"
+                )
             target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
             make_folder(target.parent)
             write_npz(
@@ -283,20 +282,6 @@ def export_npz(
             yield target
 
     return _given(written(), len(items), progress)
-
-
-def _refuse_other_values(store: LatentStore, i: int, source: str, arch: Architecture) -> None:
-    info = store.info(i)
-    if info.is_posterior:
-        raise LatentStoreError(
-            f"{source} is stored as a posterior, but npz files hold latents: encode it without --posterior"
-        )
-    made_for = ARCHITECTURES.get(info.space.architecture, arch)
-    if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
-        raise LatentStoreError(
-            f"{source} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: choose that "
-            "--arch, or encode with its VAE"
-        )
 
 
 def export_text_npz(

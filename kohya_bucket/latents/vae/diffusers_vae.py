@@ -141,7 +141,12 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
             weights, config = to_diffusers_names(kind, weights)
             return _filled(vae_class, config, weights), family
         architecture, config = _family_and_config(names, weights, architecture)
-        config = _as_known(diffusers, config)
+        known = inspect.signature(diffusers.AutoencoderKL.__init__).parameters
+        # an old diffusers has no such options: its VAEs have attention and quantizing convolutions, and no shift
+        if any(config[name] not in (True, None) for name in config.keys() - known):
+            version = getattr(diffusers, "__version__", "installed here")
+            raise ValueError(f"diffusers {version} is too old for it: pip install -U diffusers")
+        config = {name: value for name, value in config.items() if name in known}
         if not any(name.startswith("encoder.down_blocks.") for name in weights):
             original = {f"first_stage_model.{name}": tensor for name, tensor in weights.items()}
             weights = _converter("convert_ldm_vae_checkpoint")(original, config)
@@ -176,15 +181,6 @@ def _family_and_config(names: list[str], weights: Weights, architecture: str) ->
         raise ValueError(f"it has {channels} latent channels, but {architecture} has {family.channels}")
     scales = {"scaling_factor": family.scale_factor, "shift_factor": family.shift_factor or None}
     return architecture, _config(weights, channels) | scales
-
-
-def _as_known(diffusers: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Without options that an old diffusers lacks: its VAEs have attention and quantizing convolutions, no shift."""
-    known = inspect.signature(diffusers.AutoencoderKL.__init__).parameters
-    if any(config[name] not in (True, None) for name in config.keys() - known):
-        version = getattr(diffusers, "__version__", "installed here")
-        raise ValueError(f"diffusers {version} is too old for it: pip install -U diffusers")
-    return {name: value for name, value in config.items() if name in known}
 
 
 def _converter(name: str) -> Any:
