@@ -55,14 +55,11 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Facts:
-    """What an actor says of its model once that is loaded.
+    """What an actor says of its model once that is loaded: `identity` is equal for models that give equal outputs,
+    `place` is its machine, `computes` the type that it computes in, and why, where it says so.
 
-    Attributes:
-        identity: equal for models that give equal outputs.
-        place: the machine that it is on.
-        model: what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give
-            mean and standard deviation, and the name of their class.
-        computes: the type that it computes in, and why, where it says so.
+    `model` is what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give mean
+    and standard deviation, and the name of their class.
     """
 
     identity: str

@@ -373,13 +373,8 @@ def mask_values(mask: npt.NDArray[np.uint8] | None, bucket_size: tuple[int, int]
 
 @dataclass(frozen=True)
 class TextFamily:
-    """How sd-scripts caches one family's outputs.
-
-    Attributes:
-        name: its name here and in `--arch`.
-        suffix: what stands in place of an image's ending.
-        arrays: names of the arrays that its files must have.
-    """
+    """How sd-scripts caches one family's outputs: its name here and in `--arch`, what stands in place of an image's
+    ending, and the arrays that its files must have."""
 
     name: str
     suffix: str
