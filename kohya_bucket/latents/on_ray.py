@@ -58,8 +58,8 @@ class Facts:
     """What an actor says of its model once that is loaded: `identity` is equal for models that give equal outputs,
     `place` is its machine, `computes` the type that it computes in, and why, where it says so.
 
-    `model` is what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give mean
-    and standard deviation, and the name of their class.
+    `model` is what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give
+    mean and standard deviation, and the name of their class.
     """
 
     identity: str
