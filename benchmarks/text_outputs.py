@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from origin import commit
 
-from kohya_bucket.latents.captions import Caption, Encoding
+from kohya_bucket.latents.items import Caption, Encoding
 from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter

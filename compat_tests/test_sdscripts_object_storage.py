@@ -18,8 +18,8 @@ pytest.importorskip("moto.server", reason="moto[server] is not installed in this
 from sdscripts_support import random_sizes, write_images
 from training_runs import HERE, train, write_config
 
+from kohya_bucket.latents.maintenance import verify
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.state import verify
 from tests.object_storage import Request, s3_server
 
 pytestmark = pytest.mark.slow

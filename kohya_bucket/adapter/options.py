@@ -22,7 +22,7 @@ from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.latents.store.remote_path import StorePath, as_given
+from kohya_bucket.latents.store.storage import StorePath, as_given
 from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import REMAINDERS, policies_of

@@ -31,7 +31,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
-from kohya_bucket.latents.store.remote_path import StorePath
+from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from kohya_bucket.texts import counted, some

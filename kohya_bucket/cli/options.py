@@ -136,7 +136,7 @@ Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 
 def path(text: str) -> Path:
     """A folder, or an address in object storage, which is used like one; the function's name is what help shows."""
-    from kohya_bucket.latents.store.remote_path import as_given
+    from kohya_bucket.latents.store.storage import as_given
 
     return cast("Path", as_given(text))
 

@@ -125,11 +125,8 @@ class Architecture:
         return self.channels, bucket_size[1] // self.stride, bucket_size[0] // self.stride
 
     def read_by(self, version: str) -> Architecture:
-        """The family as a version of sd-scripts reads it, such as "0.10.1" or "0.11"; "" is the newest.
-
-        Raises:
-            KohyaBucketError: that is no version, or one that looks for files of other names.
-        """
+        """The family as a version of sd-scripts reads it, such as "0.10.1" or "0.11"; "" is the newest. Raises
+        `KohyaBucketError` for what is no version, or one that looks for files of other names."""
         if not version:
             return self
         if not is_version(version):
@@ -290,11 +287,8 @@ NAME_THE_MODEL = f"name your model, for advice that fits it: --arch {', '.join(A
 
 
 def trainer_named(word: str) -> Trainer:
-    """The trainers that a family's name (`sdxl`, `SD 1.5`) or a trainer's file (`flux_train.py`) stands for.
-
-    Raises:
-        ConfigError: there is none, with the nearest that is.
-    """
+    """The trainers that a family's name (`sdxl`, `SD 1.5`) or a trainer's file (`flux_train.py`) stands for. Raises
+    `ConfigError` with the nearest name where there is none."""
     known: dict[str, Trainer] = {}
     for arch in ARCHITECTURES.values():
         for name in (arch.name, arch.title):

@@ -9,14 +9,11 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError
 
-CODES = {
-    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint8": "U8", "float64": "F64", "int32": "I32",
-    "int64": "I64",
+_TYPES = {
+    "float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2"), "uint8": ("U8", "|u1"),
+    "float64": ("F64", "<f8"), "int32": ("I32", "<i4"), "int64": ("I64", "<i8"),
 }  # fmt: skip
-_CARRIERS = {
-    "float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "uint8": "|u1", "float64": "<f8", "int32": "<i4",
-    "int64": "<i8",
-}  # fmt: skip
+CODES = {name: code for name, (code, _) in _TYPES.items()}
 LATENT_DTYPES = ("float32", "float16", "bfloat16")
 EXACT = "exact"  # of items that have several arrays, each stored in a type of its own
 _WHOLE = ("uint8", "int32", "int64")
@@ -44,7 +41,7 @@ def dtype_name(dtype: Any) -> str:
 
 def carrier(name: str) -> np.dtype[Any]:
     """numpy type that holds the bits of storage type `name`; numpy has no bfloat16, so uint16 carries it."""
-    return np.dtype(_CARRIERS[name])
+    return np.dtype(_TYPES[name][1])
 
 
 def to_float32(bits: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:

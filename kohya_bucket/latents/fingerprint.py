@@ -197,20 +197,14 @@ def _not_imitated(names: Any) -> Any:
     return np.array([name.removesuffix(IMITATED) for name in names], dtype=object)
 
 
-class SourceChange(enum.IntEnum):
-    """What `source_changes` says of an image."""
-
-    NONE = 0
-    LENGTH = 1
-    CONTENT = 2
-    TIME = 3
+_LENGTH, _CONTENT, _TIME = 1, 2, 3  # of `source_changes`
 
 
 def source_changes(
     stored: Columns, wanted: Columns, hash_of: Callable[[int], str], *, inside: Bools | bool = False,
     always: bool = False,
 ) -> npt.NDArray[np.uint8]:  # fmt: skip
-    """[N] `SourceChange`: how each image is not what was encoded.
+    """[N] how each image is not what was encoded: 0, it is; or its length, its content, or its time alone differs.
 
     Where a hash is stored, contents are compared if only the time differs, or `always`; then the time does not count.
 
@@ -221,17 +215,17 @@ def source_changes(
     """
     length = np.asarray(stored["source_bytes"] != wanted["source_bytes"])
     time = np.asarray(stored["source_mtime_ns"] != wanted["source_mtime_ns"])
-    out = np.where(length, SourceChange.LENGTH, np.where(time, SourceChange.TIME, SourceChange.NONE)).astype(np.uint8)
+    out = np.where(length, _LENGTH, np.where(time, _TIME, 0)).astype(np.uint8)
     for k in np.flatnonzero((inside | ~length) & (length | time | always)).tolist():
         before = str(stored["source_hash"][k])
         if before:
             try:
                 now = hash_of(k)
             except (OSError, KohyaBucketError):
-                out[k] = SourceChange.CONTENT
+                out[k] = _CONTENT
                 continue
             if now:
-                out[k] = SourceChange.NONE if now == before else SourceChange.CONTENT
+                out[k] = 0 if now == before else _CONTENT
     return out
 
 
@@ -244,9 +238,22 @@ def why_stale(
     given and a hash stored, the file is read to find out. `ignoring` may name `Stale.SOURCE` for all that is known of
     the image file.
     """
-    unseen = Stale.SOURCE in ignoring or wanted.kind == "text"
-    reasons = [] if unseen else _why_source_changed(stored, wanted, source)
-    return reasons + why_different(vars(stored), vars(wanted), ignoring=ignoring)
+    different = why_different(vars(stored), vars(wanted), ignoring=ignoring)
+    if Stale.SOURCE in ignoring or wanted.kind == "text":
+        return different
+    names = ("source_bytes", "source_mtime_ns", "source_hash")
+    before, now = ({name: np.array([getattr(known, name)]) for name in names} for known in (stored, wanted))
+
+    def hash_of(_: int) -> str:
+        return wanted.source_hash or ("" if source is None else hash_file(os.fspath(source)))
+
+    (change,) = source_changes(before, now, hash_of, always=bool(wanted.source_hash)).tolist()
+    texts = {
+        _LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
+        _CONTENT: "its content hash differs",
+        _TIME: "its modification time differs",
+    }
+    return [Reason(Stale.SOURCE, texts[change]), *different] if change else different
 
 
 def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> list[Reason]:
@@ -257,22 +264,6 @@ def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stal
         pair = () if name is None else (_text(stored[name]), _text(wanted[name]))
         reasons.append(Reason(kind, *(text.removesuffix(IMITATED) for text in pair)))
     return reasons
-
-
-def _why_source_changed(stored: Fingerprint, wanted: Fingerprint, source: Path | None) -> list[Reason]:
-    def column(known: Fingerprint) -> Columns:
-        return {name: np.array([getattr(known, name)]) for name in ("source_bytes", "source_mtime_ns", "source_hash")}
-
-    def hash_of(_: int) -> str:
-        return wanted.source_hash or ("" if source is None else hash_file(os.fspath(source)))
-
-    (change,) = source_changes(column(stored), column(wanted), hash_of, always=bool(wanted.source_hash)).tolist()
-    texts = {
-        SourceChange.LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
-        SourceChange.CONTENT: "its content hash differs",
-        SourceChange.TIME: "its modification time differs",
-    }
-    return [Reason(Stale.SOURCE, texts[SourceChange(change)])] if change else []
 
 
 def _text(value: object) -> str:

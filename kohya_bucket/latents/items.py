@@ -1,9 +1,10 @@
-"""The items a store should hold, as columns; which of them it lacks or holds stale, and why."""
+"""The items a store should hold, images as columns and captions; which it lacks or holds stale, and why."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +14,115 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
-from kohya_bucket.latents.captions import CaptionItems
+from kohya_bucket.latents.dtypes import EXACT
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
-from kohya_bucket.latents.store.entries import SIDES, Columns, StoreEntry
+from kohya_bucket.latents.store.entries import PARTS, Columns, StoreEntry
+from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
+from kohya_bucket.latents.store.writer import StoreWriter
+
+TEXT_FOLDER = "text"  # of captions, inside the folder of a store of latents
+
+
+def caption_bytes(caption: str | Iterable[str]) -> bytes:
+    """A caption, or several of one image, as bytes."""
+    text = caption if isinstance(caption, str) else "\x1e".join(caption)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def content_hash(content: bytes) -> str:
+    """Hash of what `caption_bytes` gives."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How captions are encoded, all that their outputs depend on besides the text. "" is what nobody knows.
+
+    Attributes:
+        encoders: hash of the text encoders' weights.
+        tokens: how a caption becomes tokens: the tokenizer, its lengths, what is asked of the encoders.
+    """
+
+    encoders: str = ""
+    tokens: str = ""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The same as `fingerprint.differences` compares it."""
+        return {"kind": "text", "vae": self.encoders, "interpolation": self.tokens}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One text, and how often it is left out, where a version of sd-scripts saves that with the outputs."""
+
+    text: str | tuple[str, ...]
+    dropout: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The item's name: the same for each image with this caption."""
+        rate = float(np.float32(self.dropout))  # as it is saved
+        content = caption_bytes(self.text) + (f"\x1d{rate!r}".encode() if rate else b"")
+        return f"caption-{content_hash(content)}"
+
+    @property
+    def text_hash(self) -> str:
+        """Of the text alone."""
+        return content_hash(caption_bytes(self.text))
+
+    def entry(self, collection: str, encoding: Encoding) -> StoreEntry:
+        """The item as a row of a store; columns that are about pixels are 0."""
+        content, none = caption_bytes(self.text), (0, 0)
+        fingerprint = Fingerprint(
+            len(content), 0, self.text_hash, encoding.encoders, none, none, none, encoding.tokens, EXACT, "text"
+        )
+        shown = content.decode("utf-8", "surrogatepass").encode("utf-8", "backslashreplace").decode()
+        return StoreEntry(self.key, fingerprint, none, (0.0, 0.0, 0.0, 0.0), shown, collection)
+
+
+@dataclass(frozen=True)
+class CaptionItems:
+    """Captions whose outputs a store should hold, as `LatentItems` are images."""
+
+    captions: Sequence[Caption]
+    encoding: Encoding
+    collection: str
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    @property
+    def sources(self) -> list[str]:
+        """Their keys."""
+        return [caption.key for caption in self.captions]
+
+    @property
+    def paths(self) -> list[str]:
+        """What people know them by."""
+        return [str(caption.text) for caption in self.captions]
+
+    def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """See `LatentItems.columns`."""
+        return self.encoding.columns
+
+    def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """None: the key says the text."""
+        return np.zeros(len(items), dtype=np.uint8)
+
+    def with_newer_texts(self, store: LatentStore) -> None:
+        """None: the key says the text."""
+
+    def add(self, writer: StoreWriter, items: Sequence[int], outputs: Sequence[Mapping[str, Any]]) -> None:
+        """Add the outputs of these captions to a store, each by name."""
+        for i, arrays in zip(items, outputs, strict=True):
+            packed = {name: pack(np.asarray(array)) for name, array in arrays.items()}
+            writer.add_text(self.captions[i].entry(self.collection, self.encoding), packed)
 
 
 @dataclass(frozen=True)
@@ -161,12 +263,15 @@ class LatentItems:
             "source_mtime_ns": self.source_mtime_ns[at],
             "source_hash": [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items],
             "interpolation": self.interpolations[at], "caption": [self.captions[i] for i in items],
-            "crop_left": self.crops[at, 0], "crop_top": self.crops[at, 1],
         }  # fmt: skip
-        for name in ("bucket", "resized", "original"):
-            sizes = getattr(self, f"{name}_sizes")[at]
-            columns |= {f"{name}_width": sizes[:, 0], f"{name}_height": sizes[:, 1]}
-        return columns | {f"ltrb_{side}": self.crop_ltrb[at, k] for k, side in enumerate(SIDES)}
+        for name, column in zip(PARTS, self._parts, strict=True):
+            columns |= zip(PARTS[name], column[at].T, strict=True)
+        return columns
+
+    @property
+    def _parts(self) -> tuple[npt.NDArray[Any], ...]:
+        """In the order of `PARTS`."""
+        return self.bucket_sizes, self.resized_sizes, self.original_sizes, self.crops, self.crop_ltrb
 
     @property
     def collection(self) -> str:
@@ -175,11 +280,8 @@ class LatentItems:
 
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""
-        encoding = self.encoding
-        sizes = {"bucket_size": self.bucket_sizes, "resized_size": self.resized_sizes, "crop": self.crops}
-        more = {"interpolation": self.interpolations}
-        same = {name: getattr(encoding, name) for name in ("vae", "dtype", "kind", "flip", "mask")}
-        return same | {name: column[items] for name, column in (sizes | more).items()}
+        found = {name: column[items] for name, column in zip(PARTS, self._parts, strict=True)}
+        return vars(self.encoding) | found | {"interpolation": self.interpolations[items]}
 
     def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """[M] how the images are not what was encoded, see `fingerprint.source_changes`."""
@@ -207,18 +309,13 @@ class LatentItems:
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
-        encoding = self.encoding
-        fingerprint = Fingerprint(
-            int(self.source_bytes[i]), int(self.source_mtime_ns[i]),
-            "" if self.source_hashes is None else self.source_hashes[i], encoding.vae,
-            as_pair(self.bucket_sizes[i]), as_pair(self.resized_sizes[i]), as_pair(self.crops[i]),
-            str(self.interpolations[i]), encoding.dtype, encoding.kind, encoding.flip, encoding.mask,
-        )  # fmt: skip
-        left, top, right, bottom = (float(side) for side in self.crop_ltrb[i])
-        original = as_pair(self.original_sizes[i])
-        return StoreEntry(
-            self.sources[i], fingerprint, original, (left, top, right, bottom), self.captions[i], encoding.collection
-        )
+        known = {name: tuple(column[i].tolist()) for name, column in zip(PARTS, self._parts, strict=True)}
+        known |= vars(self.encoding) | {
+            "source": self.sources[i], "source_bytes": int(self.source_bytes[i]), "caption": self.captions[i],
+            "source_mtime_ns": int(self.source_mtime_ns[i]), "interpolation": str(self.interpolations[i]),
+            "source_hash": "" if self.source_hashes is None else self.source_hashes[i],
+        }  # fmt: skip
+        return StoreEntry.of(known)
 
 
 @dataclass

@@ -21,21 +21,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray
-from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.captions import CaptionItems, Encoding
 from kohya_bucket.latents.encode.precompute import TextRun, check_kind, check_target, distinct, finish
-from kohya_bucket.latents.encode.sinks import EncodedBatch, ShardSink, add_batch
-from kohya_bucket.latents.encode.worker import DecodedBatch, PrecomputeReport, PrecomputeWorker, pieces_of, prefetch
-from kohya_bucket.latents.items import LatentItems
+from kohya_bucket.latents.encode.worker import (
+    DecodedBatch,
+    PrecomputeReport,
+    Reporter,
+    ShardSink,
+    add_batch,
+    encode_batches,
+    pieces_of,
+    prefetch,
+)
+from kohya_bucket.latents.items import CaptionItems, Encoding, LatentItems
 from kohya_bucket.latents.store.contents import Assigned, Generations
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.remote_path import place_of
+from kohya_bucket.latents.store.storage import place_of
 from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import counted, some
@@ -49,13 +55,11 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Facts:
-    """What an actor says of its model once that is loaded.
+    """What an actor says of its model once that is loaded: `identity` is equal for models that give equal outputs,
+    `place` is its machine, `computes` the type that it computes in, and why, where it says so.
 
-    Attributes:
-        identity: equal for models that give equal outputs.
-        place: the machine that it is on.
-        model: what else must be known to hand out work.
-        computes: the type that it computes in, and why, where it says so.
+    `model` is what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give
+    mean and standard deviation, and the name of their class.
     """
 
     identity: str
@@ -289,14 +293,6 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
     )
 
 
-class _Model(NamedTuple):
-    """Of an encoder: what its numbers mean, whether it gives mean and standard deviation, the name of its class."""
-
-    space: LatentSpace
-    posterior: bool
-    name: str
-
-
 @dataclass(frozen=True)
 class Run:
     """What all pieces of a run have in common; `above` is the greatest number in the store when it began."""
@@ -319,10 +315,10 @@ class Piece(Generic[W]):
     wanted: W
     key: str
 
-    def writer(self, run: Run) -> tuple[StoreWriter, Assigned]:
+    def writer(self, run: Run) -> StoreWriter:
         """Into a folder that all machines see, or into object storage. Nothing is flushed but full shards."""
         assigned = Assigned(run.above, self.key)
-        return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned), assigned
+        return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned)
 
 
 @dataclass
@@ -353,14 +349,14 @@ class TextOnRay:
     def encode(self, piece: Piece[CaptionItems], run: Run) -> Done:
         """Encode and write a piece."""
         captions = piece.wanted.captions
-        writer, assigned = piece.writer(run)
+        writer = piece.writer(run)
         for start in range(0, len(captions), run.batch_size):
             batch = range(len(captions))[start : start + run.batch_size]
             with self._turn:
                 outputs = self._encoder.encode([captions[i].text for i in batch])
             piece.wanted.add(writer, batch, outputs)
         writer.flush()
-        return Done(len(captions), [], [], 0.0, assigned.shards, platform.node())
+        return Done(len(captions), [], [], 0.0, writer.shards, platform.node())
 
 
 class EncoderOnRay:
@@ -377,7 +373,7 @@ class EncoderOnRay:
         self._encoder = encoder = self._make()
         check_encoder(encoder)
         self._space = encoder_space(encoder)
-        model = _Model(self._space, isinstance(encoder, PosteriorEncoder), type(encoder).__name__)
+        model = isinstance(encoder, PosteriorEncoder), type(encoder).__name__
         return Facts(encoder_hash(encoder), platform.node(), model, getattr(encoder, "computes", ""))
 
     def encode(self, piece: Piece[LatentItems], run: Run) -> Done:
@@ -388,14 +384,14 @@ class EncoderOnRay:
             encode = BatchEncoder(self._encoder, encoding.kind, encoding.flip, self._notes.append)
             encode = self._of.setdefault((encoding.kind, encoding.flip), encode)
         report = PrecomputeReport(None, len(piece.wanted))
-        worker = PrecomputeWorker(piece.wanted, encode, run.batch_size, report, None, None, 1, run.seed)
-        writer, assigned = piece.writer(run)
+        writer = piece.writer(run)
         batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
-        worker.encode(batches, lambda batch: add_batch(writer, batch, piece.wanted, self._space))
+        put = partial(add_batch, writer, wanted=piece.wanted, space=self._space)
+        encode_batches(piece.wanted, encode, batches, put, Reporter(report), len(piece.wanted), run.seed)
         writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
         before, self._busy = self._busy, sum(one.busy for one in self._of.values())
-        return Done(report.encoded, report.failed, notes, self._busy - before, assigned.shards, platform.node())
+        return Done(report.encoded, report.failed, notes, self._busy - before, writer.shards, platform.node())
 
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
@@ -419,30 +415,24 @@ def encode_on_ray(
     Raises:
         KohyaBucketError: as `encode_items`; and what an actor raised.
     """
-    model: _Model = crew.facts().model
+    posterior, name = crew.facts().model
     check_target(wanted.encoding.kind, output_dir, "shards")
-    check_kind(wanted.encoding.kind, model.posterior, model.name)
+    check_kind(wanted.encoding.kind, posterior, name)
     wanted, nameless = distinct(wanted)
     output = place_of(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
-
-    def tell(text: str) -> None:
-        report.notes.append(text)
-        if say is not None:
-            say(text)
-
-    add = partial(add_batch, wanted=wanted, space=model.space)
-    sink = ShardSink[EncodedBatch](output, wanted, add, images_root)
+    reporter = Reporter(report, say, progress_callback)
+    sink = ShardSink(output, wanted, images_root=images_root)
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)
     run = Run(os.fspath(output), Generations(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
     started = time.monotonic()
     missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
-    busy = _encode(_pieces(missing, batch_size), len(missing), crew, run, report, tell, progress_callback)
+    busy = _encode(_pieces(missing, batch_size), len(missing), crew, run, reporter)
     report.seconds = time.monotonic() - started
     report.device_idle = max(0.0, report.seconds - busy / crew.count)
-    finish(report, wanted, nameless, sink, tell)
+    finish(reporter, wanted, nameless, sink)
     return report
 
 
@@ -466,45 +456,36 @@ def text_on_ray(
         run = Run(os.fspath(layout.root), Generations(layout).greatest(), batch_size)
         pieces = _pieces_of_captions(text, batch_size)
         try:
-            _encode(pieces, len(text.to_do), crew, run, text.report, say or (lambda _: None), progress)
+            _encode(pieces, len(text.to_do), crew, run, Reporter(text.report, say, progress))
         finally:
             text.finish()
     return text.report
 
 
-def _encode(
-    pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, report: PrecomputeReport,
-    tell: Callable[[str], None], progress: Callable[[int, int], None] | None,
-) -> float:  # fmt: skip
+def _encode(pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, reporter: Reporter) -> float:
     """Hand out all pieces; returns the seconds for which encoders were busy."""
-    busy, seen = 0.0, set[str]()
-    show = progress or (lambda *_: None)
-    show(0, total)
+    report, busy, seen = reporter.report, 0.0, set[str]()
+    reporter.show(total)
     done: Done | None
     for piece, done in crew.work(pieces, lambda actor, piece: actor.encode.remote(piece, run)):
         if done is None:
             for path in piece.wanted.paths:
-                report.failed.append((path, _LOST))
-                tell(f"{path}: {_LOST}")
+                reporter.fail(path, _LOST)
         else:
             for note in done.notes:
-                tell(note)
+                reporter.tell(note)
             if done.place not in seen:
                 check_seen(Layout(run.root), done.shards, done.place)
                 seen.add(done.place)
             busy += done.busy
             report.encoded += done.encoded
             report.failed += done.failed
-        show(report.encoded + len(report.failed), total)
+        reporter.show(total)
     return busy
 
 
 def check_seen(layout: Layout, shards: list[str], place: str) -> None:
-    """Refuse to go on where what another machine has written is not to be seen on this one.
-
-    Raises:
-        LatentStoreError: it is not.
-    """
+    """Raise `LatentStoreError` where what another machine has written is not to be seen on this one."""
     deadline = time.monotonic() + _SEEN_AFTER
     while unseen := set(shards) - layout.shard_sizes().keys():
         if time.monotonic() > deadline:

@@ -22,7 +22,7 @@ from kohya_bucket.latents.npz.check import find_npz
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
-from kohya_bucket.latents.store.remote_path import StorePath
+from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor import version_of
 from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config

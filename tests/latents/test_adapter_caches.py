@@ -12,8 +12,8 @@ from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
+from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.npz.read_write import check_text_npz, text_marks, write_arrays
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,

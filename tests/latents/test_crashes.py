@@ -19,13 +19,12 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.encode.sinks import NpzSink  # noqa: E402
+from kohya_bucket.latents.encode.worker import NpzSink  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.maintenance import prune  # noqa: E402
+from kohya_bucket.latents.maintenance import prune, verify  # noqa: E402
 from kohya_bucket.latents.npz.check import find_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
-from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
 from tests.latents.crash_child import encode  # noqa: E402
@@ -289,7 +288,7 @@ def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
 
     real_close = NpzSink.close
     monkeypatch.setattr(NpzSink, "close", close)
-    monkeypatch.setattr("kohya_bucket.latents.encode.sinks.write_npz", first_fails)
+    monkeypatch.setattr("kohya_bucket.latents.encode.worker.write_npz", first_fails)
     with pytest.raises(LatentStoreError, match="the disk is full"):
         precompute_latents(
             dataset_of(images), PosteriorStub(), tmp_path / "out", format="npz", architecture="sd", batch_size=4

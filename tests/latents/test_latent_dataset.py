@@ -16,7 +16,7 @@ import kohya_bucket  # noqa: E402
 from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.latents.captions import Caption, Encoding  # noqa: E402
+from kohya_bucket.latents.items import Caption, Encoding  # noqa: E402
 from kohya_bucket.latents.store.exact_arrays import pack  # noqa: E402
 from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
 from tests.latents.latent_helpers import bits, fill  # noqa: E402

@@ -13,9 +13,8 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.maintenance import pack, prune  # noqa: E402
+from kohya_bucket.latents.maintenance import pack, prune, status, verify  # noqa: E402  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
-from kohya_bucket.latents.store.state import status, verify  # noqa: E402
 from kohya_bucket.latents.store.writer import write_manifest  # noqa: E402
 from tests.latents.latent_helpers import bits, fill, same  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.names import collisions, npz_path, size_from_name
+from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
 from kohya_bucket.latents.npz.read_write import OpenNpz
 from tests.latents.latent_helpers import PRINT, stored_fingerprint, why_npz_bad
 
@@ -147,16 +150,21 @@ def test_names(tmp_path):
        st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
        st.integers(1, 99999), st.integers(1, 99999), st.sampled_from(ALL))  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_sizes_come_from_the_cache_of_exactly_this_image(stem, other, width, height, arch):
+def test_a_cache_is_that_of_exactly_this_image(stem, other, width, height, arch):
     assume(stem.strip("."))  # a name of dots alone has no extension
+    assume(other.strip(".") and f"{other}.png" != stem)
     name = npz_path(f"{stem}.png", (width, height), arch).name
-    assert size_from_name(name, stem, arch) == (width, height)
-    if other != stem:
-        assert size_from_name(name, other, arch) is None
+    folder = Path("nowhere").absolute()
+    with mock.patch.object(os, "listdir", return_value=[name]):
+        (found,) = cache_files([f"{folder}/{stem}.png"], arch)
+        assert found == [CacheFile(folder / name)]
+        if other != stem:
+            assert list(cache_files([f"{folder}/{other}.png"], arch)) == [[]]
 
 
-def test_the_known_prefix_case():
-    assert size_from_name("img_10_0300x0200_sd.npz", "img_1", ARCHITECTURES["sd"]) is None
+def test_the_known_prefix_case(tmp_path):
+    (tmp_path / "img_10_0300x0200_sd.npz").touch()
+    assert list(cache_files([str(tmp_path / "img_1.png")], ARCHITECTURES["sd"])) == [[]]
 
 
 def test_images_that_would_share_a_file():

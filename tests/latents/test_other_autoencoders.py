@@ -18,9 +18,12 @@ from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.precompute import precompute_latents  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import read_npz  # noqa: E402
-from kohya_bucket.latents.vae.diffusers_vae import QwenImageEncoder, load_encoder  # noqa: E402
+from kohya_bucket.latents.vae.diffusers_vae import (  # noqa: E402
+    QwenImageEncoder,
+    load_encoder,
+    vae_from_single_file,
+)
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
-from kohya_bucket.latents.vae.single_file import vae_from_single_file  # noqa: E402
 from tests.latents.stub_encoders import dataset_of, make_images  # noqa: E402
 
 torch.set_num_threads(1)

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.encode import text_encoder
 from kohya_bucket.latents.encode.precompute import precompute_text
+from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.store.latent_store import LatentStore
 from tests.latents.latent_helpers import fill
 from tests.latents.text_outputs import made_outputs, same_outputs

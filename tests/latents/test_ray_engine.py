@@ -33,6 +33,7 @@ from kohya_bucket.latents.encode import text_encoder  # noqa: E402
 from kohya_bucket.latents.encode.precompute import encode_items, precompute_text  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
+from kohya_bucket.latents.maintenance import verify  # noqa: E402
 from kohya_bucket.latents.on_ray import (  # noqa: E402
     Actors,
     EncoderOnRay,
@@ -41,7 +42,6 @@ from kohya_bucket.latents.on_ray import (  # noqa: E402
 )
 from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
-from kohya_bucket.latents.store.state import verify  # noqa: E402
 from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402

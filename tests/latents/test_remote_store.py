@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
 from kohya_bucket.images import remote
-from kohya_bucket.latents.maintenance import pack, prune
+from kohya_bucket.latents.maintenance import pack, prune, status, verify, verify_files
 from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.remote_shards import NodeCache, RemoteRows
-from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.storage import Range, merged
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.command_line import Command, command_line  # noqa: F401
@@ -517,9 +516,8 @@ def test_a_folder_that_keeps_nothing_is_said_once(address, kept, caplog):
     assert str(kept) in said
 
 
-def half_a_kilobyte(file, alive):
+def half_a_kilobyte(file):
     file.write(b"x" * 500)
-    alive()
 
 
 def test_what_a_killed_process_left_makes_room_in_time(kept, address):
@@ -527,29 +525,38 @@ def test_what_a_killed_process_left_makes_room_in_time(kept, address):
     cache = NodeCache(address)
     assert cache.keep(Y, 500, half_a_kilobyte)
     cache.discard(Y)
-    claim, part = cache.folder / f"{X}.500.claim", cache.folder / f".{X}.12.tmp"
-    claim.touch()
-    part.write_bytes(b"half")
+    part = cache.folder / f".{X}.0123456789ab.tmp"
+    part.write_bytes(b"x" * 500)
     tight = NodeCache(address, limit=900)
     assert not tight.keep(Y, 500, half_a_kilobyte)
-    os.utime(claim, (1, 1))
+    os.utime(part, (1, 1))
     assert tight.keep(Y, 500, half_a_kilobyte)
     assert sorted(path.name for path in cache.folder.iterdir()) == [Y]
 
 
-def test_what_another_process_brought_meanwhile_is_not_brought_again(kept, address, monkeypatch):
-    here, other = NodeCache(address), NodeCache(address)
-    claim = here._claim
+def test_what_another_process_is_bringing_is_not_brought_again(kept, address):
+    here, other = NodeCache(address, limit=900), NodeCache(address, limit=900)
 
-    def later(name, nbytes):
-        assert other.keep(name, nbytes, half_a_kilobyte)
-        return claim(name, nbytes)
+    def meanwhile(file):
+        assert not other.keep(X, 500, half_a_kilobyte)  # this one
+        assert not other.keep(Y, 500, half_a_kilobyte)  # there is no room besides
+        half_a_kilobyte(file)
 
-    monkeypatch.setattr(here, "_claim", later)
-    brought = []
-    assert here.keep(X, 500, lambda *_: brought.append(1))
-    assert brought == []
+    assert here.keep(X, 500, meanwhile)
+    assert other.keep(X, 500, meanwhile)
     assert sorted(path.name for path in here.folder.iterdir()) == [X]
+
+
+def test_of_two_that_bring_a_shard_at_once_each_leaves_it_whole(kept, address, monkeypatch):
+    here, other = NodeCache(address), NodeCache(address)
+
+    def meanwhile(file):
+        half_a_kilobyte(file)
+        monkeypatch.setattr(other, "_files", lambda **_: {})  # as if it had looked a moment before
+        assert other.keep(X, 500, half_a_kilobyte)
+
+    assert here.keep(X, 500, meanwhile)
+    assert [(path.name, path.read_bytes()) for path in here.folder.iterdir()] == [(X, b"x" * 500)]
 
 
 def test_a_shard_in_use_that_cannot_be_removed_stays(kept, address, monkeypatch):
@@ -575,7 +582,8 @@ def test_files_of_others_stay_where_shards_are_kept(kept, address):
         kept / "kohya_bucket_shards" / "models" / "sdxl.safetensors",
         kept / "kohya_bucket_shards" / "0123456789abcdef" / "lora.safetensors",
         kept / "kohya_bucket_shards" / "0123456789abcdef" / f"copy of {X}",
-        kept / "kohya_bucket_shards" / "0123456789abcdef" / "lora.safetensors.500.claim",
+        kept / "kohya_bucket_shards" / "0123456789abcdef" / ".lora.safetensors.0123456789ab.tmp",
+        kept / "kohya_bucket_shards" / "models" / f".{X}.0123456789ab.tmp",
     ]
     assert NodeCache(address).keep(X, 500, half_a_kilobyte)
     for path in models:

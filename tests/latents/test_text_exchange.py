@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.captions import Caption
+from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.npz.exchange import export_text_npz, import_text_npz
 from kohya_bucket.latents.npz.read_write import CAPTION_KEY, ENCODERS_KEY, TEXT_FAMILIES, read_arrays, text_marks
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -18,15 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.fingerprint import Stale, why_stale
+from kohya_bucket.latents.items import Caption, Encoding
 from kohya_bucket.latents.maintenance import pack as pack_store
-from kohya_bucket.latents.maintenance import prune
+from kohya_bucket.latents.maintenance import prune, status, verify, verify_files
 from kohya_bucket.latents.store.entries import arrow, check_rows
 from kohya_bucket.latents.store.exact_arrays import pack, unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.shards import ShardInfo, read_header
-from kohya_bucket.latents.store.state import status, verify, verify_files
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs, write_until_killed

@@ -28,9 +28,8 @@ accelerate = pytest.importorskip("accelerate", reason="accelerate is not install
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 from kohya_bucket import BucketBatchSampler, BucketedLatentDataset  # noqa: E402
-from kohya_bucket.latents.maintenance import pack  # noqa: E402
+from kohya_bucket.latents.maintenance import pack, verify  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
-from kohya_bucket.latents.store.state import verify  # noqa: E402
 from tests.latents.latent_helpers import fill  # noqa: E402
 from tests.latents.stub_encoders import make_images  # noqa: E402
 from tests.object_storage import Request, s3_server  # noqa: E402

@@ -20,9 +20,8 @@ from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
-    from kohya_bucket.latents.maintenance import MaintenanceReport
+    from kohya_bucket.latents.maintenance import MaintenanceReport, StoreStatus
     from kohya_bucket.latents.npz.exchange import Exchange
-    from kohya_bucket.latents.store.state import StoreStatus
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
@@ -47,7 +46,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
-    from kohya_bucket.latents.store import state
+    from kohya_bucket.latents import maintenance as state
 
     found = state.status(_open(store), images_root=images, content=hash)
     if as_json:
@@ -64,7 +63,7 @@ def status(
 
 def verify(store: _Store, quiet: Quiet = False) -> None:
     """Read all that is trusted: checksums, headers, descriptions. Exit code 1 if anything is damaged."""
-    from kohya_bucket.latents.store import state
+    from kohya_bucket.latents import maintenance as state
 
     opened = _open(store)
     files = state.verify_files(opened)
@@ -92,8 +91,8 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
+    from kohya_bucket.latents.maintenance import check_sources, source_paths
     from kohya_bucket.latents.maintenance import prune as prune_store
-    from kohya_bucket.latents.store.state import check_sources, source_paths
 
     opened = _open(store)
     drop: set[int] = set()
@@ -172,8 +171,8 @@ def import_(
     """
     from kohya_bucket.cli.encoding import vae_hash_of
     from kohya_bucket.images import list_images
-    from kohya_bucket.latents.captions import TEXT_FOLDER
     from kohya_bucket.latents.dtypes import dtype_name
+    from kohya_bucket.latents.items import TEXT_FOLDER
     from kohya_bucket.latents.npz.exchange import import_npz, import_text_npz
     from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
     from kohya_bucket.latents.store.layout import common_root
@@ -216,7 +215,7 @@ def export(
 ) -> None:
     """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
     from kohya_bucket.images import list_images
-    from kohya_bucket.latents.captions import TEXT_FOLDER
+    from kohya_bucket.latents.items import TEXT_FOLDER
     from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz
     from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
     from kohya_bucket.sdscripts.config.files import read_caption

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,18 +19,31 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.captions import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.dtypes import dtype_name
-from kohya_bucket.latents.encode.sinks import EncodedBatch, NpzSink, ShardSink, Sink, add_batch
-from kohya_bucket.latents.encode.worker import PrecomputeReport, PrecomputeWorker, share_of
-from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.encode.worker import (
+    NpzSink,
+    PrecomputeReport,
+    Reporter,
+    ShardSink,
+    Sink,
+    encode_missing,
+    share_of,
+)
+from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, EncodeOptions, Encoding, LatentItems
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import common_root, is_text
-from kohya_bucket.latents.store.remote_path import RemotePath, StorePath, as_given
+from kohya_bucket.latents.store.storage import RemotePath, StorePath, as_given
 from kohya_bucket.latents.store.writer import write_manifest
-from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, check_encoder, encoder_hash, encoder_space
+from kohya_bucket.latents.vae.encoder import (
+    BatchEncoder,
+    PosteriorEncoder,
+    VAEEncoder,
+    check_encoder,
+    encoder_hash,
+    encoder_space,
+)
 
 _NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
@@ -74,9 +86,8 @@ def encode_items(
     mine = share_of(wanted, batch_size, rank, processes).tolist()
     share = wanted if len(mine) == len(wanted) else wanted.subset(mine)
     report.elsewhere = len(wanted) - len(share)
-    worker = PrecomputeWorker(
-        share, encoder, batch_size, report, say, progress_callback, workers or os.cpu_count() or 1, seed
-    )
+    reporter = Reporter(report, say, progress_callback)
+    encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, reporter.tell)
     space = encoder_space(encoder)
     sink: Sink
     if format == "npz" or output is None:
@@ -85,17 +96,14 @@ def encode_items(
         paths = paths_of_run([wanted], arch, output, images_root)[0] if npz_paths is None else npz_paths
         sink = NpzSink([paths[i] for i in mine], share, space, arch, sync=sync)
     else:
-        add = partial(add_batch, wanted=share, space=space)
-        sink = ShardSink[EncodedBatch](
-            output, share, add, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds
-        )
+        sink = ShardSink(output, share, space, images_root, shard_bytes=shard_bytes, flush_seconds=flush_seconds)
     for note in sink.notes:
-        worker.tell(note)
+        reporter.tell(note)
     started = time.monotonic()
     if len(share):
-        worker.through(sink)
+        encode_missing(share, encode, sink, reporter, batch_size, workers or os.cpu_count() or 1, seed)
     report.seconds = time.monotonic() - started
-    finish(report, wanted, nameless if rank == 0 else [], sink, worker.tell)
+    finish(reporter, wanted, nameless if rank == 0 else [], sink)
     return report
 
 
@@ -123,15 +131,14 @@ def end_launch(output: StorePath | None) -> None:
         write_manifest(LatentStore(output))
 
 
-def finish(
-    report: PrecomputeReport, wanted: LatentItems, nameless: list[str], sink: Sink, tell: Callable[[str], None]
-) -> None:
+def finish(reporter: Reporter, wanted: LatentItems, nameless: list[str], sink: Sink) -> None:
     """What every engine does at the end: name what no row can hold, index, and count."""
+    report = reporter.report
     for path in nameless:
         report.failed.append((path, _NAMELESS))
-        tell(f"{path!a}: {_NAMELESS}")
+        reporter.tell(f"{path!a}: {_NAMELESS}")
     for note in sink.finish(wanted):
-        tell(note)
+        reporter.tell(note)
     keys, counts = np.unique(size_keys(wanted.bucket_sizes), return_counts=True)
     report.buckets = [(as_pair(size), int(n)) for size, n in zip(sizes_of_keys(keys), counts, strict=True)]
 
@@ -155,12 +162,8 @@ def check_kind(kind: str, posterior: bool, encoder: str) -> None:
 
 
 def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: str) -> None:
-    """Refuse what cannot be written, whatever the encoder.
-
-    Raises:
-        KohyaBucketError: an unknown format, shards without a folder, npz in object storage, or a distribution
-            in npz.
-    """
+    """Refuse what cannot be written, whatever the encoder: an unknown format, shards without a folder, npz in object
+    storage, or a distribution in npz."""
     if format not in ("shards", "npz"):
         raise KohyaBucketError(f"format {format!r} does not exist: use 'shards' or 'npz'")
     if format == "shards" and output_dir is None:
@@ -307,20 +310,14 @@ class TextRun:
         if not texts:
             raise LatentStoreError(f"{root} holds no latents, so no captions: run `kohya-bucket precompute`")
         self._all = CaptionItems(list(map(Caption, texts)), encoding, name)
-        self._texts = texts[rank::processes]
         self.items = CaptionItems(self._all.captions[rank::processes], encoding, name)
-        self.sink = ShardSink[tuple[Sequence[int], Sequence[Mapping[str, Array]]]](
-            root / TEXT_FOLDER, self.items, lambda writer, batch: self.items.add(writer, *batch)
-        )
+        self.sink = ShardSink(root / TEXT_FOLDER, self.items)
         missing, reasons = self.sink.missing()
-        self.to_do: list[int] = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(self._texts[i]))
+        self.to_do: list[int] = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(self.items.captions[i].text))
         self.report = PrecomputeReport(
             root / TEXT_FOLDER, len(texts), len(self.items) - len(self.to_do), reasons=reasons,
             elsewhere=len(texts) - len(self.items),
         )  # fmt: skip
-
-    def texts(self, items: Sequence[int]) -> list[str]:
-        return [self._texts[i] for i in items]
 
     def finish(self) -> None:
         """Commit and index."""
@@ -351,7 +348,7 @@ def precompute_text(
     try:
         for start in range(0, len(run.to_do), batch_size):
             batch = run.to_do[start : start + batch_size]
-            run.sink.write((batch, encoder.encode(run.texts(batch))))
+            run.items.add(run.sink.writer, batch, encoder.encode([str(run.items.captions[i].text) for i in batch]))
             run.report.encoded += len(batch)
             if progress is not None:
                 progress(run.report.encoded, len(run.to_do))

@@ -1,6 +1,7 @@
 """One process' part of a precompute: its share of the images is decoded, encoded and written behind the encoder.
 
 Images are decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to.
+Encoded batches go to a store or to sd-scripts' npz on a thread, so that the encoder does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -17,18 +18,30 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.images.resize import resize_and_crop, to_floats
-from kohya_bucket.latents.encode.sinks import Background, EncodedBatch, Sink
-from kohya_bucket.latents.items import LatentItems
-from kohya_bucket.latents.store.remote_path import StorePath
-from kohya_bucket.latents.vae.encoder import BatchEncoder, Encoded, VAEEncoder, noise_seed
+from kohya_bucket.latents.architectures import Architecture, LatentSpace
+from kohya_bucket.latents.dtypes import carrier
+from kohya_bucket.latents.items import LatentItems, Wanted, compare
+from kohya_bucket.latents.npz.check import settle_npz
+from kohya_bucket.latents.npz.names import has_whole_name
+from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.storage import StorePath
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.vae.encoder import BatchEncoder, noise_seed
+from kohya_bucket.texts import counted
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -92,14 +105,10 @@ def _cut(wanted: LatentItems, order: npt.NDArray[np.int64], most: int) -> npt.ND
 
 
 def shares(pixels: npt.NDArray[np.integer], batch: npt.NDArray[np.integer], processes: int) -> npt.NDArray[np.int32]:
-    """[N] which of the processes encodes each item. Batches stay whole; the next one goes to who has the fewest pixels.
+    """[N] which of the processes encodes each item, by the pixels [N] and the number of the batch [N] of each.
 
-    So the pixels of two processes differ by those of one batch at most.
-
-    Args:
-        pixels: [N] of each item.
-        batch: [N] number of its batch, from 0 on.
-        processes: how many there are.
+    Batches stay whole, and the next one goes to who has the fewest pixels: the pixels of two processes differ by those
+    of one batch at most.
     """
     loads = [(0.0, process) for process in range(processes)]
     owner = np.zeros(int(batch.max(initial=-1)) + 1, dtype=np.int32)
@@ -137,17 +146,14 @@ def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.N
 
 
 Pixels = npt.NDArray[np.uint8]
-_NICENESS = 5
 
 
 @dataclass
 class DecodedBatch:
-    """Images of one bucket: positions among the wanted ones, pixels, and alpha masks.
+    """Images of one bucket: positions among the wanted ones, pixels, and alpha masks, None where the image is opaque or
+    masks were not asked for.
 
-    Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1.
-
-    A mask is None where the image is opaque or masks were not asked for. `failed` lists (position, reason) of
-    images that could not be read.
+    Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1. `failed` lists (position, reason).
     """
 
     items: list[int]
@@ -215,7 +221,7 @@ def give_way() -> None:
     """Let the thread that feeds the encoder go before this one, where all processors are busy decoding."""
     if sys.platform == "linux":  # elsewhere priorities belong to processes
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
@@ -238,87 +244,261 @@ def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None
     return mask
 
 
-class PrecomputeWorker:
-    """The state of one process' run.
+_MOST_BEHIND = 8
+
+
+@dataclass
+class EncodedBatch:
+    """Encoded items of one batch: positions among the wanted ones, float32 latents on the CPU, masks."""
+
+    items: list[int]
+    plain: torch.Tensor
+    flipped: torch.Tensor | None
+    masks: list[npt.NDArray[np.uint8] | None]
+
+
+class Background:
+    """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
+
+    After an error of the sink it is given nothing more, and the error is raised by the next call here.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._failed = sink, False
+        self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
+        self._behind: deque[Future[None]] = deque()
+
+    def put(self, batch: EncodedBatch) -> None:
+        while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
+            self._behind.popleft().result()
+        self._behind.append(self._thread.submit(self._write, batch))
+
+    def close(self) -> None:
+        """Finish what was given, or after an error what is being written, and end all threads."""
+        try:
+            while self._behind:
+                self._behind.popleft().result()
+            self._sink.flush()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+            self._sink.close()
+
+    def _write(self, batch: EncodedBatch) -> None:
+        if not self._failed:
+            self._failed = True  # unless this goes well
+            self._sink.write(batch)
+            self._failed = False
+
+
+class ShardSink:
+    """Writes a process' share of the items into a `LatentStore`; `space` is None where others than `write` write
+    them."""
+
+    def __init__(
+        self, root: StorePath, wanted: Wanted, space: LatentSpace | None = None, images_root: Path | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        self._wanted, self._space = wanted, space
+        self.writer = StoreWriter(root, images_root=images_root, **options)
+        self.store = LatentStore(root)
+        self.notes = list[str]()
+        self._replaced, self._stale = self.store.replaced_rows(), 0
+
+    def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
+        found = compare(self.store, self._wanted)
+        self._stale = int((found.to_do & (found.at >= 0)).sum())
+        return found.to_do, found.counts()
+
+    def write(self, batch: EncodedBatch) -> None:
+        assert isinstance(self._wanted, LatentItems)
+        assert self._space is not None
+        add_batch(self.writer, batch, self._wanted, self._space)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        pass  # it writes on its caller's thread
+
+    def finish(self, wanted: Wanted) -> list[str]:
+        """Index the store; captions that changed since, and hashes that were not asked for before, need no encoding."""
+        self.store.refresh()
+        write_manifest(self.store, wanted.with_newer_texts(self.store))
+        # A run replaces the rows that it found stale. More of them: another run had the same items.
+        twice = self.store.replaced_rows() - self._replaced - self._stale
+        if twice <= 0 or len(wanted) != len(self._wanted):
+            return []
+        return [
+            f"{counted(twice, 'item')} were encoded twice, since another run wrote into the same store at the same "
+            "time; nothing is damaged, and `kohya-bucket cache prune` frees the space. For several GPUs start once, by "
+            "torchrun"
+        ]
+
+
+def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:
+    """Add the items of a batch to a store."""
+    encoding = wanted.encoding
+    writer.add_rows(
+        wanted.rows(batch.items), _bits(batch.plain, encoding.dtype),
+        flipped=None if batch.flipped is None else _bits(batch.flipped, encoding.dtype),
+        masks=batch.masks if encoding.mask else None, space=space,
+    )  # fmt: skip
+
+
+def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
+    import torch
+
+    latents = latents.to(getattr(torch, dtype)).contiguous()
+    if dtype == "bfloat16":
+        latents = latents.view(torch.int16)
+    out: npt.NDArray[Any] = latents.numpy().view(carrier(dtype))
+    return out
+
+
+class NpzSink:
+    """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
+
+    Each file is there whole or not at all, also where the process is killed. Groups of them are waited for together. A
+    power failure before may leave a file that is cut off, which is no npz: its directory is at the end. The next run,
+    and sd-scripts, notice.
 
     Args:
-        wanted: its share of the items.
-        workers: threads that decode.
+        paths: the file of each item, see `paths_of_run`.
     """
 
     def __init__(
-        self, wanted: LatentItems, encoder: VAEEncoder | BatchEncoder, batch_size: int, report: PrecomputeReport,
-        say: Callable[[str], None] | None, progress: Callable[[int, int], None] | None, workers: int, seed: int,
+        self, paths: Sequence[Path], wanted: LatentItems, space: LatentSpace, arch: Architecture, *,
+        sync: bool = True,
     ) -> None:  # fmt: skip
-        self.wanted = wanted
-        self.report = report
-        self._batch_size = batch_size
-        if not isinstance(encoder, BatchEncoder):
-            encoder = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, self.tell)
-        self._encode = encoder
-        self._say = say
-        self._progress = progress
-        self._workers = workers
-        self._seed = seed
-        self._to_do = 0
+        self._wanted = wanted
+        self._arch = arch
+        self._space = space
+        self._sync = sync
+        self.paths = list(paths)
+        self.notes = [
+            f"{image}: another image of its folder has the same name and size, and sd-scripts would "
+            f"let both use one file; its own is {path.name}, which sd-scripts finds with the "
+            "kohya_bucket adapter only: rename the image to do without"
+            for image, path in zip(wanted.paths, self.paths, strict=True)
+            if has_whole_name(path, image)
+        ]
+        remove_leftovers(self.paths)
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
+        self._groups = GroupedSync(self._pool)
+
+    def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
+        items = enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True))
+        found = [settle_npz(path, self._wanted.entry(i), self._arch, image)[0] for i, (path, image) in items]
+        counts = Counter(str(reason) for reasons in found for reason in reasons)
+        return np.array([bool(reasons) for reasons in found], dtype=bool), dict(counts)
+
+    def write(self, batch: EncodedBatch) -> None:
+        plain = self._values(batch.plain)
+        flipped = [None] * len(plain) if batch.flipped is None else self._values(batch.flipped)
+        for path in self._pool.map(self._write_one, batch.items, plain, flipped, batch.masks):
+            if self._sync:
+                self._groups.add(path)
+
+    def flush(self) -> None:
+        self._groups.finish()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def finish(self, wanted: Wanted) -> list[str]:
+        return []  # each file stands for itself
+
+    def _write_one(
+        self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
+        mask: npt.NDArray[np.uint8] | None,
+    ) -> Path:  # fmt: skip
+        entry, path = self._wanted.entry(i), self.paths[i]
+        bucket = entry.fingerprint.bucket_size
+        alpha = mask_values(mask, bucket) if entry.fingerprint.mask else None
+        make_folder(path.parent)
+        item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
+        name = os.path.basename(self._wanted.paths[i])
+        write_npz(path, item, bucket, self._arch, entry.fingerprint, source_name=name, sync=False)
+        return path
+
+    def _values(self, latents: torch.Tensor) -> npt.NDArray[np.float32]:
+        return convert_values(latents.numpy(), self._space, self._arch)
+
+
+Sink = ShardSink | NpzSink
+"""Takes batches, on one thread; after `close` none of its threads touches the folder."""
+
+
+class Reporter:
+    """What a user is told while a run is going on, which its report keeps; `progress` gets (done, to do)."""
+
+    def __init__(
+        self, report: PrecomputeReport, say: Callable[[str], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.report, self._say, self._progress = report, say, progress
 
     def tell(self, text: str) -> None:
-        """Say what a user should know, now and in the report."""
         self.report.notes.append(text)
         if self._say is not None:
             self._say(text)
 
-    def through(self, sink: Sink) -> None:
-        """Do everything that is to do. What is encoded when this is interrupted stays."""
-        to_do, self.report.reasons = sink.missing()
-        self._to_do = int(to_do.sum())
-        self.report.current = len(self.wanted) - self._to_do
-        self._show()
-        order = read_order(self.wanted)
-        items = iter(order[to_do[order]].tolist())
-        ahead = 3 * self._batch_size + 2 * self._workers
-        writer = Background(sink)
-        with ThreadPoolExecutor(self._workers, "kohya-bucket-decode", initializer=give_way) as pool:
-            try:
-                started = time.monotonic()
-                floats = self._encode.on_processor
-                self.encode(prefetch(items, self.wanted, self._batch_size, pool, ahead, as_floats=floats), writer.put)
-                self.report.device_idle = time.monotonic() - started - self._encode.busy
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            finally:
-                writer.close()
+    def fail(self, path: str, reason: str) -> None:
+        why = reason.removeprefix(f"{path}: ")
+        self.report.failed.append((path, why))
+        self.tell(f"{path}: {why}")
 
-    def encode(self, batches: Iterable[DecodedBatch], put: Callable[[EncodedBatch], None]) -> None:
-        """Encode what has been decoded; `put` takes what came of it."""
-        for batch in batches:
-            self._fail(batch.failed)
-            if batch.items:
-                self._one(batch, put)
-            self._show()
-
-    def _one(self, batch: DecodedBatch, put: Callable[[EncodedBatch], None]) -> None:
-        import torch
-
-        names = [self.wanted.sources[i] for i in batch.items]
-        seeds = [noise_seed(self._seed, name, self.wanted.encoding.collection) for name in names]
-        done: Encoded = self._encode(torch.from_numpy(batch.pixels), seeds, names)
-        self._fail([(i, bad) for i, bad in zip(batch.items, done.bad, strict=True) if bad is not None])
-        good = [k for k, bad in enumerate(done.bad) if bad is None]
-        if good:
-            flipped = None if done.flipped is None else done.flipped[good]
-            items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
-            put(EncodedBatch(items, done.plain[good], flipped, masks))
-            self.report.encoded += len(good)
-
-    def _fail(self, failed: Sequence[tuple[int, str]]) -> None:
-        for i, reason in failed:
-            path = self.wanted.paths[i]
-            why = reason.removeprefix(f"{path}: ")
-            self.report.failed.append((path, why))
-            self.tell(f"{path}: {why}")
-
-    def _show(self) -> None:
+    def show(self, to_do: int) -> None:
         if self._progress is not None:
-            self._progress(self.report.encoded + len(self.report.failed), self._to_do)
+            self._progress(self.report.encoded + len(self.report.failed), to_do)
+
+
+def encode_missing(
+    wanted: LatentItems, encode: BatchEncoder, sink: Sink, reporter: Reporter, batch_size: int, workers: int, seed: int
+) -> None:
+    """Do everything that is to do of a process' share. What is encoded when this is interrupted stays."""
+    report = reporter.report
+    missing, report.reasons = sink.missing()
+    to_do = int(missing.sum())
+    report.current = len(wanted) - to_do
+    reporter.show(to_do)
+    order = read_order(wanted)
+    items = iter(order[missing[order]].tolist())
+    ahead = 3 * batch_size + 2 * workers
+    writer = Background(sink)
+    with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=give_way) as pool:
+        try:
+            started = time.monotonic()
+            batches = prefetch(items, wanted, batch_size, pool, ahead, as_floats=encode.on_processor)
+            encode_batches(wanted, encode, batches, writer.put, reporter, to_do, seed)
+            report.device_idle = time.monotonic() - started - encode.busy
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        finally:
+            writer.close()
+
+
+def encode_batches(
+    wanted: LatentItems, encode: BatchEncoder, batches: Iterable[DecodedBatch], put: Callable[[EncodedBatch], None],
+    reporter: Reporter, to_do: int, seed: int,
+) -> None:  # fmt: skip
+    """Encode what has been decoded; `put` takes what came of it."""
+    import torch
+
+    for batch in batches:
+        for i, reason in batch.failed:
+            reporter.fail(wanted.paths[i], reason)
+        if batch.items:
+            names = [wanted.sources[i] for i in batch.items]
+            seeds = [noise_seed(seed, name, wanted.collection) for name in names]
+            done = encode(torch.from_numpy(batch.pixels), seeds, names)
+            for i, bad in zip(batch.items, done.bad, strict=True):
+                if bad is not None:
+                    reporter.fail(wanted.paths[i], bad)
+            if good := [k for k, bad in enumerate(done.bad) if bad is None]:
+                flipped = None if done.flipped is None else done.flipped[good]
+                items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
+                put(EncodedBatch(items, done.plain[good], flipped, masks))
+                reporter.report.encoded += len(good)
+        reporter.show(to_do)

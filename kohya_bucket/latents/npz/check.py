@@ -69,10 +69,7 @@ def settle_npz(
 ) -> tuple[list[Reason], bool]:
     """`find_npz`'s reasons; and where latents serve that this family's readers would not take, put them where they do.
 
-    Returns the reasons, and whether a file was written.
-
-    Raises:
-        LatentStoreError: the file cannot be written.
+    Returns the reasons, and whether a file was written. Raises `LatentStoreError` where it cannot be written.
     """
     found = find_npz(path, wanted, arch, image, ignoring=ignoring)
     if found.reasons or found.as_read:

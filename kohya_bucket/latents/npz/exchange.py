@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
+from kohya_bucket.latents.items import Caption, EncodeOptions, Encoding
+from kohya_bucket.latents.maintenance import source_paths
 from kohya_bucket.latents.npz.check import made_from
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
@@ -47,7 +48,6 @@ from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
-from kohya_bucket.latents.store.state import source_paths
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
 Progress = Callable[[int, int], None]
@@ -60,18 +60,6 @@ class Exchange:
 
     done: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _ImportOptions:
-    """What is recorded of files that do not say what they were made from, and how all are stored."""
-
-    arch: Architecture
-    images_root: Path
-    dtype: str
-    vae: str
-    interpolation: str
-    collection: str
 
 
 def import_npz(
@@ -108,10 +96,11 @@ def import_npz(
     if far := next((image for image in images if is_url(image)), None):
         raise KohyaBucketError(f"{far}: npz files are read from folders, not from object storage: copy them here first")
     choose_interpolation((1, 1), (1, 1), interpolation)
-    options = _ImportOptions(arch, images_root, dtype, vae, interpolation, collection)
+    encoding = EncodeOptions(vae, dtype, interpolation=interpolation, collection=collection)
 
     def read(n: int, file: CacheFile) -> Iterator[str | Add]:
-        return _latents_to_add(images[n], file, options, None if captions is None else captions[n])
+        source = relative_source([images[n]], images_root)[0]
+        return _latents_to_add(images[n], source, file, arch, encoding, None if captions is None else captions[n])
 
     return _taken(cache_files(images, arch), read, output, images_root, len(images), progress)
 
@@ -164,10 +153,16 @@ def _taken(
     return result
 
 
-def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, caption: str | None) -> Iterator[str | Add]:
-    arch = options.arch
-    sizes = _latents_of(Path(image), found.path, arch)
-    source = relative_source([image], options.images_root)[0]
+def _latents_to_add(
+    image: str, source: str, found: CacheFile, arch: Architecture, encoding: EncodeOptions, caption: str | None
+) -> Iterator[str | Add]:
+    sizes: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
+    with OpenNpz(found.path) as file:
+        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+            known, reasons = made_from(file, keys, Path(image))
+            # of two kinds of keys for one bucket those that are to be trusted, or else those that are read first
+            if bucket not in sizes or (sizes[bucket][2] and not reasons):
+                sizes[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
     if not sizes:
         yield f"has no latents of {arch.name}"
     elif not is_text(source):
@@ -177,54 +172,35 @@ def _latents_to_add(image: str, found: CacheFile, options: _ImportOptions, capti
         if why:
             yield why
             continue
-        name = options.collection if rank == 0 else f"{options.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
+        name = encoding.collection if rank == 0 else f"{encoding.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
         if found.further:
-            name = f"{options.collection} to {bucket[0]}x{bucket[1]}".strip()
+            name = f"{encoding.collection} to {bucket[0]}x{bucket[1]}".strip()
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
-        fingerprint = _fingerprint(image, bucket, item, known, options)
+        fingerprint = _fingerprint(image, bucket, item, known, encoding)
         yield partial(
             StoreWriter.add,
             entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
-            plain=from_float32(item.latents, options.dtype),
-            flipped=None if item.flipped is None else from_float32(item.flipped, options.dtype),
+            plain=from_float32(item.latents, encoding.dtype),
+            flipped=None if item.flipped is None else from_float32(item.flipped, encoding.dtype),
             mask=mask, space=arch.space,
         )  # fmt: skip
 
 
-def _latents_of(
-    image: Path, path: Path, arch: Architecture
-) -> dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]]:
-    """By bucket what a file holds: latents, fingerprint, and why they are not to be trusted, or "".
-
-    Of two kinds of keys for one bucket those are taken that are to be trusted, or else those that are read first.
-
-    Raises:
-        one of `BROKEN`.
-    """
-    out: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
-    with OpenNpz(path) as file:
-        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            known, reasons = made_from(file, keys, image)
-            if bucket not in out or (out[bucket][2] and not reasons):
-                out[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
-    return out
-
-
 def _fingerprint(
-    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, options: _ImportOptions
+    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, encoding: EncodeOptions
 ) -> Fingerprint:
     flip, mask = item.flipped is not None, item.alpha_mask is not None
     if known is not None:
-        return Fingerprint(**(vars(known) | {"dtype": options.dtype, "kind": "latents", "flip": flip, "mask": mask}))
+        return replace(known, dtype=encoding.dtype, kind="latents", flip=flip, mask=mask)
     nbytes, mtime, _ = source_identity(image)
     resized = as_pair(covering_sizes(np.array([item.original_size]), np.array([bucket]))[0])
     crop = ((resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
     return Fingerprint(
-        nbytes, mtime, "", options.vae or UNKNOWN_VAE, bucket, resized, crop,
-        _resizing(item.original_size, resized, options.interpolation) if options.vae else "unknown",
-        options.dtype, "latents", flip, mask,
+        nbytes, mtime, "", encoding.vae or UNKNOWN_VAE, bucket, resized, crop,
+        _resizing(item.original_size, resized, encoding.interpolation) if encoding.vae else "unknown",
+        encoding.dtype, "latents", flip, mask,
     )  # fmt: skip
 
 
@@ -237,11 +213,8 @@ def _resizing(size: tuple[int, int], resized: tuple[int, int], interpolation: st
 
 
 def npz_item(store: LatentStore, i: int, arch: Architecture) -> NpzLatents:
-    """Item `i`, with the values that npz of this family have.
-
-    Raises:
-        LatentStoreError: it is damaged, or has values that this family's npz cannot have.
-    """
+    """Item `i`, with the values that npz of this family have. Raises `LatentStoreError` if it is damaged, or has values
+    that this family's npz cannot have."""
     info = store.info(i)
     dtype, bucket = info.latents.dtype, as_pair([store.column(f"bucket_{side}")[i] for side in ("width", "height")])
 
@@ -289,7 +262,17 @@ def export_npz(
     def written() -> Iterator[Path]:
         for n, i in enumerate(items):
             entry = entries[i]
-            _refuse_other_values(store, i, sources[i], arch)
+            info = store.info(i)
+            if info.is_posterior:
+                raise LatentStoreError(
+                    f"{sources[i]} is stored as a posterior, but npz files hold latents: encode it without --posterior"
+                )
+            made_for = ARCHITECTURES.get(info.space.architecture, arch)
+            if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
+                raise LatentStoreError(
+                    f"{sources[i]} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
+                    "choose that --arch, or encode with its VAE"
+                )
             target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
             make_folder(target.parent)
             write_npz(
@@ -299,20 +282,6 @@ def export_npz(
             yield target
 
     return _given(written(), len(items), progress)
-
-
-def _refuse_other_values(store: LatentStore, i: int, source: str, arch: Architecture) -> None:
-    info = store.info(i)
-    if info.is_posterior:
-        raise LatentStoreError(
-            f"{source} is stored as a posterior, but npz files hold latents: encode it without --posterior"
-        )
-    made_for = ARCHITECTURES.get(info.space.architecture, arch)
-    if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
-        raise LatentStoreError(
-            f"{source} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: choose that "
-            "--arch, or encode with its VAE"
-        )
 
 
 def export_text_npz(

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
@@ -39,12 +39,6 @@ def npz_path(image: str | os.PathLike[str], size: Size, arch: Architecture, *, s
     if arch.plain_until and not shared and os.path.exists(stem + ".npz"):
         return Path(stem + ".npz")
     return Path(f"{text if shared else stem}_{size[0]:04d}x{size[1]:04d}{arch.suffix}")
-
-
-def size_from_name(name: str, stem: str, arch: Architecture) -> Size | None:
-    """Image size (width, height) in the cache's file name, if it is the cache of exactly this stem; else None."""
-    match = re.fullmatch(re.escape(stem) + r"_(\d{4,})x(\d{4,})" + re.escape(arch.suffix), name)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def further_path(path: Path, bucket_size: Size) -> Path:
@@ -108,7 +102,8 @@ class NpzNames:
             zip(images, original_sizes, strict=True), bucket_sizes, resized_sizes, further, strict=True
         ):
             path = files[item]
-            if more or not self._may_hold(path, (bucket, resized)):
+            room = path, bucket if self._arch.multi_resolution else None
+            if more or self._held.setdefault(room, (bucket, resized)) != (bucket, resized):
                 path = further_path(path, bucket)
             out.append(path)
         return out
@@ -121,10 +116,6 @@ class NpzNames:
                 path = npz_path(image, size, self._arch, shared=True)
             self._files[who] = path
         return self._files[who]
-
-    def _may_hold(self, path: Path, sizes: tuple[Size, Size]) -> bool:
-        room = path, sizes[0] if self._arch.multi_resolution else None
-        return self._held.setdefault(room, sizes) == sizes
 
 
 def paths_of_run(
@@ -147,12 +138,8 @@ def paths_of_run(
 
 
 def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) -> list[str]:
-    """Where the images would be if their folders were under `root`.
-
-    Raises:
-        LatentStoreError: an image is in object storage, in a container, or not under `images_root`, so that it would
-            be outside `root`.
-    """
+    """Where the images would be if their folders were under `root`. Raises `LatentStoreError` for an image in object
+    storage, in a container, or outside `images_root`."""
     if far := next((image for image in images if is_url(image)), None):
         raise LatentStoreError(f"{far}: this image is in object storage, where no npz can lie beside it: {_SHARDS}")
     if inside_other := next(filter(container_of, images), None):
@@ -177,8 +164,7 @@ def has_whole_name(path: Path, image: str) -> bool:
     return bool(extension) and path.name.startswith(f"{stem}{extension}_")
 
 
-@dataclass(frozen=True)
-class CacheFile:
+class CacheFile(NamedTuple):
     """A cache file; `further`, it is of a further size."""
 
     path: Path
@@ -187,32 +173,27 @@ class CacheFile:
 
 def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[CacheFile]]:
     """The cache files of each image, by exact name: sd-scripts' own, then those of further sizes."""
-    folders: dict[str, tuple[dict[str, list[str]], dict[str, list[str]]]] = {}
+    folders: dict[str, tuple[dict[str, str], dict[str, list[str]]]] = {}
     for image in images:
         folder, name = os.path.split(os.path.abspath(image))
         if folder not in folders:
             folders[folder] = _listed(folder, arch)
         usual, further = folders[folder]
         stem = os.path.splitext(name)[0]
-        file = next((f for f in usual.get(name, []) if size_from_name(f, name, arch)), None)
-        if file is None and arch.plain_until and os.path.exists(os.path.join(folder, stem + ".npz")):
-            file = stem + ".npz"
-        if file is None:
-            file = next((f for f in usual.get(stem, []) if size_from_name(f, stem, arch)), None)
-        if file is None:
-            yield []
-            continue
-        more = [CacheFile(Path(folder, f), further=True) for f in further.get(file, [])]
-        yield [CacheFile(Path(folder, file)), *more]
+        plain = f"{stem}.npz" if arch.plain_until and os.path.exists(os.path.join(folder, f"{stem}.npz")) else ""
+        first = usual.get(name) or plain or usual.get(stem)
+        more = [CacheFile(Path(folder, file), further=True) for file in further.get(first or "", [])]
+        yield [CacheFile(Path(folder, first)), *more] if first else []
 
 
-def _listed(folder: str, arch: Architecture) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+def _listed(folder: str, arch: Architecture) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Cache files of a folder: sd-scripts' by the image's stem or name, further ones by the file they belong to."""
-    usual: dict[str, list[str]] = {}
+    form = re.compile(r"(?s)(.+)_\d{4,}x\d{4,}" + re.escape(arch.suffix))
+    usual: dict[str, str] = {}
     further: dict[str, list[str]] = {}
     for file in sorted(os.listdir(folder)):
-        if file.endswith(arch.suffix):
-            usual.setdefault(file[: -len(arch.suffix)].rpartition("_")[0], []).append(file)
+        if match := form.fullmatch(file):
+            usual.setdefault(match[1], file)
         elif (owner := usual_name(file)) is not None:
             further.setdefault(owner, []).append(file)
     return usual, further

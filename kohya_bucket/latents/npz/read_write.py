@@ -2,11 +2,8 @@
 
 Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files are byte by byte what sd-scripts
 writes, plus one key (`NOTE`) that says what the latents were made from. sd-scripts' readers ignore it and its writer
-carries it over, so it also says which latents it belongs to.
-
-Keys end in the latents' size, as `latents_64x48`, and one file holds several. Those of SD and SDXL had no size (plain
-keys) until 0.10.1. Versions since ask for keys with the size first, then take plain ones, whatever their size; versions
-before know plain ones only. So arrays are moved from one kind of keys to the other as the reader at hand needs them.
+carries it over, so it also says which latents it belongs to. Arrays are moved between keys with a size and plain ones
+as the reader at hand needs them: docs/latent-format.md says which version looks where.
 
 Anybody may have written a file: nothing is unpacked before what it states of itself was compared with its length.
 """
@@ -32,8 +29,8 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
-from kohya_bucket.latents.captions import Caption, Encoding, caption_bytes, content_hash
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, why_different
+from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
 
 
 class BrokenNpzError(LatentStoreError):
@@ -246,10 +243,7 @@ def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Arc
     """Put the latents of `source` whose keys end in `keys` where a reader of this family finds them in `path`.
 
     Nothing is encoded, and every array stays what it is. In one file they are moved; another `source` stays as it is.
-    Returns what is wrong if they cannot be read.
-
-    Raises:
-        LatentStoreError: the file cannot be written.
+    Returns what is wrong if they cannot be read. Raises `LatentStoreError` where the file cannot be written.
     """
     try:
         with OpenNpz(source) as file:
@@ -289,10 +283,7 @@ def _take(arrays: dict[str, npt.NDArray[Any]], keys: str) -> dict[str, npt.NDArr
 
 def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
     """The latents of one bucket, whichever kind of keys they have; first those that this family's readers ask for.
-
-    Raises:
-        LatentStoreError: missing, broken, or without this bucket's latents.
-    """
+    Raises `LatentStoreError` where they are missing or broken."""
     other = None
     try:
         with OpenNpz(path) as file:
@@ -359,41 +350,31 @@ def _flat(latents: Any, arch: Architecture) -> Any:
 
 
 def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: Architecture) -> npt.NDArray[np.float32]:
-    """Turn latents [C, h, w], or many, of `space` into what sd-scripts caches for `arch`.
-
-    Raises:
-        LatentStoreError: raw latents of a family (Anima) whose autoencoder scales each channel on its own.
-    """
-    if space.values != arch.values:
-        if arch.per_channel:
-            raise LatentStoreError(
-                f"{arch.name} caches latents as its own autoencoder normalizes each channel, and these are raw: "
-                "encode with that autoencoder (AutoencoderKLQwenImage)"
-            )
-        if arch.values == "scaled":
-            latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
-        else:
-            latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
+    """Turn latents [C, h, w], or many, of `space` into what sd-scripts caches for `arch`. Raises `LatentStoreError` for
+    raw latents of a family (Anima) whose autoencoder scales each channel on its own."""
+    if space.values == arch.values:
+        return latents
+    if arch.per_channel:
+        raise LatentStoreError(
+            f"{arch.name} caches latents as its own autoencoder normalizes each channel, and these are raw: "
+            "encode with that autoencoder (AutoencoderKLQwenImage)"
+        )
+    if arch.values == "scaled":
+        latents = np.float32(arch.scale_factor) * (latents - np.float32(arch.shift_factor))
+    else:
+        latents = latents / np.float32(space.scale_factor) + np.float32(space.shift_factor)
     return latents
 
 
 def mask_values(mask: npt.NDArray[np.uint8] | None, bucket_size: tuple[int, int]) -> npt.NDArray[np.float32]:
     """The alpha channel of a bucket (width, height) as npz hold it: [H, W] in 0..1. None is an opaque image's."""
-    if mask is None:
-        return np.ones(bucket_size[::-1], np.float32)
-    values: npt.NDArray[np.float32] = mask.astype(np.float32) / np.float32(255)
-    return values
+    return np.ones(bucket_size[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
 
 
 @dataclass(frozen=True)
 class TextFamily:
-    """How sd-scripts caches one family's outputs.
-
-    Attributes:
-        name: its name here and in `--arch`.
-        suffix: what stands in place of an image's ending.
-        arrays: names of the arrays that its files must have.
-    """
+    """How sd-scripts caches one family's outputs: its name here and in `--arch`, what stands in place of an image's
+    ending, and the arrays that its files must have."""
 
     name: str
     suffix: str

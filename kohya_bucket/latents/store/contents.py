@@ -1,13 +1,8 @@
 """What lies in a store's folder: the rows of its items, its shards, and what of it cannot be used.
 
-The manifest is an index and nothing more. Every shard describes its own rows, so shards that no manifest names
-yet are read from their own description, and manifests that are lost, old or damaged cost time, never items.
-
-Of two rows with one key the later has the greater number in `written_ns`: the store's own count, not a time, since a
-clock that runs ahead would make what it wrote newest for ever (older stores have times there, which are numbers to be
-exceeded like any other). A writer takes numbers above all that it sees on disk when it commits. Writers that commit at
-the same instant may take the same numbers; of these rows every reader takes the one whose shard's name is the last. A
-row that was not seen by who replaced it is stale to the next run, which sees it and counts on from there.
+The manifest is an index and nothing more: every shard describes its own rows. Of two rows with one key the one with the
+greater number in `written_ns` counts, see docs/latent-format.md; writers that commit at the same instant may take the
+same numbers, and then the row counts whose shard's name is the last.
 """
 
 from __future__ import annotations
@@ -26,8 +21,8 @@ from kohya_bucket.images.arrow_files import arrow_of, numpy_of
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, narrowed, schema
 from kohya_bucket.latents.store.layout import Layout
-from kohya_bucket.latents.store.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
+from kohya_bucket.latents.store.storage import RemotePath, StorePath
 from kohya_bucket.texts import counted, some
 
 _LOOKS = 5
@@ -39,14 +34,11 @@ Shards = dict[str, ShardInfo]
 
 @dataclass
 class Contents:
-    """What was found.
+    """What was found; see `LatentStore`.
 
     Attributes:
         table: rows of the items in usable shards; of each item the one written last, by (collection, source).
-        shards: usable shards by name.
-        damage: (file name, what is wrong) of every shard or manifest that cannot be used.
-        indexed: the manifest names all shards and no others.
-        named: names of the shards in it.
+        named: names of the shards in the manifest.
     """
 
     table: Any
@@ -134,7 +126,7 @@ def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo 
 
 
 def _packed(rows: Any) -> dict[str, bytes]:
-    """Each column compressed, in memory of Python's own: what Arrow keeps of this would be scattered over its pages."""
+    """Each column compressed, in memory of Python's own: what Arrow keeps of this is scattered over its pages."""
     pa, _, _ = arrow()
     options, packed = pa.ipc.IpcWriteOptions(compression="zstd"), {}
     for name in rows.column_names:
@@ -186,9 +178,7 @@ def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]
 def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Shards, bool]:
     """Rows and shards of a manifest, and whether its rows are as `Contents` has them; `known`: shards seen before.
 
-    Raises:
-        LatentStoreError: it cannot be used.
-        FileNotFoundError: it is gone.
+    Raises `LatentStoreError` where it cannot be used, and `FileNotFoundError` where it is gone.
     """
     with as_damage(f"manifest {path.name} is damaged"):
         table, description = decode(layout.read_manifest(path))
@@ -201,12 +191,8 @@ def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Sh
 
 
 def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
-    """Rows and description of a shard, from its own file.
-
-    Raises:
-        LatentStoreError: it is damaged.
-        FileNotFoundError: it is gone.
-    """
+    """Rows and description of a shard, from its own file. Raises `LatentStoreError` where it is damaged, and
+    `FileNotFoundError` where it is gone."""
     specs, data, _ = read_header(layout.shards / name)
     with as_damage(f"shard {name} is damaged"):
         table, description = decode(data)
@@ -258,30 +244,19 @@ def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
     return pa.table({name: columns[name] for name in schema().names})
 
 
+@dataclass(frozen=True)
 class Assigned:
     """Numbers and names that one process gives another, so that whoever does that work writes the same files.
 
-    Args:
-        above: a number that nothing in the store exceeds.
-        key: names what is written; no other work has it.
-
-    Attributes:
-        shards: names of those that were written.
+    Nothing in the store exceeds `above`, and no other work has this `key`.
     """
 
-    def __init__(self, above: int, key: str) -> None:
-        self._above = above
-        self._key = key
-        self.shards: list[str] = []
+    above: int
+    key: str
 
-    def greatest(self) -> int:
-        return self._above
-
-    def tag(self) -> str:
-        return hashlib.blake2b(f"{self._key} {self._above} {len(self.shards)}".encode(), digest_size=8).hexdigest()
-
-    def is_mine(self, name: str) -> None:
-        self.shards.append(name)
+    def tag(self, number: int) -> str:
+        """What the name of that shard of the work ends with."""
+        return hashlib.blake2b(f"{self.key} {self.above} {number}".encode(), digest_size=8).hexdigest()
 
 
 class Generations:
@@ -292,8 +267,9 @@ class Generations:
         self._seen: set[str] = set()
         self._greatest = 0
 
-    def greatest(self) -> int:
-        """The greatest number on disk now, in files that can be read; each is read once."""
+    def greatest(self, own: Iterable[str] = ()) -> int:
+        """The greatest number on disk now, in files that can be read, besides a writer's own; each is read once."""
+        self._seen.update(own)
         if not self._seen:
             table, shards, _ = _newest_manifest(self._layout, {}, [])
             if table is not None:
@@ -305,14 +281,6 @@ class Generations:
                 with suppress(LatentStoreError, OSError):
                     self._count(self_described(self._layout, name, nbytes)[0])
         return self._greatest
-
-    def tag(self) -> str:
-        """What the next shard's name ends with; "" for what no other shard's does."""
-        return ""
-
-    def is_mine(self, name: str) -> None:
-        """Leave out a shard that this writer is about to write: it knows its own numbers."""
-        self._seen.add(name)
 
     def _count(self, table: object) -> None:
         _, pc, _ = arrow()

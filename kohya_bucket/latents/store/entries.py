@@ -24,7 +24,12 @@ from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
 Columns = Mapping[str, Any]  # by a column's name, one value for each row
 SIDES = ("left", "top", "right", "bottom")
-_BOX = tuple(f"ltrb_{side}" for side in SIDES)
+PARTS = {
+    **{f"{name}_size": (f"{name}_width", f"{name}_height") for name in ("bucket", "resized", "original")},
+    "crop": ("crop_left", "crop_top"),
+    "crop_ltrb": tuple(f"ltrb_{side}" for side in SIDES),
+}
+"""The columns of what has several numbers."""
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
@@ -52,14 +57,17 @@ class StoreEntry:
 
     def rows(self) -> dict[str, list[Any]]:
         """The item's columns, of one row, see `placed`."""
-        known = self.fingerprint
-        row = vars(known) | {"collection": self.collection, "source": self.source, "caption": self.caption}
-        row["bucket_width"], row["bucket_height"] = row.pop("bucket_size")
-        row["resized_width"], row["resized_height"] = row.pop("resized_size")
-        row["original_width"], row["original_height"] = self.original_size
-        row["crop_left"], row["crop_top"] = row.pop("crop")
-        row["ltrb_left"], row["ltrb_top"], row["ltrb_right"], row["ltrb_bottom"] = self.crop_ltrb
+        row = vars(self) | vars(self.fingerprint)
+        del row["fingerprint"]
+        for name, columns in PARTS.items():
+            row |= zip(columns, row.pop(name), strict=True)
         return {name: [value] for name, value in row.items()}
+
+    @classmethod
+    def of(cls, known: Columns) -> StoreEntry:
+        """An item by the names of its attributes and those of its fingerprint."""
+        fingerprint = Fingerprint(*[known[name] for name in Fingerprint.__match_args__])
+        return cls(known["source"], fingerprint, *[known[name] for name in cls.__match_args__[2:]])
 
 
 def arrow() -> tuple[Any, Any, Any]:
@@ -135,11 +143,7 @@ def encode(table: Any, description: dict[str, Any]) -> bytes:
 
 
 def decode(data: Any) -> tuple[Any, dict[str, Any]]:
-    """Table and description of what `encode` wrote.
-
-    Raises:
-        LatentStoreError: it is no such file, or of a newer version.
-    """
+    """Table and description of what `encode` wrote. Raises `LatentStoreError` if it is none, or of a newer version."""
     wanted = schema()
     with as_damage("not a table of latents"):
         table = bounded_table(data, wanted.names)
@@ -152,12 +156,7 @@ def decode(data: Any) -> tuple[Any, dict[str, Any]]:
         return table.replace_schema_metadata(None).cast(wanted), description
 
 
-_WORDS = ("collection", "vae", "interpolation", "dtype", "kind")
-_NUMBERS = (
-    "source_bytes", "source_mtime_ns", "bucket_width", "bucket_height", "resized_width", "resized_height", "crop_left",
-    "crop_top", "flip", "mask",
-)  # fmt: skip
-_SIDES = ("width", "height")
+_WORDS = ("vae", "interpolation", "dtype", "kind", "collection")
 
 
 class ItemTable:
@@ -196,28 +195,22 @@ class ItemTable:
 
     def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
-        number = {name: self.column(name)[i].item() for name in _NUMBERS}
-        word = {name: words[codes[i]] for name in _WORDS for words, codes in [self.words(name)]}
-        text = {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption")}
-        known = Fingerprint(
-            number["source_bytes"], number["source_mtime_ns"], text["source_hash"], word["vae"],
-            (number["bucket_width"], number["bucket_height"]), (number["resized_width"], number["resized_height"]),
-            (number["crop_left"], number["crop_top"]), word["interpolation"], word["dtype"], word["kind"],
-            number["flip"], number["mask"],
-        )  # fmt: skip
-        return StoreEntry(
-            text["source"], known, self.original_size(i), self.crop_ltrb(i), text["caption"], word["collection"]
-        )
+        known: dict[str, Any] = {
+            name: tuple([self.column(column)[i].item() for column in columns]) for name, columns in PARTS.items()
+        }
+        known |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
+        known |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption")}
+        known |= {name: words[codes[i]] for name in _WORDS for words, codes in [self.words(name)]}
+        return StoreEntry.of(known)
 
     def columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""
         found = self.source_columns(rows) | {name: self.column(name)[rows] for name in ("flip", "mask")}
-        for name in ("vae", "interpolation", "dtype", "kind"):
+        for name in _WORDS[:-1]:
             words, codes = self.words(name)
             found[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
-        for name, ends in (("bucket_size", _SIDES), ("resized_size", _SIDES), ("crop", ("left", "top"))):
-            start = name.removesuffix("_size")
-            found[name] = np.stack([self.column(f"{start}_{end}")[rows] for end in ends], axis=1)
+        for name in ("bucket_size", "resized_size", "crop"):
+            found[name] = np.stack([self.column(column)[rows] for column in PARTS[name]], axis=1)
         return found
 
     def source_columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -231,7 +224,7 @@ class ItemTable:
 
     def crop_ltrb(self, i: int) -> tuple[float, float, float, float]:
         """sd-scripts' conditioning box of item `i`."""
-        left, top, right, bottom = (float(self.column(name)[i]) for name in _BOX)
+        left, top, right, bottom = (float(self.column(name)[i]) for name in PARTS["crop_ltrb"])
         return left, top, right, bottom
 
     def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:

@@ -1,9 +1,7 @@
-"""An array in as few bytes as its own values allow, and back to the last bit.
+"""An array in as few bytes as its own values allow, and back to the last bit: see docs/latent-format.md.
 
-sd-scripts casts an encoder's bfloat16 to float32 for its npz, and pads every caption to the longest. Both can be seen
-in the numbers, of any model family: float32 whose lower halves are all zero came of bfloat16, and rows at the end that
-repeat one row are kept once. Such rows are not only zeros: a T5 that masks padding gives the same row for each position
-that is further behind the caption than its relative positions reach (128 tokens).
+float32 whose lower halves are all zero came of bfloat16, and rows at the end that repeat one row are kept once. Such
+rows are not only zeros: a T5 that masks padding repeats one from 128 tokens behind the caption on.
 """
 
 from __future__ import annotations
@@ -49,11 +47,8 @@ class Packed:
 
 
 def pack(array: Array) -> Packed:
-    """Store an array of floats, whole numbers or truth values, of any shape.
-
-    Raises:
-        LatentStoreError: its type is another, or its numbers are beyond int64.
-    """
+    """Store an array of floats, whole numbers or truth values, of any shape. Raises `LatentStoreError` for another
+    type, and for numbers beyond int64."""
     array = np.asarray(array)
     given = array.dtype.newbyteorder("<")
     rows = np.ascontiguousarray(array, dtype=given).reshape(array.shape or (1,))
@@ -125,11 +120,8 @@ _MOST_ARRAYS, _MOST_LETTERS = 256, 200  # so that a shard's header stays short
 
 
 def check_outputs(arrays: Mapping[str, Packed]) -> None:
-    """Refuse outputs that a store would not give again.
-
-    Raises:
-        LatentStoreError: there are none, or too many; one has the name of a part of the store, or is too large.
-    """
+    """Raise `LatentStoreError` for outputs that a store would not give again: none, too many, one with the name of a
+    part of the store, or one that is too large."""
     if not arrays or len(arrays) > _MOST_ARRAYS or _OWN & arrays.keys():
         raise LatentStoreError(
             f"outputs named {sorted(arrays)[:9]} cannot be stored: none, more than {_MOST_ARRAYS}, or a name of the "
@@ -179,25 +171,18 @@ def joined(items: Sequence[Mapping[str, Packed]]) -> tuple[dict[str, tuple[str, 
 def split(
     tensors: Mapping[str, Any], row: int, stored: Mapping[str, str], given: Mapping[str, tuple[str, int]]
 ) -> dict[str, Packed]:
-    """The arrays of one item of `joined`, without a copy.
+    """The arrays of one item of `joined`, without a copy. Raises `LatentStoreError` if one lies outside of its tensor.
 
     Args:
         stored, given: of each array the storage type, and what `joined` gave.
-
-    Raises:
-        LatentStoreError: an array lies outside of its tensor.
     """
     found = {}
     for (name, (kind, axes)), (start, rows, length) in zip(given.items(), tensors[SPANS][row].tolist(), strict=True):
-        if not _is_span(tensors[name], start, rows, length, kind, axes):
+        tensor = tensors[name]
+        inside = 0 <= start <= len(tensor) and 0 <= rows <= len(tensor) - start
+        repeats = rows <= length if rows else length == 0
+        nbytes = length * math.prod(tensor.shape[1:]) * np.dtype(kind).itemsize
+        if not (inside and repeats and max(length, nbytes) <= MOST_UNPACKED and (axes > 0 or length == 1)):
             raise LatentStoreError(f"{name} lies outside of its tensor")
-        found[name] = Packed(tensors[name][start : start + rows], stored[name], kind, axes, length)
+        found[name] = Packed(tensor[start : start + rows], stored[name], kind, axes, length)
     return found
-
-
-def _is_span(tensor: Array, start: int, rows: int, length: int, given: str, axes: int) -> bool:
-    """Whether an array can lie there: in its tensor, and of no more rows, or bytes, than it can have."""
-    inside = 0 <= start <= len(tensor) and 0 <= rows <= len(tensor) - start
-    repeats = rows <= length if rows else length == 0
-    nbytes = length * math.prod(tensor.shape[1:]) * np.dtype(given).itemsize
-    return inside and repeats and max(length, nbytes) <= MOST_UNPACKED and (axes > 0 or length == 1)

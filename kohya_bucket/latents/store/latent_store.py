@@ -18,9 +18,9 @@ from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import REMEDY, Layout
-from kohya_bucket.latents.store.remote_path import RemotePath
 from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_files
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
+from kohya_bucket.latents.store.storage import RemotePath
 from kohya_bucket.texts import counted, one_line, some
 
 _log = logging.getLogger(__name__)
@@ -121,28 +121,23 @@ class LatentStore(ItemTable):
             tensors: names of those that will be read of each item, e.g. `latents_flipped`; None: all.
         """
         if isinstance(self._files, RemoteShards):
-            wanted = []
+            wanted, spans = [], []
             for k, i in enumerate(indices):
-                info = self.info(int(i))
+                info, row = self.info(int(i)), int(self._row[i])
                 if info.arrays:
+                    spans.append(Rows(info, SPANS, row, row + 1))
                     continue
                 for name in info.tensors if tensors is None else tensors[k]:
                     row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
                     if row >= 0 and name in info.tensors:
                         wanted.append(Rows(info, name, row, row + 1))
-            self._files.expect([*wanted, *self._rows_of_texts(self._files, indices)])
-
-    def _rows_of_texts(self, files: RemoteShards, indices: Sequence[int] | npt.NDArray[Any]) -> list[Rows]:
-        infos = [(self.info(int(i)), int(self._row[i])) for i in indices]
-        spans = [Rows(info, SPANS, row, row + 1) for info, row in infos if info.arrays]
-        files.expect(spans)  # which say where the arrays lie
-        arrays = []
-        for one in spans:
-            places = files.tensors(one.info)[SPANS][one.start]
-            for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
-                if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
-                    arrays.append(Rows(one.info, name, start, start + rows))
-        return [*spans, *arrays]
+            self._files.expect(spans)  # which say where the arrays of texts lie
+            for one in spans:
+                places = self._files.tensors(one.info)[SPANS][one.start]
+                for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
+                    if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
+                        wanted.append(Rows(one.info, name, start, start + rows))
+            self._files.expect([*spans, *wanted])
 
     def expect_latents(
         self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False

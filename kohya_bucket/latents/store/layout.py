@@ -14,8 +14,15 @@ from pathlib import Path
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.origins import apart
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.store.remote_path import RemotePath, StorePath, open_to_read, place_of, sizes_in, write_new
-from kohya_bucket.latents.store.storage import check_exclusive
+from kohya_bucket.latents.store.storage import (
+    RemotePath,
+    StorePath,
+    check_exclusive,
+    open_to_read,
+    place_of,
+    sizes_in,
+    write_new,
+)
 
 REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is missing then"
 
@@ -36,11 +43,8 @@ class Layout:
         self.store_file = self.root / "store.json"
 
     def create(self, images_root: Path | None = None) -> None:
-        """Make the folders and `store.json`, if they are not there.
-
-        Raises:
-            LatentStoreError: the folder cannot be written.
-        """
+        """Make the folders and `store.json`, if they are not there. Raises `LatentStoreError` if they cannot be
+        written."""
         try:
             self.shards.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -3,13 +3,12 @@
 What will be read next is asked for at once.
 
 Shards that a node keeps lie in one folder for all of its processes, with a limit in bytes, and no lock. A process that
-wants a shard claims it by creating `<shard>.<bytes>.claim` exclusively, which counts as if the shard were there; then
-it removes the least recently used ones until all fits, or gives its claim back. Since each looks after it has claimed,
-two that claim at one instant see each other. The claim of a process that was killed expires once no byte came for a
-minute.
+brings a shard writes it under a temporary name, and makes that file as long as the shard first, so that it counts; then
+it removes the least recently used shards until all fits, or gives up. Since each looks after its own counts, two that
+begin at one instant see each other. What a killed process left goes once no byte came for a minute.
 
-Only what is ours is removed: files named like shards and claims, in folders named like stores', in a folder of our own
-name that holds our marker.
+Only what is ours is removed: files named like shards and their temporary ones, in folders named like stores', in a
+folder of our own name that holds our marker.
 """
 
 from __future__ import annotations
@@ -19,13 +18,11 @@ import logging
 import math
 import os
 import re
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -33,12 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
-from kohya_bucket.files import user_cache, write_file
+from kohya_bucket.files import final_name, user_cache, write_file
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.store.layout import SHARD_NAME
-from kohya_bucket.latents.store.remote_path import RemotePath, StorePath
 from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors
-from kohya_bucket.latents.store.storage import Range, read_merged, read_ranges
+from kohya_bucket.latents.store.storage import Range, RemotePath, StorePath, read_merged, read_ranges
 from kohya_bucket.texts import one_line
 
 _log = logging.getLogger(__name__)
@@ -47,14 +43,13 @@ _AT_ONCE = 4
 _FOLDER_VARIABLE = "KOHYA_BUCKET_SHARDS"
 _LIMIT_VARIABLE = "KOHYA_BUCKET_SHARDS_GB"
 _DEFAULT_GB = 20.0
-_STALE = 60.0  # seconds without a byte after which a claim is a dead process'
+_STALE = 60.0  # seconds without a byte after which a temporary file is a dead process'
 _FOLDER = "kohya_bucket_shards"
 _MARKER = "CACHEDIR.TAG"
 _MARK = b"""Signature: 8a477f597d28d172789f06886806bc55
 # Made by kohya_bucket, which removes shards in here to make room. See https://bford.info/cachedir/
 """
 _STORE = re.compile(r"[0-9a-f]{16}")
-_CLAIM = re.compile(rf"({SHARD_NAME.pattern})\.(\d+)\.claim")
 _LOOK = 5.0  # seconds after which files that other processes let go of are let go of here, too
 
 
@@ -85,13 +80,8 @@ class RemoteRows:
 
 
 class RemoteShards(MappedShards):
-    """The shards of a store in object storage.
-
-    Args:
-        folder: where they are.
-        cache: those that this node has.
-        whole: bring what is read from to this node, as a whole, while rows of it are read by ranges.
-    """
+    """The shards of a store in object storage, and in the node's cache. With `whole`, what is read from is brought to
+    this node as a whole, while rows of it are read by ranges."""
 
     def __init__(self, folder: RemotePath, cache: NodeCache, whole: bool) -> None:
         super().__init__(cache.folder)
@@ -184,7 +174,16 @@ class RemoteShards(MappedShards):
         self._fetcher.begin(info)
 
     def _bring(self, info: ShardInfo) -> None:
-        self._cache.keep(info.name, info.nbytes, partial(download, self._remote / info.name, info.nbytes))
+        """Keep a whole shard on this node, which comes part by part."""
+        url, step = os.fspath(self._remote / info.name), _PART * _AT_ONCE
+
+        def fill(file: BinaryIO) -> None:
+            for first in range(0, info.nbytes, step):
+                last = min(first + step, info.nbytes)
+                for data in read_ranges([Range(url, at, min(at + _PART, last)) for at in range(first, last, _PART)]):
+                    file.write(data)
+
+        self._cache.keep(info.name, info.nbytes, fill)
 
 
 class _Fetcher:
@@ -221,19 +220,24 @@ class _Fetcher:
 
 
 class NodeCache:
-    """The shards of one store on this node.
+    """The shards on this node of the store at an address.
 
-    Args:
-        address: of the store.
-        limit: bytes of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
-
-    Raises:
-        KohyaBucketError: the variable holds no number.
+    `limit` is in bytes, of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
+    Raises `KohyaBucketError` if the variable holds no number.
     """
 
     def __init__(self, address: str, limit: int | None = None) -> None:
         self.root = Path(os.environ.get(_FOLDER_VARIABLE) or user_cache()) / _FOLDER
-        self.limit = _limit_of_environment() if limit is None else limit
+        text = os.environ.get(_LIMIT_VARIABLE, "").strip()
+        try:
+            gigabytes = float(text) if text else _DEFAULT_GB
+            if not 0 <= gigabytes < 1e9:
+                raise ValueError
+        except ValueError:
+            raise KohyaBucketError(
+                f"{_LIMIT_VARIABLE} is {text!r}, but must be a number of gigabytes, 0 to keep no shards on this node"
+            ) from None
+        self.limit = int(gigabytes * 1e9) if limit is None else limit
         self._said = False
         self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
 
@@ -251,134 +255,80 @@ class NodeCache:
         with suppress(OSError):
             (self.folder / name).unlink()
 
-    def keep(self, name: str, nbytes: int, fill: Callable[[BinaryIO, Callable[[], None]], None]) -> bool:
+    def keep(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> bool:
         """Put a shard there, unless another process is at it or there is no room; returns whether it is there.
 
         Args:
-            fill: writes it into a file, and calls what it is given whenever bytes came. What it raises ends this, and
-                nothing is kept.
+            fill: writes it into a file. What it raises ends this, and nothing is kept.
         """
         if self.holds(name, nbytes):
             return True
         if nbytes > self.limit or not SHARD_NAME.fullmatch(name):
             return False
+
+        def write(file: BinaryIO) -> None:
+            file.truncate(nbytes)
+            if not self._make_room():
+                raise _NoRoomError
+            fill(file)
+
         try:
             _make_ours(self.root)
             self.folder.mkdir(exist_ok=True)
-            claim = self._claim(name, nbytes)
-            if claim is None:
+            if any(path.parent == self.folder and final_name(path.name) == name for path in self._files(coming=True)):
                 return False
-            try:
-                if self.holds(name, nbytes):  # another process was at it, and is done since the look above
-                    return True
-                if not self._make_room():
-                    return False
-                write_file(self.folder / name, lambda file: fill(file, lambda: os.utime(claim)), sync=False)
-            finally:
-                with suppress(OSError):
-                    claim.unlink()
+            write_file(self.folder / name, write, sync=False)
+        except _NoRoomError:
+            return False
         except (OSError, LatentStoreError) as error:  # a full disk, a folder that is read-only: it works without
+            if self.holds(name, nbytes):  # Windows: another process was quicker, and has it open
+                return True
             if not self._said:
                 _log.warning("a shard is not kept on this node, and is read by requests: %s", one_line(error))
             self._said = True
             return False
         return True
 
-    def _claim(self, name: str, nbytes: int) -> Path | None:
-        path = self.folder / f"{name}.{nbytes}.claim"
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _STALE:
-                _clear(path)
-        try:
-            with open(path, "x", encoding="utf-8"):
-                return path
-        except FileExistsError:
-            return None
-
     def _make_room(self) -> bool:
-        """Let go of shards until what is there and what is claimed fits; False if it does not."""
-        # claims first: one that becomes a shard in between is seen twice, and never not at all
-        there: dict[tuple[str, str], int] = {}
-        claimed = set()
-        for folder, entry in _entries(self.root):
-            if claim := _CLAIM.fullmatch(entry.name):
-                name, size = claim.groups()
-                with suppress(OSError):
-                    if time.time() - entry.stat().st_mtime > _STALE:
-                        _clear(Path(entry.path))
-                    else:
-                        there[folder, name] = int(size)
-                        claimed.add((folder, name))
-        shards = []
-        for folder, entry in _entries(self.root):
-            if SHARD_NAME.fullmatch(entry.name):
-                with suppress(OSError):
-                    found = entry.stat()
-                    there[folder, entry.name] = found.st_size
-                    if (folder, entry.name) not in claimed:
-                        shards.append((found.st_mtime, folder, entry.name))
-        total = sum(there.values())
-        for _, folder, name in sorted(shards):
+        """Let go of shards until what is there and what is coming fits; False if it does not."""
+        coming = self._files(coming=True)  # first: one that becomes a shard in between counts twice, and always once
+        shards = self._files(coming=False)
+        total = sum(nbytes for _, nbytes in [*coming.values(), *shards.values()])
+        for path, (_, nbytes) in sorted(shards.items(), key=lambda item: item[1]):
             if total <= self.limit:
                 break
-            try:
-                (self.root / folder / name).unlink(missing_ok=True)
-            except OSError:  # Windows: a process has it mapped
-                continue
-            total -= there[folder, name]
+            with suppress(OSError):  # Windows: a process has it mapped
+                path.unlink(missing_ok=True)
+                total -= nbytes
         return total <= self.limit
+
+    def _files(self, coming: bool) -> dict[Path, tuple[float, int]]:
+        """(time, length) of the shards of all stores, or of those on their way; what a dead process left is removed."""
+        found = {}
+        for folder in [folder for folder in self.root.iterdir() if _STORE.fullmatch(folder.name)]:
+            for path in folder.iterdir() if folder.is_dir() else ():
+                if SHARD_NAME.fullmatch(final_name(path.name) if coming else path.name):
+                    with suppress(OSError):
+                        stat = path.stat()
+                        found[path] = stat.st_mtime, stat.st_size
+                        if coming and time.time() - stat.st_mtime > _STALE:
+                            path.unlink()
+                            del found[path]
+        return found
+
+
+class _NoRoomError(Exception):
+    pass
 
 
 def _make_ours(root: Path) -> None:
-    """Make the folder with our marker in it, both at once, or see that it has it.
-
-    Raises:
-        LatentStoreError: there is such a folder that we have not made.
-    """
+    """Make the folder with our marker in it. Raises `LatentStoreError` where there is one that we have not made."""
     marker = root / _MARKER
-    if not root.exists():
-        root.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{_FOLDER}-", dir=root.parent) as made:
-            (Path(made) / "it").mkdir()
-            (Path(made) / "it" / _MARKER).write_bytes(_MARK)
-            with suppress(OSError):  # another process was quicker
-                (Path(made) / "it").rename(root)
-    try:
-        ours = marker.read_bytes() == _MARK
-    except (FileNotFoundError, NotADirectoryError):
-        ours = False
-    if not ours:
+    root.mkdir(parents=True, exist_ok=True)
+    if all(final_name(path.name) == _MARKER for path in root.iterdir()):
+        write_file(marker, [_MARK], sync=False)
+    if not marker.is_file() or marker.read_bytes() != _MARK:
         raise LatentStoreError(f"{root} was not made by kohya_bucket: rename it, or set {_FOLDER_VARIABLE}")
-
-
-def _entries(root: Path) -> list[tuple[str, os.DirEntry[str]]]:
-    """(store's folder, file in it) of all stores."""
-    found = []
-    for folder in [folder for folder in root.iterdir() if _STORE.fullmatch(folder.name)]:
-        with suppress(OSError), os.scandir(folder) as entries:
-            found += [(folder.name, entry) for entry in entries]
-    return found
-
-
-def _clear(claim: Path) -> None:
-    """Remove a dead process' claim, and what it had written."""
-    name = claim.name.removesuffix(".claim").rpartition(".")[0]
-    for left in [*claim.parent.glob(f".{name}.*.tmp"), claim]:
-        with suppress(OSError):
-            left.unlink()
-
-
-def _limit_of_environment() -> int:
-    text = os.environ.get(_LIMIT_VARIABLE, "").strip()
-    try:
-        gigabytes = float(text) if text else _DEFAULT_GB
-        if not 0 <= gigabytes < 1e9:
-            raise ValueError
-    except ValueError:
-        raise KohyaBucketError(
-            f"{_LIMIT_VARIABLE} is {text!r}, but must be a number of gigabytes, 0 to keep no shards on this node"
-        ) from None
-    return int(gigabytes * 1e9)
 
 
 def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedShards:
@@ -388,12 +338,3 @@ def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedSha
     cache = NodeCache(os.fspath(folder.parent))
     fits = sum(info.nbytes for info in shards.values()) <= cache.limit
     return RemoteShards(folder, cache, fits)
-
-
-def download(source: RemotePath, nbytes: int, file: BinaryIO, alive: Callable[[], None] = lambda: None) -> None:
-    """Write a file of object storage into one here, part by part."""
-    for first in range(0, nbytes, _PART * _AT_ONCE):
-        last = min(first + _PART * _AT_ONCE, nbytes)
-        for data in read_ranges([Range(source.url, at, min(at + _PART, last)) for at in range(first, last, _PART)]):
-            file.write(data)
-        alive()

@@ -1,12 +1,8 @@
 """Shards: safetensors files whose rows are items of one bucket; what a store knows of them; their tensors in memory.
 
-Layout of a safetensors file: 8 bytes little-endian header length, a JSON header that gives each tensor's dtype,
-shape and byte range, then the tensors without gaps. The header is padded with spaces so that data start at a
-multiple of 64 bytes. Written by hand because the writer streams rows and checksums them on the way; every
-safetensors reader opens the result.
-
-A reader takes nothing on trust: the tensors that a file states belong together, mean what is said, and lie in the file.
-Shards on disk are mapped into memory, so that their tensors are arrays without a copy.
+They are written by hand, because the writer streams rows and checksums them on the way; data start at a multiple of 64
+bytes. A reader takes nothing on trust: the tensors that a file states belong together, mean what is said, and lie in
+the file. Shards on disk are mapped into memory, so that their tensors are arrays without a copy.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.store.layout import REMEDY
-from kohya_bucket.latents.store.remote_path import StorePath, open_to_read, write_new
+from kohya_bucket.latents.store.storage import StorePath, open_to_read, write_new
 
 ENTRIES = "entries"
 _ALIGNMENT = 64
@@ -80,11 +76,8 @@ def write_shard(
 
 
 def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
-    """Places of the tensors, the description of the rows, and the metadata of a shard.
-
-    Raises:
-        LatentStoreError: truncated, or any byte of what is read here is not what was written.
-    """
+    """Places of the tensors, the description of the rows, and the metadata of a shard. Raises `LatentStoreError` where
+    it is truncated, or any byte of what is read here is not what was written."""
     with as_damage(f"shard {path} is damaged"), open_to_read(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -137,11 +130,8 @@ class ShardInfo:
 
     @property
     def latents(self) -> TensorSpec:
-        """The tensor of its latents, or of mean and standard deviation.
-
-        Raises:
-            LatentStoreError: it holds outputs of text encoders.
-        """
+        """The tensor of its latents, or of mean and standard deviation. Raises `LatentStoreError` for outputs of text
+        encoders."""
         if self.arrays:
             raise LatentStoreError(f"shard {self.name} holds outputs of text encoders, not latents")
         return self.tensors[self.kind]
@@ -163,11 +153,8 @@ class ShardInfo:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ShardInfo:
-        """What `to_json` gave, from a file that anybody may have changed.
-
-        Raises:
-            ValueError, TypeError, KeyError: there can be no such shard.
-        """
+        """What `to_json` gave, from a file that anybody may have changed. Raises `ValueError`, `TypeError` or
+        `KeyError` if there can be no such shard."""
         specs = {name: TensorSpec.of(*spec) for name, spec in data["tensors"].items()}
         return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"]), given_arrays(data)).checked()
 
@@ -237,11 +224,8 @@ class MappedShards:
         return {"_folder": self._folder, "_mapped": OrderedDict(), "_checked": {}}
 
     def tensors(self, info: ShardInfo) -> Tensors:
-        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only.
-
-        Raises:
-            LatentStoreError: the file is gone, or shorter or longer than when it was written.
-        """
+        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only. Raises
+        `LatentStoreError` where the file is gone, or shorter or longer than when it was written."""
         found = self._mapped.get(info.name)
         if found is None:
             try:

@@ -1,4 +1,4 @@
-"""Object storage, asked until it answers: list, read ranges, put if absent, delete.
+"""Object storage, asked until it answers: list, read ranges, put if absent, delete; and an address used as a `Path` is.
 
 A request that fails is made again after a while that doubles each time, with chance in it, so that the processes of a
 cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
@@ -12,18 +12,23 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import os
 import random
+import re
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
-from kohya_bucket.errors import StorageError
+from kohya_bucket.errors import LatentStoreError, StorageError
+from kohya_bucket.files import write_file
 from kohya_bucket.images import remote
-from kohya_bucket.images.remote import as_os_error
+from kohya_bucket.images.remote import RawFile, as_os_error, is_url
 
 _AT_ONCE = 16
 
@@ -147,50 +152,45 @@ def length(url: str) -> int:
 def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
     """The bytes of each range, asked for at the same time where the storage's library can; only what failed again.
 
-    Raises:
-        FileNotFoundError: one of the files does not exist.
-        StorageError: a range cannot be read, or is shorter than it should be.
+    Raises `FileNotFoundError` if a file does not exist, `StorageError` if a range cannot be read, or is too short.
     """
     if not ranges:
         return []
     out: list[bytes] = [b""] * len(ranges)
     left = [k for k, part in enumerate(ranges) if part.stop > part.start]
-    if left:
-        for k, data in zip(list(left), ranges_by_obstore([ranges[k] for k in left]), strict=True):
-            if data is not None and len(data) == ranges[k].stop - ranges[k].start:
-                out[k] = data
-                left.remove(k)
     systems = [storage_of(part.url) for part in ranges]
 
-    def ask() -> None:
-        answers = systems[0][0].cat_ranges(
-            [systems[k][1] for k in left], [ranges[k].start for k in left], [ranges[k].stop for k in left],
-            on_error="return",
-        )  # fmt: skip
+    def take(answers: Sequence[Any]) -> BaseException | None:
         problem: BaseException | None = None
         for k, answer in zip(list(left), answers, strict=True):
             if isinstance(answer, BaseException):
                 problem = answer
-            elif len(answer) != ranges[k].stop - ranges[k].start:
-                problem = OSError(f"{ranges[k].url} gave {len(answer)} bytes of {ranges[k].stop - ranges[k].start}")
+            elif answer is None or len(answer) != ranges[k].stop - ranges[k].start:
+                got = len(answer or b"")
+                problem = OSError(f"{ranges[k].url} gave {got} bytes of {ranges[k].stop - ranges[k].start}")
             else:
                 out[k] = answer
                 left.remove(k)
+        return problem
+
+    def ask() -> None:
+        problem = take(systems[0][0].cat_ranges(
+            [systems[k][1] for k in left], [ranges[k].start for k in left], [ranges[k].stop for k in left],
+            on_error="return",
+        ))  # fmt: skip
         if problem is not None:
             raise problem
 
+    if left:
+        take(ranges_by_obstore([ranges[k] for k in left]))
     if left:
         _until_answered(f"{ranges[left[0]].url}: cannot be read", ask)
     return out
 
 
 def create(url: str, data: bytes) -> None:
-    """Put a file there, whole, if there is none or the same; see `check_exclusive`.
-
-    Raises:
-        FileExistsError: there is another one, of somebody else.
-        StorageError: it cannot be written.
-    """
+    """Put a file there, whole, if there is none or the same; see `check_exclusive`. Raises `FileExistsError` if there
+    is another one, of somebody else, and `StorageError` if it cannot be written."""
     system, path = storage_of(url)
     whole = {"chunksize": _MOST_PUT} if _is_s3(system) else {}
 
@@ -217,11 +217,8 @@ def delete(url: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def check_exclusive(url: str) -> None:
-    """See whether the storage refuses to replace a file when asked to (on S3: If-None-Match), by trying it once.
-
-    Raises:
-        StorageError: it does not, so that two writers could undo each other's work there; or nothing can be written.
-    """
+    """Raise `StorageError` unless the storage refuses to replace a file when asked to (on S3: If-None-Match), so that
+    two writers cannot undo each other's work. It is tried once."""
     why = (
         f"{url}: a store cannot be written there, because this storage, or the library for it that is installed, does "
         "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
@@ -293,3 +290,122 @@ def read_merged(ranges: Sequence[Range]) -> list[memoryview]:
         for k in inside:
             out[k] = view[ranges[k].start - whole.start : ranges[k].stop - whole.start]
     return out
+
+
+_BUFFER = 1 << 16
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a drive
+
+
+class RemotePath(os.PathLike[str]):
+    """A file or folder at an address. There are no folders to make: they are beginnings of names.
+
+    Methods are those of `Path`, and raise `StorageError` where the storage fails for good.
+    """
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        first = "/" * rest.startswith("/")  # of file:///folder
+        self.url = f"{scheme}://{first}{'/'.join(part for part in rest.split('/') if part)}"
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    __str__ = __fspath__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemotePath) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self.url.rpartition("/")[0])
+
+    def stat(self) -> SimpleNamespace:
+        """With `st_size` alone."""
+        return SimpleNamespace(st_size=length(self.url))
+
+    def is_file(self) -> bool:
+        with suppress(FileNotFoundError):
+            self.stat()
+            return True
+        return False
+
+    def is_dir(self) -> bool:
+        return bool(listing(self.url))
+
+    def read_bytes(self) -> bytes:
+        return read_ranges([Range(self.url, 0, length(self.url))])[0]
+
+    def mkdir(self, **_: Any) -> None:
+        pass
+
+    def unlink(self) -> None:
+        delete(self.url)
+
+
+StorePath: TypeAlias = "Path | RemotePath"
+
+
+def as_given(text: str | os.PathLike[str]) -> StorePath:
+    """An address as such, anything else as a path. Raises `LatentStoreError` for an address with one slash."""
+    given = os.fspath(text)
+    if is_url(given):
+        return RemotePath(given)
+    if found := _ONE_SLASH.match(given):
+        raise LatentStoreError(
+            f"{given}: an address begins with {found[1]}://, and a Path leaves one of the two slashes: give it as text"
+        )
+    return Path(text)
+
+
+def place_of(root: str | os.PathLike[str]) -> StorePath:
+    """An address as such, anything else as an absolute path."""
+    place = as_given(root)
+    return place if isinstance(place, RemotePath) else Path(os.path.abspath(place))
+
+
+def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
+    """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
+    if isinstance(folder, RemotePath):
+        there = listing(folder.url).items()
+        return {name: nbytes for name, nbytes in there if name.endswith(ending) and name[0] != "."}
+    sizes = {}
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        for entry in found:
+            if entry.name.endswith(ending) and entry.name[0] != ".":
+                with suppress(FileNotFoundError):  # removed by another process since it was listed
+                    sizes[entry.name] = entry.stat().st_size
+    return sizes
+
+
+def write_new(path: StorePath, parts: Iterable[Any]) -> None:
+    """Write a file under a name that nobody else uses, whole or not at all. Raises `LatentStoreError` as `write_file`;
+    in object storage `StorageError`, or `FileExistsError` if there is one."""
+    if isinstance(path, RemotePath):
+        create(path.url, b"".join(parts))
+    else:
+        write_file(path, parts)
+
+
+def open_to_read(path: StorePath) -> BinaryIO:
+    """A file to read from, at any position."""
+    return io.BufferedReader(RawFile(_Pieces(path.url)), _BUFFER) if isinstance(path, RemotePath) else open(path, "rb")
+
+
+class _Pieces:
+    """A file in object storage that is read in pieces."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self.length = url, length(url)
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return read_ranges([Range(self._url, offset, min(offset + length, self.length))])[0]

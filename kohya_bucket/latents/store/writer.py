@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,47 +20,32 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.store.entries import Columns, StoreEntry, encode, placed
+from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, encode, placed
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
-from kohya_bucket.latents.store.remote_path import StorePath, write_new
 from kohya_bucket.latents.store.shards import SPANS, write_shard
+from kohya_bucket.latents.store.storage import StorePath, write_new
 
 Bits = npt.NDArray[Any]
 _OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
 
 
-class _Kind(NamedTuple):
-    """What the latents of one shard have in common."""
-
-    bucket_size: tuple[int, int]
-    dtype: str
-    kind: str
-    flip: bool
-    mask: bool
-    collection: str
-    shape: tuple[int, ...]
-    space: LatentSpace
-
-
-class _TextKind(NamedTuple):
-    """What the captions of one shard have in common."""
-
-    collection: str
-    layouts: tuple[tuple[str, object], ...]
+_TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
 
 
 @dataclass
 class _Pending:
-    """Rows that wait to be written as one shard."""
+    """Rows that wait to be written as one shard, and what its name and its note say of all of them."""
 
+    bucket_size: tuple[int, int] = (0, 0)
+    dtype: str = "text"
+    space: LatentSpace = _TEXT_SPACE
     rows: list[Columns] = field(default_factory=list)
     numbers: list[int | None] = field(default_factory=list)  # as given
     turns: list[int] = field(default_factory=list)
     nbytes: int = 0
-    plain: list[Bits] = field(default_factory=list)
-    flipped: list[Bits] = field(default_factory=list)
+    latents: dict[str, list[Bits]] = field(default_factory=dict)  # by tensor
     masks: list[Bits] = field(default_factory=list)
     mask_rows: list[int] = field(default_factory=list)
     texts: list[dict[str, Packed]] = field(default_factory=list)
@@ -77,6 +62,9 @@ class StoreWriter:
             little; None waits for full shards.
         assigned: numbers and names that somebody else hands out, so that a shard of that name has the same items, and
             stays where it cannot be replaced; None: this writer takes its own.
+
+    Attributes:
+        shards: names of those that were written.
 
     Raises:
         LatentStoreError: the folder cannot be written, or the disk is full. What was committed stays.
@@ -95,8 +83,9 @@ class StoreWriter:
         self.layout.create(images_root)
         self._shard_bytes = shard_bytes
         self._flush_seconds = flush_seconds
-        self._pending: dict[_Kind | _TextKind, _Pending] = {}
-        self._generations = assigned or Generations(self.layout)
+        self._pending: dict[tuple[Any, ...], _Pending] = {}  # by what the rows of a shard have in common
+        self._assigned, self._generations = assigned, Generations(self.layout)
+        self.shards: list[str] = []
         self._added = 0
         self._flushed = time.monotonic()
 
@@ -125,21 +114,21 @@ class StoreWriter:
             numbers: those that decide between two items of one key, see `Generations`; None: above all that are in
                 the store when this is committed.
         """
-        width, height, dtype, kind, flip, mask, collection = (rows[name][0] for name in _OF_A_SHARD)
-        key = _Kind((int(width), int(height)), dtype, kind, flip, mask, collection, plain.shape[1:], space)
+        common = tuple(rows[name][0] for name in _OF_A_SHARD)
+        width, height, dtype, kind, flip, mask, _ = common
         masks = [None] * len(plain) if masks is None else masks
         if flip != (flipped is not None):
             raise ValueError(f"{rows}: flip is {flip}")
-        pending = self._enter(key, rows, len(plain), numbers)
-        pending.plain.append(plain)
-        if flipped is not None:
-            pending.flipped.append(flipped)
+        key = *common, plain.shape[1:], space
+        pending = self._pending.setdefault(key, _Pending((int(width), int(height)), dtype, space))
+        for name, part in ((kind, plain), (f"{kind}_flipped", flipped)):
+            if part is not None:
+                pending.latents.setdefault(name, []).append(part)
         for alpha in masks:
             pending.mask_rows.append(-2 if not mask else -1 if alpha is None else len(pending.masks))
             if mask and alpha is not None:
                 pending.masks.append(alpha)
-        pending.nbytes += sum(part.nbytes for part in (plain, flipped, *masks) if part is not None)
-        self._commit_full(key)
+        self._added_to(key, rows, len(plain), numbers, (plain, flipped, *masks))
 
     def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, written_ns: int | None = None) -> None:
         """Add a caption.
@@ -153,34 +142,37 @@ class StoreWriter:
             LatentStoreError: as `check_outputs`.
         """
         check_outputs(arrays)
-        key = _TextKind(entry.collection, tuple((name, packed.layout) for name, packed in sorted(arrays.items())))
-        pending = self._enter(key, entry.rows(), 1, None if written_ns is None else [written_ns])
-        pending.texts.append(dict(sorted(arrays.items())))
-        pending.nbytes += sum(packed.bits.nbytes for packed in arrays.values())
-        self._commit_full(key)
-
-    def _enter(self, key: _Kind | _TextKind, rows: Columns, n: int, numbers: Sequence[int] | None) -> _Pending:
-        """Where items wait, their rows begun."""
+        item = dict(sorted(arrays.items()))
+        key = entry.collection, tuple((name, packed.layout) for name, packed in item.items())
         pending = self._pending.setdefault(key, _Pending())
+        pending.texts.append(item)
+        pending.mask_rows.append(-2)
+        numbers = None if written_ns is None else [written_ns]
+        self._added_to(key, entry.rows(), 1, numbers, [packed.bits for packed in item.values()])
+
+    def _added_to(
+        self, key: tuple[Any, ...], rows: Columns, n: int, numbers: Sequence[int] | None, bits: Iterable[Bits | None]
+    ) -> None:
+        pending = self._pending[key]
         pending.rows.append(rows)
         pending.numbers += [None] * n if numbers is None else numbers
         pending.turns += range(self._added + 1, self._added + 1 + n)
         self._added += n
-        return pending
-
-    def _commit_full(self, key: _Kind | _TextKind) -> None:
-        """Commit what is large or old enough, after items were added to `key`."""
-        if self._pending[key].nbytes >= self._shard_bytes:
-            self._commit(key, self._generations.greatest())
+        pending.nbytes += sum(part.nbytes for part in bits if part is not None)
+        if pending.nbytes >= self._shard_bytes:
+            self._commit(key, self._greatest())
         elif self._flush_seconds is not None and time.monotonic() - self._flushed > self._flush_seconds:
             self.flush()
 
     def flush(self) -> None:
         """Commit everything that is pending."""
-        above = self._generations.greatest() if self._pending else 0
+        above = self._greatest() if self._pending else 0
         for key in list(self._pending):
             self._commit(key, above)
         self._flushed = time.monotonic()
+
+    def _greatest(self) -> int:
+        return self._generations.greatest(self.shards) if self._assigned is None else self._assigned.above
 
     def __enter__(self) -> StoreWriter:
         return self
@@ -192,52 +184,46 @@ class StoreWriter:
         with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
             self.flush()
 
-    def _commit(self, common: _Kind | _TextKind, above: int) -> None:
-        pending = self._pending.pop(common)
-        number = self._generations.tag()
-        if isinstance(common, _TextKind):
-            path = self.layout.new_shard((0, 0), "text", number)
-            tensors, arrays = joined(pending.texts)
-            spans = tensors[SPANS][1]
-            crc = [checksum(spans[i], [one.bits for one in item.values()]) for i, item in enumerate(pending.texts)]
-            checksums = {"crc_plain": crc, "crc_flipped": [0] * len(crc), "crc_mask": [0] * len(crc)}
-            pending.mask_rows = [-2] * len(crc)
-            description = {"space": vars(_TEXT_SPACE), "arrays": arrays}
-            metadata = {"kind": "text"}
-        else:
-            path = self.layout.new_shard(common.bucket_size, common.dtype, number)
-            tensors, checksums = _tensors(common, pending)
-            description = {"space": vars(common.space)}
-            metadata = {"bucket": f"{common.bucket_size[0]}x{common.bucket_size[1]}"}
-        self._generations.is_mine(path.name)
+    def _commit(self, key: tuple[Any, ...], above: int) -> None:
+        pending = self._pending.pop(key)
+        tag = "" if self._assigned is None else self._assigned.tag(len(self.shards))
+        path = self.layout.new_shard(pending.bucket_size, pending.dtype, tag)
+        self.shards.append(path.name)
+        tensors, checksums, more = (_text_tensors if pending.texts else _tensors)(pending)
         n = len(pending.turns)
         numbers = [
             above + turn if given is None else given for given, turn in zip(pending.numbers, pending.turns, strict=True)
         ]
         places = {"written_ns": numbers, "shard": [path.name] * n, "row": range(n), "mask_row": pending.mask_rows}
+        checks = {f"crc_{part}": checksums.get(part, [0] * n) for part in ("plain", "flipped", "mask")}
         shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in tensors.items()}
-        entries = encode(placed(pending.rows, places | checksums), {"tensors": shapes} | description)
-        with suppress(*([FileExistsError] if isinstance(self._generations, Assigned) else [])):
-            write_shard(path, tensors, entries, {"format": "kohya_bucket.latents"} | metadata)
+        description = {"tensors": shapes, "space": vars(pending.space)} | more
+        entries = encode(placed(pending.rows, places | checks), description)
+        width, height = pending.bucket_size
+        said = {"kind": "text"} if pending.texts else {"bucket": f"{width}x{height}"}
+        with suppress(*([FileExistsError] if self._assigned else [])):
+            write_shard(path, tensors, entries, {"format": FORMAT} | said)
 
 
-_TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
+_Tensors = dict[str, tuple[str, Bits]]
 
 
-def _tensors(common: _Kind, pending: _Pending) -> tuple[dict[str, tuple[str, Bits]], dict[str, list[int]]]:
-    n = len(pending.turns)
-    plain = np.concatenate(pending.plain)
-    tensors: dict[str, tuple[str, Bits]] = {common.kind: (common.dtype, plain)}
-    crc = {"crc_plain": _checksums(plain), "crc_flipped": [0] * n}
-    if pending.flipped:
-        flipped = np.concatenate(pending.flipped)
-        tensors[f"{common.kind}_flipped"] = (common.dtype, flipped)
-        crc["crc_flipped"] = _checksums(flipped)
-    masks = _checksums(pending.masks)
+def _text_tensors(pending: _Pending) -> tuple[_Tensors, dict[str, list[int]], dict[str, Any]]:
+    tensors, arrays = joined(pending.texts)
+    spans = tensors[SPANS][1]
+    crc = [checksum(spans[i], [one.bits for one in item.values()]) for i, item in enumerate(pending.texts)]
+    return tensors, {"plain": crc}, {"arrays": arrays}
+
+
+def _tensors(pending: _Pending) -> tuple[_Tensors, dict[str, list[int]], dict[str, Any]]:
+    whole = {name: np.concatenate(parts) for name, parts in pending.latents.items()}
+    crc = dict(zip(("plain", "flipped"), map(_checksums, whole.values()), strict=False))
+    tensors = {name: (pending.dtype, bits) for name, bits in whole.items()}
     if pending.masks:
         tensors["alpha_mask"] = ("uint8", np.stack(pending.masks))
-    crc["crc_mask"] = [masks[m] if m >= 0 else 0 for m in pending.mask_rows]
-    return tensors, crc
+    masks = _checksums(pending.masks)
+    crc["mask"] = [masks[m] if m >= 0 else 0 for m in pending.mask_rows]
+    return tensors, crc, {}
 
 
 def _checksums(rows: Iterable[Bits]) -> list[int]:

@@ -128,14 +128,12 @@ def noise_seed(seed: int, source: str, collection: str = "") -> int:
 class BatchEncoder:
     """Runs batches through an encoder, one at a time however many threads call it.
 
-    Attributes:
-        busy: seconds for which a batch was in the encoder.
-
     Args:
         encoder: any `VAEEncoder`; with `posterior` it is sampled here, with noise that belongs to the item.
-        kind: "latents" or "posterior".
-        flip: encode the mirrored images too.
         say: called with a line of text for whatever a user should know.
+
+    Attributes:
+        busy: seconds for which a batch was in the encoder.
     """
 
     def __init__(self, encoder: VAEEncoder, kind: str, flip: bool, say: Callable[[str], None]) -> None:
@@ -155,29 +153,24 @@ class BatchEncoder:
 
     def __call__(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
         """Encode [B, H, W, 3] uint8 pixels, or [B, 3, H, W] floats; `seeds` and `names` have one per item."""
+        import torch
+
         with self._turn:
             began = time.monotonic()
             try:
-                return self._encoded(pixels, seeds, names)
+                device = getattr(self._encoder, "device", None)
+                images = pixels if device is None else pixels.to(device, non_blocking=True)
+                images = normalize(images) if images.dtype == torch.uint8 else images
+                plain = self._halving(images)
+                flipped = self._halving(images.flip(3)) if self._flip else None
+                noises = [torch.Generator().manual_seed(seed) for seed in seeds]
+                done = Encoded(self._finish(*plain, noises), None, [None] * len(seeds))
+                if flipped is not None:
+                    done.flipped = self._finish(*flipped, noises)
+                self._mend(done, images, seeds, names)
+                return done
             finally:
                 self.busy += time.monotonic() - began
-
-    def _encoded(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
-        import torch
-
-        device = getattr(self._encoder, "device", None)
-        images = pixels if device is None else pixels.to(device, non_blocking=True)
-        images = normalize(images) if images.dtype == torch.uint8 else images
-        plain, spread = self._halving(images)
-        flipped, flipped_spread = self._halving(images.flip(3)) if self._flip else (None, None)
-        noises = [torch.Generator().manual_seed(seed) for seed in seeds]
-        done = Encoded(
-            self._finish(plain, spread, noises),
-            None if flipped is None else self._finish(flipped, flipped_spread, noises),
-            [None] * len(seeds),
-        )
-        self._mend(done, images, seeds, names)
-        return done
 
     def _halving(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Encode in as few runs as memory allows; the size that went well is remembered per image size."""
@@ -190,7 +183,9 @@ class BatchEncoder:
                 parts = [self._raw(images[at : at + size]) for at in range(0, len(images), size)]
                 break
             except (RuntimeError, MemoryError) as error:
-                if size == 1 or not _out_of_memory(error):
+                text = str(error).lower()
+                full = isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+                if size == 1 or not full:
                     raise
             size = max(1, size // 2)
             self._largest[shape] = size
@@ -243,8 +238,3 @@ class BatchEncoder:
                     done.flipped[k] = self._finish(*self._raw(image.flip(3)), noise)[0]
             if not all(torch.isfinite(part[k]).all() for part in parts):
                 done.bad[k] = "its latent is not finite (NaN or infinity), in float32 either"
-
-
-def _out_of_memory(error: Exception) -> bool:
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

@@ -26,8 +26,8 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.captions import Caption
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity
+from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz

@@ -26,7 +26,7 @@ from kohya_bucket.latents.npz.exchange import npz_item
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
-from kohya_bucket.latents.store.remote_path import StorePath
+from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as_array, finite_arrays
 from kohya_bucket.sdscripts.objects import HeldDataset, inner_of

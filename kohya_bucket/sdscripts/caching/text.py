@@ -20,9 +20,9 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.latents.captions import Caption, Encoding
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.latents.fingerprint import Reason
+from kohya_bucket.latents.items import Caption, Encoding
 from kohya_bucket.latents.npz.read_write import check_text_npz, collection_of_file, text_marks, write_arrays
 from kohya_bucket.sdscripts.caching.behind_mask import is_left_out
 from kohya_bucket.sdscripts.caching.session import replaced, shared_by

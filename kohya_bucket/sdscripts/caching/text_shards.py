@@ -18,8 +18,8 @@ import numpy as np
 from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.captions import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
+from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.npz.read_write import write_arrays
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.sdscripts.caching.behind_mask import without_unread
