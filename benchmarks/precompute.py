@@ -108,7 +108,7 @@ def ours(config: str, batch: int, stub: bool, _: bool) -> float:
     import torch
 
     from kohya_bucket.cli import main
-    from kohya_bucket.latents.encode.worker import PrecomputeWorker
+    from kohya_bucket.latents.encode import precompute
     from kohya_bucket.latents.vae import diffusers_vae
 
     class Encoder:
@@ -126,14 +126,14 @@ def ours(config: str, batch: int, stub: bool, _: bool) -> float:
     if stub:
         diffusers_vae.load_encoder = lambda *_, **__: Encoder()
     took = []
-    original = PrecomputeWorker.through
+    original = precompute.encode_missing
 
-    def timed(self, *arguments):
+    def timed(*arguments):
         start = time.perf_counter()
-        original(self, *arguments)
+        original(*arguments)
         took.append(time.perf_counter() - start)
 
-    PrecomputeWorker.through = timed
+    precompute.encode_missing = timed
     sys.argv = ["kohya-bucket", "precompute", "--config", config, "--vae", os.environ["SD_MODEL"], "--arch", "sd",
                 "--format", "npz", "--batch-size", str(batch), "--dtype", "float32", "--device", "cpu"]  # fmt: skip
     try:

@@ -68,8 +68,8 @@ def per_rank_batches(
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
         given = array_of("batch_size", batch_size)
-        are_whole = given.dtype.kind in "iu" or all(type(n) is int for n in given.flat)  # those beyond 64 bits
-        if given.ndim > 1 or not are_whole or (given.size and given.min() < 1):
+        large = given.dtype == object and all(type(n) is int for n in given.flat)  # beyond 64 bits
+        if given.ndim > 1 or not (large or given.dtype.kind in "iu") or (given.size and given.min() < 1):
             raise PlanError(f"batch_size is {batch_size!r}, but must be a whole number of images, 1 or more")
         if given.size and given.max() >= _TOO_MANY:
             raise PlanError(f"batch_size is {given.max()}, but must be less than {_TOO_MANY:,}")

@@ -143,3 +143,16 @@ def test_a_pipe_as_shard_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.tar")
     with pytest.raises(KohyaBucketError, match="not a regular file"):
         TarIndex.build([str(tmp_path / "x.tar")])
+
+
+def test_an_index_with_a_name_that_is_not_utf_8_is_not_written(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
+        out = io.BytesIO()
+        Image.new("RGB", (64, 32)).save(out, "PNG")
+        member = tarfile.TarInfo("caf\u00e9.png")
+        member.size = len(out.getvalue())
+        tar.addfile(member, io.BytesIO(out.getvalue()))
+    index = tmp_path / "index.parquet"
+    with pytest.raises(KohyaBucketError, match="is not UTF-8: rename the member"):
+        TarIndex.build([tmp_path / "a.tar"]).save(index)
+    assert not index.exists()

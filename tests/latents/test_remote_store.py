@@ -559,6 +559,26 @@ def test_of_two_that_bring_a_shard_at_once_each_leaves_it_whole(kept, address, m
     assert [(path.name, path.read_bytes()) for path in here.folder.iterdir()] == [(X, b"x" * 500)]
 
 
+def test_of_two_that_begin_at_once_the_first_by_name_goes_on_and_a_shard_counts_once(kept, address, monkeypatch):
+    cache = NodeCache(address, limit=1200)
+    assert cache.keep(Y, 500, half_a_kilobyte)
+    rival, looks, files = cache.folder / f".{X}.{'0' * 12}.tmp", [], cache._files
+
+    def look(coming):
+        looks.append(coming)
+        if len(looks) == 2:  # the other one began after the first look
+            rival.write_bytes(b"x" * 500)
+        return files(coming)
+
+    monkeypatch.setattr(cache, "_files", look)
+    assert not cache.keep(X, 500, lambda _: pytest.fail("it is brought twice"))
+    rival.rename(cache.folder / f".{X}.{'f' * 12}.tmp")
+    looks.clear()
+    monkeypatch.setattr(cache, "_files", lambda coming: files(coming) if looks else looks.append(coming) or {})
+    assert cache.keep(X, 500, half_a_kilobyte)
+    assert cache.holds(Y, 500)
+
+
 def test_a_shard_in_use_that_cannot_be_removed_stays(kept, address, monkeypatch):
     cache = NodeCache(address, limit=900)
     assert cache.keep(X, 500, half_a_kilobyte)

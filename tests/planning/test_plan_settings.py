@@ -176,7 +176,8 @@ def test_idle_shares() -> None:
 
 
 REFUSED = [
-    {"batch_size": 0}, {"batch_size": 2.5}, {"batch_size": None}, {"batch_size": [1, 2]}, {"world_size": 0},
+    {"batch_size": 0}, {"batch_size": 2.5}, {"batch_size": []}, {"batch_size": None}, {"batch_size": [1, 2]},
+    {"world_size": 0},
     {"epoch": -1}, {"epoch": 1.5}, {"seed": None}, {"seed": 1.5}, {"remainder": "lose"}, {"remainder": "merge"},
     {"remainder": "catch_all"}, {"order": "random"}, {"repeats": -1}, {"repeats": [1, 2]}, {"repeats": float("nan")},
     {"repeats": -0.5}, {"repeats": 2**40}, {"repeats": 1e30}, {"repeats": np.full(len(IDS), 2**40)},

@@ -268,18 +268,20 @@ class NodeCache:
 
         def write(file: BinaryIO) -> None:
             file.truncate(nbytes)
-            if not self._make_room():
-                raise _NoRoomError
+            rivals = [path for path in self._files(coming=True) if _kept_as(path) == self.folder / name]
+            first = all(path >= Path(file.name) for path in rivals)
+            if self.holds(name, nbytes) or not first or not self._make_room():
+                raise _GivenUpError  # of several processes that began at once, one goes on
             fill(file)
 
         try:
             _make_ours(self.root)
             self.folder.mkdir(exist_ok=True)
-            if any(path.parent == self.folder and final_name(path.name) == name for path in self._files(coming=True)):
+            if any(_kept_as(path) == self.folder / name for path in self._files(coming=True)):
                 return False
             write_file(self.folder / name, write, sync=False)
-        except _NoRoomError:
-            return False
+        except _GivenUpError:
+            return self.holds(name, nbytes)
         except (OSError, LatentStoreError) as error:  # a full disk, a folder that is read-only: it works without
             if self.holds(name, nbytes):  # Windows: another process was quicker, and has it open
                 return True
@@ -290,13 +292,15 @@ class NodeCache:
         return True
 
     def _make_room(self) -> bool:
-        """Let go of shards until what is there and what is coming fits; False if it does not."""
-        coming = self._files(coming=True)  # first: one that becomes a shard in between counts twice, and always once
-        shards = self._files(coming=False)
-        total = sum(nbytes for _, nbytes in [*coming.values(), *shards.values()])
+        """Let go of shards until what is there and what is coming fits; False if it does not. Each counts once."""
+        coming = {_kept_as(path): nbytes for path, (_, nbytes) in self._files(coming=True).items()}
+        shards = self._files(coming=False)  # after these: one that becomes a shard in between is not missed
+        total = sum((coming | {path: nbytes for path, (_, nbytes) in shards.items()}).values())
         for path, (_, nbytes) in sorted(shards.items(), key=lambda item: item[1]):
             if total <= self.limit:
                 break
+            if path in coming:
+                continue
             with suppress(OSError):  # Windows: a process has it mapped
                 path.unlink(missing_ok=True)
                 total -= nbytes
@@ -306,7 +310,10 @@ class NodeCache:
         """(time, length) of the shards of all stores, or of those on their way; what a dead process left is removed."""
         found = {}
         for folder in [folder for folder in self.root.iterdir() if _STORE.fullmatch(folder.name)]:
-            for path in folder.iterdir() if folder.is_dir() else ():
+            listed: list[Path] = []
+            with suppress(OSError):  # gone meanwhile, or another user's
+                listed = list(folder.iterdir())
+            for path in listed:
                 if SHARD_NAME.fullmatch(final_name(path.name) if coming else path.name):
                     with suppress(OSError):
                         stat = path.stat()
@@ -317,12 +324,17 @@ class NodeCache:
         return found
 
 
-class _NoRoomError(Exception):
+class _GivenUpError(Exception):
     pass
 
 
+def _kept_as(temporary: Path) -> Path:
+    """The shard that a file on its way will be."""
+    return temporary.parent / final_name(temporary.name)
+
+
 def _make_ours(root: Path) -> None:
-    """Make the folder with our marker in it. Raises `LatentStoreError` where there is one that we have not made."""
+    """Make the folder with our marker in it, also in an empty one. Raises `LatentStoreError` where there is another."""
     marker = root / _MARKER
     root.mkdir(parents=True, exist_ok=True)
     if all(final_name(path.name) == _MARKER for path in root.iterdir()):
