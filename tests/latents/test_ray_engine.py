@@ -234,7 +234,8 @@ def test_a_killed_node_loses_only_what_it_had_in_hand(cluster, images, tmp_path,
 
 def test_after_a_killed_driver_the_next_one_does_the_rest(cluster, images, tmp_path, expected):
     out, log = tmp_path / "out", tmp_path / "log"
-    command = [sys.executable, "-m", ray_driver.__name__, str(images[0].parent), str(out), str(log), "0.4"]
+    each = "2"  # seconds of a batch: both must have begun before one has done all
+    command = [sys.executable, "-m", ray_driver.__name__, str(images[0].parent), str(out), str(log), each]
     driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "RAY_ADDRESS": cluster.address})
 
     def both_work():
