@@ -33,7 +33,6 @@ _VERSION_KEY = b"kohya_bucket_metadata_version"
 _VERSION = 1
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
 _HASH_TEXT = re.compile(rf"([0-9a-f]{{{HASH_LENGTH}}})?")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Changes(NamedTuple):
@@ -237,11 +236,7 @@ class MetadataCache:
             KohyaBucketError: pyarrow is missing, or the file cannot be replaced.
         """
         _, pq = arrow_files.pyarrow_modules()
-        keep = self.paths.is_first()
-        try:
-            str(self.paths.pool, "utf-8")
-        except UnicodeDecodeError:
-            keep &= [not _SURROGATE.search(path) for path in self.paths]
+        keep = self.paths.is_first() & self.paths.is_unicode()
         table = _as_table(self if keep.all() else self.where(keep))
         replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
 

@@ -141,14 +141,11 @@ class TarIndex:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as Parquet, atomically. Raises `KohyaBucketError` for a member whose name is no Unicode."""
         pa, pq = arrow_files.pyarrow_modules()
-        try:
-            str(self.keys.pool, "utf-8")
-        except UnicodeDecodeError:
-            odd = next(i for i, key in enumerate(self.keys) if any("\ud800" <= sign <= "\udfff" for sign in key))
+        for odd in np.flatnonzero(~self.keys.is_unicode())[:1].tolist():
             raise KohyaBucketError(
                 f"{os.fspath(path)} cannot hold {self.name(odd)!a}, whose name is not UTF-8: rename the member, or "
                 "read the shards without an index"
-            ) from None
+            )
         names = list(ROW.names or ())
         reasons = [self.reasons.get(i) for i in range(len(self))]
         caption, image = ((ending or "").encode() for ending in (self.caption, self.image))

@@ -6,6 +6,7 @@ A Python list of paths costs about 130 bytes per path, and every forked worker c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pickle import PickleBuffer
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 _ENCODING = ("utf-8", "surrogateescape")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextColumn(Sequence[str]):
@@ -80,6 +82,14 @@ class TextColumn(Sequence[str]):
         if (hashes[1:] != hashes[:-1]).all():
             return np.ones(len(self), dtype=bool)
         return np.asarray(self.find(self) == np.arange(len(self)))
+
+    def is_unicode(self) -> npt.NDArray[np.bool_]:
+        """[N] bool: UTF-8 can hold the text, which it cannot where a file's name is of other bytes."""
+        try:
+            str(self.pool, "utf-8")
+        except UnicodeDecodeError:
+            return np.array([not _SURROGATE.search(text) for text in self], dtype=np.bool_)
+        return np.ones(len(self), dtype=np.bool_)
 
     def find(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
         """[M] int64: the first row that holds each of the M texts, -1 where none does."""
