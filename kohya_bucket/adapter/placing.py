@@ -25,7 +25,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.focus import focused
+from kohya_bucket.buckets.focus import focused, place_keeping
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
@@ -286,11 +286,13 @@ def place_all(
         ConfigError, BucketSettingsError: what `rule_for` refuses, with the resolution.
     """
     if not options.resolutions:
-        return (focused((place or rule_for(keys, options, sizes).place)(sizes), focus),)
+        if place is not None:  # with metadata's buckets, a focus is refused
+            return (place(sizes),)
+        return (place_keeping(rule_for(keys, options, sizes), sizes, focus, options.focus_weight),)
     columns: list[Placement] = []
     for one in at_resolutions(keys, options):
         try:
-            placement = focused(rule_for(one, options, sizes).place(sizes), focus)
+            placement = place_keeping(rule_for(one, options, sizes), sizes, focus, options.focus_weight)
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error

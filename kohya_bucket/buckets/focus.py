@@ -7,19 +7,22 @@ upright (`obey_exif`), it is of the upright picture. A point is a rectangle with
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cut_pixels
-from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.rule import BucketRule, InSet
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.errors import BucketSettingsError
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
 _TOLERANCE = 10**6  # a thousandth of a pixel beyond a border is none
+_ROWS = 1 << 16  # images that look for another bucket at a time
 
 
 def focus_pixels(focus: FloatArray, sizes: IntArray) -> npt.NDArray[np.int64]:
@@ -86,6 +89,56 @@ def focused(placement: Placement, focus: FloatArray | None) -> Placement:
     crops, ltrb = placement.cuts[:, :2], placement.crop_ltrb.copy()
     crops[at], ltrb[at] = moved_crops(focus[at], placement.resized_sizes[at], placement.bucket_sizes[at], ltrb[at])
     return replace(placement, crops=crops, crop_ltrb=ltrb)
+
+
+def check_focus_weight(weight: float, rule: BucketRule) -> None:
+    """Raise `BucketSettingsError` for a weight that is no share, or one for a rule that has no set."""
+    if not 0 <= weight < 1:
+        raise BucketSettingsError(f"focus_weight is {weight}, but is a share of the image: at least 0 and below 1")
+    if weight and rule.bucket_set is None:
+        raise BucketSettingsError(
+            f"focus_weight is {weight}, but here buckets follow from each image, so that there is no other to move to: "
+            "leave it out, or take a rule with a set, without bucket_no_upscale"
+        )
+
+
+def place_keeping(rule: BucketRule, sizes: IntArray, focus: FloatArray | None, weight: float = 0.0) -> Placement:
+    """`rule.place(sizes)`, with the crops that keep each focus, and with a weight in the bucket that keeps it whole.
+
+    An image whose rectangle no crop of its bucket holds, or that `max_crop` leaves out, moves to a bucket of the rule's
+    set that holds it: to the one that crops off least (of equals the larger, then the first in set order), if that is
+    at most `weight` of the image. Where the rule enlarges no image, neither does this.
+
+    Args:
+        sizes: [N, 2] (width, height); rows with a side below 1 are unreadable.
+        focus: [N, 4] shares, NaN where an image has no focus; None: none has one.
+        weight: share of an image that may be cropped off to keep its rectangle whole; 0: no image moves.
+
+    Raises:
+        BucketSettingsError: see `check_focus_weight`.
+    """
+    check_focus_weight(weight, rule)
+    placement, buckets = focused(rule.place(sizes), focus), rule.bucket_set
+    if focus is None or buckets is None or not weight:
+        return placement
+    lost = (cut_rectangles(placement, focus) > 0) | (placement.reasons == Reason.CROP_LIMIT)
+    may_move = np.flatnonzero(lost & ~np.isnan(focus).any(axis=1))
+    columns = {one.name: getattr(placement, one.name) for one in fields(Placement) if one.name != "bucket_set"}
+    columns["crops"] = placement.cuts[:, :2]
+    for at in np.split(may_move, range(_ROWS, len(may_move), _ROWS)):
+        least, best = np.full(len(at), np.inf), np.full(len(at), -1, dtype=np.int32)
+        for k in sorted(range(len(buckets)), key=lambda k: -buckets[k].pixel_count):
+            there = InSet(sizes[at], buckets, np.full(len(at), k, dtype=np.int32)).placement()
+            fits = cut_rectangles(focused(there, focus[at]), focus[at]) == 0
+            if getattr(rule, "no_upscale", False):
+                fits &= (buckets.sizes[k] <= sizes[at]).all(axis=1)
+            better = fits & (there.crop_loss <= weight) & (there.crop_loss < least)
+            least[better], best[better] = there.crop_loss[better], k
+        at, best = at[best >= 0], best[best >= 0]
+        moved = focused(InSet(sizes[at], buckets, best).placement(), focus[at])
+        for name, column in columns.items():
+            column[at] = moved.cuts[:, :2] if name == "crops" else getattr(moved, name)
+    return replace(placement, **columns)
 
 
 def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:

@@ -120,7 +120,8 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
             at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
             rule = rule_for(keys, adapter, images.sizes)
             batch = batch_size or dataset.config.batch_size
-            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, focus=focus))
+            weight = adapter.focus_weight
+            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, None, focus, weight))
     return subjects, findings
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kohya_bucket.buckets import Bucket, BucketRule
-from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, focused
+from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, place_keeping
 from kohya_bucket.buckets.switching import switching_points
 
 if TYPE_CHECKING:
@@ -59,23 +59,25 @@ class Explanation:
         return self.size[0] / self.size[1]
 
 
-def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] | None = None) -> Explanation:
-    """Place one image and look around its bucket; with a focus, the crop keeps that.
+def explain(
+    rule: BucketRule, width: int, height: int, focus: tuple[float, ...] | None = None, focus_weight: float = 0.0
+) -> Explanation:
+    """Place one image and look around its bucket; with a focus, as `buckets.focus.place_keeping` places it.
 
     Raises:
         ValueError: a side below 1.
     """
     if min(width, height) < 1:
         raise ValueError(f"{width}x{height} is not an image size: both sides must be 1 or more")
-    middle = rule.place([(width, height)])
     rectangle = None if focus is None else np.array([focus])
-    placement = focused(middle, rectangle)
+    placement = place_keeping(rule, np.array([(width, height)], dtype=np.int32), rectangle, focus_weight)
     bucket = placement.bucket(0)
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)
     resized = tuple(placement.resized_sizes[0].tolist())
     lost = None
     if rectangle is not None:
+        middle = replace(placement, crops=None)
         lost = float(cut_rectangles(middle, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
     return Explanation(
         size=(width, height),

@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, cli
-from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused
+from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused, place_keeping
 from kohya_bucket.images.focus_files import focus_in, read_focus
 
 pytestmark = pytest.mark.slow
@@ -126,6 +126,25 @@ def test_crops_are_those_of_python_to_the_bit(browser, tmp_path) -> None:
     assert np.array_equal(found[:, 4:6], crops)
     assert np.array_equal(found[:, 6:], resized - bucket - crops)
     assert (crops != (resized - bucket) // 2).any(axis=1).mean() > 0.3
+
+
+@pytest.mark.parametrize("max_crop", [None, 0.05])
+def test_with_a_weight_buckets_and_crops_are_those_of_python(browser, tmp_path, max_crop) -> None:
+    random = np.random.default_rng(1)
+    sizes = random.integers(300, 3000, (500, 2)).astype(np.int32)
+    corners = np.sort(random.random((500, 2, 2)), axis=1).reshape(500, 4)
+    corners[:250, [1, 3]] = [0.01, 0.99]
+    open_explorer(browser, tmp_path)
+    change(browser, resolution=[1024, 1024], min=512, max=2048, steps=64, maxCrop=max_crop)
+    script = """return JSON.parse(args[0]).map(([w, h, ...box]) => {
+        const { bucket, cut } = placeKeeping(explorer.rule, w, h, box, 0.3);
+        return bucket ? [...bucket, ...cut] : [0, 0, 0, 0, 0, 0];
+    })"""
+    found = np.array(asked(browser, script, json.dumps(np.concatenate([sizes, corners], axis=1).tolist())))
+    rule = KohyaBuckets(1024, 512, 2048, max_crop=max_crop)
+    placement = place_keeping(rule, sizes, corners, 0.3)
+    assert np.array_equal(found, np.concatenate([placement.bucket_sizes, placement.cuts], axis=1))
+    assert (placement.bucket_index != rule.place(sizes).bucket_index).sum() > 20
 
 
 def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(browser, images, tmp_path) -> None:

@@ -59,6 +59,10 @@ def simulate(
     focus: Annotated[
         str | None, typer.Option(help="keep this rectangle: left,top,right,bottom in shares of the picture; or a file")
     ] = None,
+    focus_weight: Annotated[
+        float | None,
+        typer.Option(help="move to the bucket that keeps it whole, if that cuts off at most this share"),
+    ] = None,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
     as_json: AsJson = False,
     options: RuleOptions,
@@ -95,8 +99,10 @@ def simulate(
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    kept = _focus_of(focus, None if by_musubi else config, file)
-    found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
+    if by_musubi and focus_weight:
+        raise KohyaBucketError("--focus-weight: musubi-tuner trains each image in its own bucket; leave it out")
+    kept, weight = _focus_of(focus, focus_weight, None if by_musubi else config, file)
+    found = [(name, explain(rule, *size, kept, weight), taken) for name, rule, taken in rules]
     if as_json:
         rows = [
             {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
@@ -118,10 +124,12 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _focus_of(given: str | None, config: Path | None, file: Path | None) -> tuple[float, ...] | None:
-    """The rectangle that `--focus` gives, or that a file has for the image; None where there is none.
+def _focus_of(
+    given: str | None, weight: float | None, config: Path | None, file: Path | None
+) -> tuple[tuple[float, ...] | None, float]:
+    """The rectangle that `--focus` gives, or that a file has for the image, None where there is none; and its weight.
 
-    Of sd-scripts' `config` its own focus counts where none is given; what training would not keep is refused.
+    Of sd-scripts' `config` its own count where none are given; what training would not keep is refused.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
@@ -134,11 +142,13 @@ def _focus_of(given: str | None, config: Path | None, file: Path | None) -> tupl
         options = options if given is None else replace(options, focus=given)
         for dataset in read.datasets:
             refuse_lost_focus(dataset.config, options, read.release)
-        given = options.focus
+        given, weight = options.focus, options.focus_weight if weight is None else weight
     if given is None:
-        return None
+        if weight:
+            raise KohyaBucketError("--focus-weight without --focus, which says what the crop must keep: give both")
+        return None, 0.0
     rectangle = parsed_focus(given, "--focus")
-    return rectangle or (None if file is None else focus_in(given, str(file)))
+    return rectangle or (None if file is None else focus_in(given, str(file))), weight or 0.0
 
 
 def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kohya_bucket.buckets.focus import focused
+from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag
@@ -267,7 +267,8 @@ def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
         )
     placement = getattr(dataset, "placement", None)
     if placement is None:
-        placement = focused(dataset.rule.place(dataset.sizes), getattr(dataset, "focus", None))
+        focus, weight = getattr(dataset, "focus", None), getattr(dataset, "focus_weight", 0.0)
+        placement = place_keeping(dataset.rule, dataset.sizes, focus, weight)
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]

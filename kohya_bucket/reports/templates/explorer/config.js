@@ -1,7 +1,7 @@
 /* A dataset config of sd-scripts: what of it is shown, and its text with what was changed. */
 
 const DEFAULTS = { resolution: null, batch_size: 1, enable_bucket: false, min_bucket_reso: 256, max_bucket_reso: 1024, bucket_reso_steps: 64, bucket_no_upscale: false, num_repeats: 1 };
-const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null };
+const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null, focus_weight: 0 };
 const named = (table, ...name) => table.name.length === name.length && name.every((part, i) => table.name[i] === part);
 const KINDS = {
   batch_size: (v) => Number.isInteger(v) && v > 0, min_bucket_reso: Number.isInteger, max_bucket_reso: Number.isInteger, bucket_reso_steps: (v) => Number.isInteger(v) && v > 0,

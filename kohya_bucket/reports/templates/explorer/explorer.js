@@ -205,7 +205,7 @@ class Explorer extends WithConfig {
   }
 
   /* An image's placement, with its focus kept. */
-  placed(item) { return keeping(place(this.rule, item.width, item.height), this.focus.of(item.path)); }
+  placed(item) { return placeKeeping(this.rule, item.width, item.height, this.focus.of(item.path), this.settings.values.focusWeight); }
 
   async loadFocus(file) {
     this.focus.load(await file.text(), file.name);
@@ -221,7 +221,8 @@ class Explorer extends WithConfig {
   }
 
   afterMarks() {
-    if (this.marks) this.drawImages();
+    if (this.marks && this.settings.values.focusWeight) this.update();
+    else if (this.marks) this.drawImages();
     this.marks = false;
   }
 
