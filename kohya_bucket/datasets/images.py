@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -33,6 +32,7 @@ from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, c
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus, unfound
+from kohya_bucket.images.listing import are_there
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture
 from kohya_bucket.images.remote import is_url
@@ -71,12 +71,10 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
 
 
 def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
-    """Images with no such file beside them, by one listing of each folder: on a network disk a look at each is slow."""
-    paths, there = [path for path in paths if not is_url(path)], set[str]()
-    for folder in {os.path.dirname(path) for path in paths}:  # noqa: PTH120
-        with suppress(OSError):  # a list of paths may name what is not there, or may not be looked at
-            there.update(os.path.normcase(os.path.join(folder, name)) for name in os.listdir(folder or os.curdir))  # noqa: PTH118, PTH208
-    return [path for path in paths if os.path.normcase(os.path.splitext(path)[0] + ending) not in there]  # noqa: PTH122
+    """Images with no such file beside them."""
+    paths = [path for path in paths if not is_url(path)]
+    there = are_there(os.path.splitext(path)[0] + ending for path in paths)  # noqa: PTH122
+    return [path for path, known in zip(paths, there, strict=True) if not known]
 
 
 class BucketedDataset(Dataset[dict[str, Any]]):

@@ -28,7 +28,7 @@ from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError, as_damage
 from kohya_bucket.images.arrow_files import numpy_of, read_table
-from kohya_bucket.images.listing import file_key
+from kohya_bucket.images.listing import are_there, file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
@@ -36,7 +36,7 @@ BESIDE = "beside"  # in place of a file's name: look beside each image
 _LINES = 4096  # so many are parsed at once
 _OWN, _SIMPLETUNER = ".focus.json", ".bbox"
 _FORM = "[left, top, right, bottom] or [x, y], in shares of the picture from 0 to 1"
-_ODD_NAMES = ("\n/", "\n.", "/.", "//", "\\", ":")  # spellings that must be worked out; others are the same everywhere
+_ODD_NAMES = ("/.", "//", "\\", ":")  # spellings that must be worked out; others are the same everywhere
 
 Row = tuple[str, tuple[float, ...]]
 
@@ -70,8 +70,9 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     at = np.array([rows.get(_inside(key, folder), -1) for key in keys], dtype=np.intp)
     other = np.arange(len(rectangles)) < len(names)
     other[at] = False
-    others = (names[i] for i in np.flatnonzero(other).tolist())
-    return rectangles[at], [name for name in others if not (is_url(name) or os.path.exists(os.path.join(folder, name)))]
+    others = [name for i in np.flatnonzero(other).tolist() if not is_url(name := names[i])]
+    there = are_there(os.path.join(folder, name) for name in others)
+    return rectangles[at], [name for name, known in zip(others, there, strict=True) if not known]
 
 
 @lru_cache(maxsize=2)  # all data sets of a run ask for it
@@ -83,7 +84,7 @@ def _table(
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
     names, rectangles = by_columns(path)
     keys = names
-    text = "\n" + "\n".join(names)
+    text = "/" + "/".join(names)
     if os.name == "nt" or any(odd in text for odd in _ODD_NAMES):
         keys = [name if is_url(name) else _inside(file_key(os.path.join(folder, name)), folder) for name in names]
     rows = dict(zip(keys, range(len(keys)), strict=True))

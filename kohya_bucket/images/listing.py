@@ -29,6 +29,20 @@ def file_key(path: str | os.PathLike[str]) -> str:
     return os.path.normcase(os.path.abspath(path))
 
 
+def are_there(paths: Iterable[str]) -> list[bool]:
+    """Whether each is there, by one listing of each folder: on a network disk a look at every file is slow."""
+    listed: dict[str, frozenset[str]] = {}
+    out = []
+    for path in map(os.path.normcase, paths):
+        folder, separator, name = path.rpartition(os.sep)
+        if folder not in listed:
+            listed[folder] = frozenset()
+            with suppress(OSError):  # there is no such folder, or it may not be looked at
+                listed[folder] = frozenset(map(os.path.normcase, os.listdir(folder + separator or os.curdir)))
+        out.append(name in listed[folder])
+    return out
+
+
 def from_here(path: str) -> str:
     """A path for a reader: relative where it lies in the current folder."""
     here = os.path.join(os.getcwd(), "")
