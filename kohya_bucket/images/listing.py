@@ -37,7 +37,7 @@ def are_there(paths: Iterable[str]) -> list[bool]:
         folder, separator, name = path.rpartition(os.sep)
         if folder not in listed:
             listed[folder] = frozenset()
-            with suppress(OSError):  # there is no such folder, or it may not be looked at
+            with suppress(OSError, ValueError):  # no such folder, or one that may not be looked at, or no name of one
                 listed[folder] = frozenset(map(os.path.normcase, os.listdir(folder + separator or os.curdir)))
         out.append(name in listed[folder])
     return out

@@ -91,6 +91,15 @@ def test_lines_are_read_the_same_however_many_at_a_time(folder, monkeypatch, siz
             read_focus(write(folder, ROWS[0], "", *ROWS[1:], *halves), [])
 
 
+def test_images_that_are_not_there_are_named_and_others_of_the_file_are_not(folder) -> None:
+    (folder / "sub").mkdir(exist_ok=True)
+    (folder / "sub" / "there.jpg").touch()
+    names = ["sub/there.jpg", "sub/../a.jpg", "sub/gone.jpg", "nowhere/b.jpg", "no\0name/c.jpg", str(folder / "d.jpg")]
+    (folder / "a.jpg").touch()
+    path = write(folder, *({"image": name, "focus": [0, 0]} for name in names))
+    assert read_focus(path, [])[1] == names[2:]
+
+
 def test_one_image_has_one_focus_however_it_is_spelled(folder) -> None:
     path = write(folder, *ROWS, {"image": "sub/../a.jpg", "focus": [0, 0]})
     with pytest.raises(ConfigError, match="more than one focus"):
