@@ -17,6 +17,7 @@ _MAX_DEPTH = 64
 _WANT = "a regular file is read here"
 # Opening a named pipe must not wait for somebody to write into it.
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0)
+_READING = os.O_RDONLY | _NO_WAITING | getattr(os, "O_BINARY", 0)
 _SMALL = 1 << 16
 
 
@@ -77,7 +78,7 @@ def read_plain(path: str) -> bytes | None:
         OSError: it cannot be read.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | _NO_WAITING | getattr(os, "O_BINARY", 0))
+        fd = os.open(path, _READING)
     except (OSError, ValueError):
         if Path(path).is_file():
             raise

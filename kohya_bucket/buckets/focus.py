@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.rule import BucketRule, InSet
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
 from kohya_bucket.errors import BucketSettingsError
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
@@ -102,7 +102,9 @@ def check_focus_weight(weight: float, rule: BucketRule) -> None:
         )
 
 
-def place_keeping(rule: BucketRule, sizes: IntArray, focus: FloatArray | None, weight: float = 0.0) -> Placement:
+def place_keeping(
+    rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | None, weight: float = 0.0
+) -> Placement:
     """`rule.place(sizes)`, with the crops that keep each focus, and with a weight in the bucket that keeps it whole.
 
     An image whose rectangle no crop of its bucket holds, or that `max_crop` leaves out, moves to a bucket of the rule's
@@ -118,6 +120,7 @@ def place_keeping(rule: BucketRule, sizes: IntArray, focus: FloatArray | None, w
         BucketSettingsError: see `check_focus_weight`.
     """
     check_focus_weight(weight, rule)
+    sizes = as_sizes(sizes)
     placement, buckets = focused(rule.place(sizes), focus), rule.bucket_set
     if focus is None or buckets is None or not weight:
         return placement

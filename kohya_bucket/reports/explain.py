@@ -70,7 +70,7 @@ def explain(
     if min(width, height) < 1:
         raise ValueError(f"{width}x{height} is not an image size: both sides must be 1 or more")
     rectangle = None if focus is None else np.array([focus])
-    placement = place_keeping(rule, np.array([(width, height)], dtype=np.int32), rectangle, focus_weight)
+    placement = place_keeping(rule, [(width, height)], rectangle, focus_weight)
     bucket = placement.bucket(0)
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)

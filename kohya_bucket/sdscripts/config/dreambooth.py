@@ -99,7 +99,8 @@ def _images_of(
         images = [image if true else replace(image, size=None) for image, true in zip(images, truly, strict=True)]
     elif reading.captions:
         captions = read_captions(paths, folder.names, subset, findings)
-        images = [Entry(path, path, caption=caption) for path, caption in zip(paths, captions, strict=True)]
+        for image, caption in zip(images, captions, strict=True):
+            image.caption = caption
     check_stems(paths, where, findings)
     # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
     if 0 < dataset.validation_split < math.inf:

@@ -88,9 +88,10 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
             if name.startswith("."):
                 continue
             extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
-            if (extension.lower() if os.name == "nt" else extension) in known:
+            lower = extension.lower()
+            if (lower if os.name == "nt" else extension) in known:
                 images.append(start + name)
-            elif extension.lower() in known or extension.lower() in _NOT_READ:
+            elif lower in known or lower in _NOT_READ:
                 ignored.append(name)
             elif entry.is_dir():
                 folders.append(name)
@@ -198,23 +199,23 @@ def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
     stem = os.path.splitext(image)[0]
-    parts = stem.rsplit("_", 4)
-    # beside the image, then without the four numbers of a face's position
-    for file in (stem + extension, parts[0] + extension)[: 1 + (len(parts) == 5)]:
-        try:
+    file = stem + extension
+    try:
+        content = read_plain(file)
+        if content is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
+            file = parts[0] + extension
             content = read_plain(file)
-            if content is None:
-                continue
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
-        except OSError as error:
-            raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
-        if not text:
-            raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
-        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n", -1 if whole else 1)
-        return "\n".join(filter(None, map(str.strip, lines))) if whole else lines[0].strip()
-    return None
+        if content is None:
+            return None
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
+    if not text:
+        raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n", -1 if whole else 1)
+    return "\n".join(filter(None, map(str.strip, lines))) if whole else lines[0].strip()
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
