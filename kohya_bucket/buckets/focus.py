@@ -102,9 +102,7 @@ def check_focus_weight(weight: float, rule: BucketRule) -> None:
         )
 
 
-def place_keeping(
-    rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | None, weight: float = 0.0
-) -> Placement:
+def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | None, weight: float = 0.0) -> Placement:
     """`rule.place(sizes)`, with the crops that keep each focus, and with a weight in the bucket that keeps it whole.
 
     An image whose rectangle no crop of its bucket holds, or that `max_crop` leaves out, moves to a bucket of the rule's
