@@ -264,7 +264,7 @@ class MetadataCache:
 
     def take(self, rows: npt.NDArray[np.intp]) -> MetadataCache:
         """The rows at [M] positions, each at most once."""
-        moved = {int(old): new for new, old in enumerate(rows)}
+        moved = {int(old): new for new, old in enumerate(rows)} if self.reasons else {}
         hashes = None if self.hashes is None else self.hashes[rows]
         reasons = {moved[i]: reason for i, reason in self.reasons.items() if i in moved}
         numbers: dict[str, Any] = {name: getattr(self, name)[rows] for name in _NUMBERS}
