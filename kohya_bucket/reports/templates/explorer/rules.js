@@ -87,7 +87,7 @@ function whyNot([width, height], low, high, steps, noUpscale) {
 
 /* {rule} or {error} for settings; `sets` are the bundled sets: {name: sizes}. */
 function ruleOf(settings, sets) {
-  const { resolution, steps, min, max, noUpscale, buckets, switching, maxCrop, fit, focusWeight } = settings;
+  const { resolution, steps, min, max, noUpscale, buckets, switching, maxCrop, fit, focusWeight = 0 } = settings;
   for (const [name, value] of [["resolution", resolution[0]], ["resolution", resolution[1]], ["bucket_reso_steps", steps], ["max_bucket_reso", max]]) {
     if (!Number.isInteger(value) || value < 1) return { error: `${name} must be a whole number of 1 or more` };
   }
