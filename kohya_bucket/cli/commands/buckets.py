@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, described
-from kohya_bucket.cli.console import columns, plain_console, print_table, say
+from kohya_bucket.cli.console import plain_console, print_table, say
 from kohya_bucket.cli.help import rare
 from kohya_bucket.cli.options import (
     AsJson,
@@ -206,12 +206,15 @@ def chart(
     if output is None:
         from kohya_bucket.buckets import switching_points
 
-        table = columns("from", "to", "at width / height", "at height / width", left=4)
-        for point in switching_points(bucket_set, switching):
-            table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
+        rows = [
+            {"from": str(p.narrower), "to": str(p.wider), "at width / height": f"{p.aspect:.4f}"}
+            | {"at height / width": f"{1 / p.aspect:.4f}"}
+            for p in switching_points(bucket_set, switching)
+        ]
         console = plain_console()
         console.print(f"{bucket_set.name}: {counted(len(bucket_set), 'bucket')}, switching by {switching}")
-        print_table(console, table)
+        if rows:
+            print_table(console, rows, left=4)
         return
     from kohya_bucket.reports.chart import aspect_chart
 

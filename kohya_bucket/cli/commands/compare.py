@@ -13,7 +13,7 @@ import typer
 from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
 from kohya_bucket.checks import one_of
-from kohya_bucket.cli.console import columns, print_table, say, wide_console
+from kohya_bucket.cli.console import print_table, say, wide_console
 from kohya_bucket.cli.options import (
     AsJson,
     Family,
@@ -28,8 +28,6 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.cli.sources import SizedImages
@@ -80,21 +78,17 @@ def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], 
 
     console = wide_console()
     console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}")
-    table = columns("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
+    rows = []
     for s, name in ((result.summary, one_line(result.name)) for result in results):
-        losses = (f"{loss:.2%}" for loss in (s.mean_crop, s.p95_crop, s.worst_crop))
-        counts = map(str, (s.unplaced, s.batches, s.short_batches))
-        table.add_row(name, str(s.buckets), *losses, f"{s.enlarged:.1%}", *counts)
-    print_table(console, table)
-    _print_reasons(console, results)
-    if len(results) > 1:
-        console.print(conclusion(results), soft_wrap=True)
-
-
-def _print_reasons(console: Console, results: Sequence[Compared]) -> None:
+        row = {"rule": name, "buckets": str(s.buckets), "mean crop": f"{s.mean_crop:.2%}", "95%": f"{s.p95_crop:.2%}"}
+        row |= {"worst": f"{s.worst_crop:.2%}", "upscaled": f"{s.enlarged:.1%}", "no bucket": str(s.unplaced)}
+        rows.append(row | {"batches": str(s.batches), "short": str(s.short_batches)})
+    print_table(console, rows)
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)
+    if len(results) > 1:
+        console.print(conclusion(results), soft_wrap=True)
 
 
 def _own() -> dict[str, Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.console import columns, plain_console, print_table, say, scan_progress
+from kohya_bucket.cli.console import plain_console, print_table, say, scan_progress
 from kohya_bucket.cli.options import AsJson, Quiet
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -64,10 +64,12 @@ def _say_how_long(seconds: float) -> None:
 
 
 def _print(model: str, shapes: list[str], fit: CostFit) -> None:
-    table = columns("shape", "tokens", "seconds", "fitted", "off")
-    for shape, length, taken, fitted, off in zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True):
-        table.add_row(shape, f"{length:,}", f"{taken:.4g}", f"{fitted:.4g}", f"{off:+.1%}")
-    print_table(plain_console(), table)
+    columns = zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True)
+    rows = [
+        {"shape": shape, "tokens": f"{n:,}", "seconds": f"{taken:.4g}", "fitted": f"{fitted:.4g}", "off": f"{off:+.1%}"}
+        for shape, n, taken, fitted, off in columns
+    ]
+    print_table(plain_console(), rows)
     a, b = fit.token_cost
     most = int(fit.tokens.argmax())
     typer.echo(
