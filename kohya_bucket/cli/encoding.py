@@ -243,9 +243,8 @@ def encode_captions(
     if output is None or not options.text_encoder:
         raise ConfigError(_HOW)
     what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
-    if path := context.params["path"]:
-        raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, [name for name in context.params if name not in own])
+    others = [name for name in context.params if name not in own]
+    refuse_beside(context, what, others, context.params["path"] or ())
     from kohya_bucket.latents.encode.precompute import launched, precompute_text
     from kohya_bucket.latents.encode.text_encoder import load_text_encoder
     from kohya_bucket.latents.store.latent_store import LatentStore

@@ -8,7 +8,7 @@ import inspect
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,14 +115,13 @@ def _spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> None:
-    """Refuse parameters that would be passed over in silence, if one was given: `ConfigError`.
+def refuse_beside(context: typer.Context, what: str, names: Iterable[str], path: Sequence[str] = ()) -> None:
+    """Refuse parameters that would be passed over in silence, if one was given, and a `path`: `ConfigError`.
 
     `what` says why they do not count, as the beginning of a sentence, e.g. "--config c.toml brings its own rules".
     """
-    options = given(context, names)
-    if options:
-        raise ConfigError(f"{what}: leave out {' and '.join(options)}")
+    if out := " ".join(path) or " and ".join(given(context, names)):
+        raise ConfigError(f"{what}: leave out {out}")
 
 
 Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]

@@ -232,6 +232,17 @@ def _as_rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(array[..., :3])
 
 
+def column_of(row: Any, column: str, name: str) -> Any:
+    """What a row has in a column. `KohyaBucketError` where it has none, or is no mapping; `name` is the row's."""
+    if not isinstance(row, Mapping):
+        raise KohyaBucketError(f"{name} is a {type(row).__name__}, but must be a mapping of columns")
+    try:
+        return row[column]
+    except KeyError:
+        there = ", ".join(map(str, row))
+        raise KohyaBucketError(f"{name} has no {column!r}, only {there}: name the column that holds it") from None
+
+
 def explained(name: str, error: Exception) -> KohyaBucketError:
     """The error for a person: which image, and why."""
     return KohyaBucketError(f"{name}: cannot be read as an image ({error}); repair or remove it")

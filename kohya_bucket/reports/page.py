@@ -32,19 +32,17 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
 
     Thresholds are the exact doubles at which Python switches; JSON carries them unchanged.
     """
-    if type(rule) is KohyaBuckets:
-        if rule.bucket_set is not None:
-            return _set(rule.bucket_set, rule.switching, max_crop=rule.max_crop)
+    if type(rule) is KohyaBuckets and rule.bucket_set is None:
         largest = rule.no_upscale_fit == "largest"
         keys = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
         return {"kind": "no_upscale", "largest": largest, **keys}
-    if type(rule) in (FixedBuckets, AutoBuckets):
-        assert isinstance(rule, FixedBuckets)
-        return _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
     if type(rule) is NovelAIBuckets:
         return _novelai(rule)
-    if rule.bucket_set is not None and _takes_everything(rule, rule.bucket_set):
-        return _set(rule.bucket_set, "midpoint")
+    if rule.bucket_set is not None:
+        if type(rule) in (KohyaBuckets, FixedBuckets, AutoBuckets):
+            return _set(rule.bucket_set, rule)
+        if _takes_everything(rule, rule.bucket_set):
+            return _set(rule.bucket_set)
     return None
 
 
@@ -68,9 +66,9 @@ def _describe_rule(rule: BucketRule) -> str:
     return repr(rule)
 
 
-def _set(
-    bucket_set: BucketSet, switching: str, no_upscale: bool = False, max_crop: float | None = None
-) -> dict[str, Any]:
+def _set(bucket_set: BucketSet, rule: Any = None) -> dict[str, Any]:
+    """A set, with the switching and the limits of a rule, if it has them."""
+    switching = getattr(rule, "switching", "midpoint")
     buckets, switch = list(bucket_set), aspect_switch(bucket_set, switching)
     return {
         "kind": "set",
@@ -78,8 +76,8 @@ def _set(
         "order": switch.order.tolist(),
         "thresholds": switch.thresholds.tolist(),
         "switching": switching,
-        "no_upscale": no_upscale,
-        "max_crop": max_crop,
+        "no_upscale": getattr(rule, "no_upscale", False),
+        "max_crop": getattr(rule, "max_crop", None),
         "by_area": sorted(range(len(buckets)), key=lambda k: -buckets[k].pixel_count),
         "exact_first": True,
         "aspects": None,
@@ -89,7 +87,7 @@ def _set(
 
 def _novelai(rule: NovelAIBuckets) -> dict[str, Any]:
     """Only the aspect decides, with a base size that counts as square, and far aspects are pruned."""
-    out = _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
+    out = _set(rule.bucket_set, rule)
     if rule.switching == "midpoint":
         switch = AspectSwitch.nearest(rule.aspects)
         out["order"], out["thresholds"] = switch.order.tolist(), switch.thresholds.tolist()

@@ -25,7 +25,6 @@ from kohya_bucket.cli.options import (
     engine_of,
     refuse_beside,
 )
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import MADE_BY, replace_file
 from kohya_bucket.texts import counted
 
@@ -104,9 +103,7 @@ def _subjects(
 
     if config is not None:
         what = f"--config {config} brings its own images and rules"
-        if path:
-            raise ConfigError(f"{what}: leave out {' '.join(path)}")
-        refuse_beside(context, what, (*options.fields, "recursive"))
+        refuse_beside(context, what, (*options.fields, "recursive"), path)
         if is_musubi_config(config):
             return from_musubi_config(config, arch, batch_size, reading)
     release, checkout = release_at_hand(None)

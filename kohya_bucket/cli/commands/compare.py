@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.cli.sources import SizedImages
-    from kohya_bucket.reports.compare import Compared
+    from kohya_bucket.reports.recommend import Compared
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +56,7 @@ def compare(
     from kohya_bucket.cli.sources import sizes_of
     from kohya_bucket.images.formats import VIDEO_EXTENSIONS
     from kohya_bucket.images.listing import list_images
-    from kohya_bucket.reports.compare import compare_rules
+    from kohya_bucket.reports.recommend import compare_rules
 
     options = options.for_arch(context, arch)
     names = names_of(rules, comparable(), groups())
@@ -74,7 +74,7 @@ def compare(
 
 
 def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int) -> None:
-    from kohya_bucket.reports.compare import conclusion
+    from kohya_bucket.reports.recommend import conclusion
 
     console = wide_console()
     console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}")

@@ -109,9 +109,7 @@ def precompute(
     source: Chosen | Planned
     if config is not None:
         what = f"--config {config} says which images and buckets there are"
-        if path:
-            raise ConfigError(f"{what}: leave out {' '.join(path)}")
-        refuse_beside(context, what, (*options.fields, *vars(beside)))
+        refuse_beside(context, what, (*options.fields, *vars(beside)), path)
         source = planned(config, train_batch_size, gpus, reader)
         if output is None and stored.format == "shards":
             output = cast("Path | None", source.store())
