@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.cli.console import plain_console, print_table, say, scan_progress
-from kohya_bucket.cli.options import AsJson, Quiet
+from kohya_bucket.cli.options import AsJson, Quiet, numbers_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
 
@@ -36,7 +36,8 @@ def measure_cost(
     from kohya_bucket.latents.architectures import TOKEN_GRIDS
 
     grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]
-    shapes = [(size, n) for size in _sizes(sizes) for n in _frames(frames)]
+    lengths = numbers_of("--frames", frames, (1 << 16) - 1, "1,25,81")
+    shapes = [(size, n) for size in _sizes(sizes) for n in lengths]
     tokens = grid.tokens([size for size, _ in shapes], [n for _, n in shapes]).tolist()
     if len(set(tokens)) < 2:
         raise ConfigError(f"--sizes {sizes} --frames {frames} are all of {tokens[0]:,} tokens: name a second shape")
@@ -102,10 +103,3 @@ def _sizes(text: str) -> list[tuple[int, int]]:
     if len(pairs) < len(found) or not all(0 < side < 1 << 16 for pair in pairs for side in pair):
         raise ConfigError(f"--sizes is {text!r}, but must be sizes such as 512x512,832x480")
     return pairs
-
-
-def _frames(text: str) -> list[int]:
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if not all(0 < n < 1 << 16 for n in numbers):
-        raise ConfigError(f"--frames is {text!r}, but must be whole numbers such as 1,25,81")
-    return numbers
