@@ -156,7 +156,7 @@ class Work:
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
         _say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
-        root, todo = self._parts(encoder_hash(encoder), "local")
+        root, todo = self.source.parts(self, replace(self.recipe, vae=encoder_hash(encoder)), "local")
         family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
         own: list[dict[str, Any]] = [{}] * len(todo)
         if format == "npz" and family is not None:  # without one, `encode_items` says what is missing
@@ -176,16 +176,12 @@ class Work:
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with Actors(EncoderOnRay, load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
-            root, todo = self._parts(crew.facts().identity, "ray")
+            root, todo = self.source.parts(self, replace(self.recipe, vae=crew.facts().identity), "ray")
             return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
-
-    def _parts(self, encoder: str, engine: str) -> tuple[Path, list[LatentItems]]:
-        return self.source.parts(self, replace(self.recipe, vae=encoder), engine)
 
     def _encode(
         self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]
     ) -> int:
-        """Encode the parts, each with its own `options`."""
         from kohya_bucket.latents.encode.worker import joined
 
         further: list[PrecomputeReport] = []
@@ -208,7 +204,6 @@ class Work:
 
 
 def _print_report(report: PrecomputeReport) -> None:
-    """What a run did, in a few lines."""
     where = "beside the images" if report.output is None else str(report.output)
     for reason, n in report.reasons.items():
         say(f"{n} to do: {reason}")
