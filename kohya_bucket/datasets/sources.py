@@ -249,15 +249,9 @@ def explained(name: str, error: Exception) -> KohyaBucketError:
 
 
 class FileSource(CellSource):
-    """Files, with captions from a list or from text files beside them.
+    """Files, with captions from a list or from text files beside them; arguments as of `BucketedDataset`.
 
-    Args:
-        paths: N image files.
-        captions: N texts; or a file name ending such as ".txt", and then each caption is read from the file
-            beside the image when the image is (".json": a text, or that under "caption"); None for no captions.
-        metadata_cache: sizes of files that have not changed are taken from it.
-        obey_exif: turn images upright as their EXIF asks; sd-scripts does not.
-        workers, progress: see `kohya_bucket.read_sizes`.
+    Captions in files are read when the image is: of a ".json" a text, or that under "caption".
 
     Raises:
         KohyaBucketError: no paths, or another number of captions.
@@ -317,12 +311,17 @@ class FileSource(CellSource):
         return {**self.__dict__, "_sizes": None}
 
 
+def _all_are(kind: Any, values: Iterable[Any], what: str, must: str) -> list[Any]:
+    listed = list(values)
+    for i, value in enumerate(listed):
+        if not isinstance(value, kind):
+            raise KohyaBucketError(f"{what} {i} is {value!r}, but must be {must}")
+    return listed
+
+
 def _path_texts(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    listed = list(paths)
-    for i, path in enumerate(listed):
-        if not isinstance(path, (str, os.PathLike)):
-            raise KohyaBucketError(f"path {i} is {path!r}, but must be a text or a Path: leave out rows without a file")
-    return [os.fspath(path) for path in listed]
+    must = "a text or a Path: leave out rows without a file"
+    return [os.fspath(path) for path in _all_are((str, os.PathLike), paths, "path", must)]
 
 
 def _texts(captions: Sequence[str]) -> TextColumn:
@@ -331,8 +330,4 @@ def _texts(captions: Sequence[str]) -> TextColumn:
             "captions is a mapping, and iterating over it gives its keys: give a list in the order of the paths, e.g. "
             "[captions[path] for path in paths]"
         )
-    listed = list(captions)
-    for i, caption in enumerate(listed):
-        if not isinstance(caption, str):
-            raise KohyaBucketError(f'caption {i} is {caption!r}, but must be a text; "" stands for none')
-    return TextColumn.of(listed)
+    return TextColumn.of(_all_are(str, captions, "caption", 'a text; "" stands for none'))

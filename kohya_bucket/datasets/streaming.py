@@ -63,13 +63,8 @@ class StreamBuffer(Generic[Sample]):
     it is complete, in the order of arrival. When the buffer is full and no bucket can fill a batch, the fullest
     one leaves by the rule for remainders, as all buckets do at the end.
 
-    Args:
-        batch_size: images per batch and rank.
-        num_replicas: ranks; each takes its slice of every batch, so that all train the same bucket.
-        capacity: at most this many images wait.
-        remainder: "keep": a short batch, at least one image per rank; "pad": filled by repeating its own
-            images; "drop": left out.
-        rng: shuffles; None keeps the order of arrival.
+    Remainders: "keep" gives a short batch, at least one image per rank; "pad" fills it by repeating its own images;
+    "drop" leaves it out.
 
     Raises:
         KohyaBucketError: a capacity below one batch, or an unknown remainder.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
@@ -93,18 +92,6 @@ _GAP = 13.0
 _TICKS = (1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One orientation: aspects counted from 1 upwards, the longer side over the shorter one."""
-
-    title: str
-    aspects: FloatArray
-    names: list[str]
-    points: FloatArray
-    images: FloatArray
-    unit: str
-
-
 def aspect_chart(
     bucket_set: BucketSet, method: str = "midpoint", sizes: IntArray | None = None, title: str = ""
 ) -> Drawing:
@@ -120,7 +107,7 @@ def aspect_chart(
     """
     readable = np.zeros((0, 2)) if sizes is None else sizes[sizes.min(axis=1, initial=1) > 0]
     images = np.asarray(readable[:, 0] / readable[:, 1])
-    sides = [_side(bucket_set, method, images, portrait) for portrait in (False, True)]
+    sides = [_Side(bucket_set, method, images, portrait) for portrait in (False, True)]
     sides = [side for side in sides if len(side.aspects)]
     reach = max(1.3, max(float(side.aspects.max()) for side in sides) * 1.06)
     rug = 74 if len(images) else 0
@@ -137,24 +124,23 @@ def aspect_chart(
     return drawing
 
 
-def _side(bucket_set: BucketSet, method: str, images: FloatArray, portrait: bool) -> _Side:
-    aspects, points = bucket_set.aspects, np.array([p.aspect for p in switching_points(bucket_set, method)])
-    if portrait:
-        aspects, points, images = 1 / aspects, 1 / points, 1 / images
-    # A set may hold one aspect in several sizes: one label for the first two of them.
-    names: dict[float, list[str]] = {}
-    for k in np.argsort(aspects, kind="stable"):
-        if aspects[k] >= 1:
-            names.setdefault(float(aspects[k]), []).append(str(bucket_set[int(k)]))
-    title, unit = ("portrait", "height / width") if portrait else ("landscape", "width / height")
-    return _Side(
-        title,
-        np.array(list(names)),
-        [f"{'+'.join(many[:2])}{'…' if len(many) > 2 else ''}  {a:.3f}" for a, many in names.items()],
-        np.sort(points[points > 1]),
-        images[images >= 1] if not portrait else images[images > 1],
-        unit,
-    )
+class _Side:
+    """One orientation: aspects counted from 1 upwards, the longer side over the shorter one."""
+
+    def __init__(self, bucket_set: BucketSet, method: str, images: FloatArray, portrait: bool) -> None:
+        aspects, points = bucket_set.aspects, np.array([p.aspect for p in switching_points(bucket_set, method)])
+        if portrait:
+            aspects, points, images = 1 / aspects, 1 / points, 1 / images
+        # A set may hold one aspect in several sizes: one label for the first two of them.
+        names: dict[float, list[str]] = {}
+        for k in np.argsort(aspects, kind="stable"):
+            if aspects[k] >= 1:
+                names.setdefault(float(aspects[k]), []).append(str(bucket_set[int(k)]))
+        self.title, self.unit = ("portrait", "height / width") if portrait else ("landscape", "width / height")
+        self.aspects = np.array(list(names))
+        self.names = [f"{'+'.join(many[:2])}{'…' if len(many) > 2 else ''}  {a:.3f}" for a, many in names.items()]
+        self.points = np.sort(points[points > 1])
+        self.images = images[images > 1] if portrait else images[images >= 1]
 
 
 def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) -> None:

@@ -30,13 +30,7 @@ _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
 _Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
-
-
-def register(app: typer.Typer) -> None:
-    for command in (status, verify, prune, pack):
-        app.command()(command)
-    app.command("import")(import_)
-    app.command()(export)
+PARTS = "status", "verify", "prune", "pack", "import_", "export"
 
 
 def status(

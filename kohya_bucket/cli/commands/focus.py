@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.console import say, scan_progress
-from kohya_bucket.cli.options import Quiet, check_output, with_option_groups
+from kohya_bucket.cli.options import Quiet, check_output
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.texts import counted, some
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from kohya_bucket.images.sizes import SizeScan
 
 _ROUNDED = 100  # sides that differ by less than one part of so many have been rounded
-
-
-def register(app: typer.Typer) -> None:
-    app.command("import")(with_option_groups(import_))
+PARTS = ("import_",)
 
 
 def import_(

@@ -18,11 +18,7 @@ _FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
     Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    for command in (install, status, remove):
-        app.command()(command)
+PARTS = "install", "status", "remove"
 
 
 def install(

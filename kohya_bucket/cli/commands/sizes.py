@@ -16,15 +16,11 @@ from kohya_bucket.cli.options import (
     Workers,
     check_output,
     engine_of,
-    with_option_groups,
 )
 from kohya_bucket.texts import counted
 
 _SHOWN = 10
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(build))
+PARTS = ("build",)
 
 
 def build(
