@@ -260,7 +260,6 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
-    """How frames are taken from clips, and what is lost."""
     from kohya_bucket.musubi.keys import ClipKeys
 
     keys = data.keys
@@ -344,7 +343,6 @@ def _size(size: Sequence[int]) -> str:
 
 
 def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
-    """A row for each bucket and one for all."""
     rows, what = entry["buckets"], "images" if "images" in entry else "items"
     if not rows:
         console.print("nothing is trained")

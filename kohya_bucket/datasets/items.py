@@ -43,11 +43,7 @@ class Batch(dict[str, Any]):
 
 def register_bucket_collation() -> None:
     """Make `default_collate` know these types; done wherever a dataset is defined or unpickled."""
-    default_collate_fn_map.update({Bucket: _as_list, Item: _together, Batch: _refuse_batches})
-
-
-def _as_list(batch: list[Any], **_: Any) -> list[Any]:
-    return list(batch)
+    default_collate_fn_map.update({Bucket: lambda batch, **_: list(batch), Item: _together, Batch: _refuse_batches})
 
 
 def _together(batch: list[Item], *, collate_fn_map: Any = None) -> dict[str, Any]:

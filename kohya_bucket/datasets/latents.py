@@ -271,7 +271,6 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
 
 def _gathered(columns: list[npt.NDArray[Any]], rows: list[int], kind: type[np.number]) -> torch.Tensor:
-    """[B, C] of C columns."""
     return torch.from_numpy(np.stack([column[rows].astype(kind) for column in columns], axis=1))
 
 

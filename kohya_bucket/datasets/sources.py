@@ -270,7 +270,10 @@ class FileSource(CellSource):
         refuse_one_path(paths)
         if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
             raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
-        self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else _path_texts(paths))
+        if not isinstance(paths, TextColumn):
+            must = "a text or a Path: leave out rows without a file"
+            paths = TextColumn.of(map(os.fspath, _all_are((str, os.PathLike), paths, "path", must)))
+        self.paths = paths
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
         if isinstance(captions, str) and not captions.startswith("."):
@@ -317,11 +320,6 @@ def _all_are(kind: Any, values: Iterable[Any], what: str, must: str) -> list[Any
         if not isinstance(value, kind):
             raise KohyaBucketError(f"{what} {i} is {value!r}, but must be {must}")
     return listed
-
-
-def _path_texts(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    must = "a text or a Path: leave out rows without a file"
-    return [os.fspath(path) for path in _all_are((str, os.PathLike), paths, "path", must)]
 
 
 def _texts(captions: Sequence[str]) -> TextColumn:

@@ -47,7 +47,6 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
 
 
 def _describe_rule(rule: BucketRule) -> str:
-    """The rule in words, for a heading."""
     if isinstance(rule, (KohyaBuckets, FixedBuckets)):
         cropped = "" if rule.max_crop is None else f"at most {rule.max_crop:.0%} cropped"
     if isinstance(rule, KohyaBuckets):

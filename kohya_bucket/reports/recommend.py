@@ -256,7 +256,6 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
-    """Of the images that are kept, under a rule."""
     sizes = analysis.images.sizes[kept]
     return summarize(sizes, rule.place(sizes), analysis.images.repeats[kept], analysis.subject.batch_size)
 
@@ -399,7 +398,6 @@ def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
 
 
 def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
-    """Another set or switching within the limits of the rule."""
     return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
 
 

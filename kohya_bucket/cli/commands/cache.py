@@ -247,7 +247,6 @@ _SHOWN = 10
 
 
 def _print_status(found: StoreStatus, store: Path) -> None:
-    """What is in a store, and what is wrong with it."""
     per_item = found.nbytes / max(1, found.items)
     say(
         f"{store}: {counted(found.items, 'item')}, {found.nbytes / 1e6:.1f} MB, {counted(found.shards, 'shard')}, "

@@ -102,7 +102,6 @@ def _own() -> dict[str, Mapping[str, Any]]:
 
 
 def comparable() -> list[str]:
-    """All names."""
     return [*_own(), *(name for name, rule in rule_choices().items() if rule.argument), *TRAINERS]
 
 

@@ -156,7 +156,6 @@ def _chosen(
 
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
-    """Run a trainer until the outputs of its text encoders are cached."""
     from kohya_bucket.launch import run_trainer
     from kohya_bucket.sdscripts.caching.text import encode_ahead
 
