@@ -24,7 +24,10 @@ def rare(*names: str, **about: Any) -> Any:
 
 
 def opt(default: Any, help: str | Callable[[], str] = "", *spelled: str, usual: bool = True, **about: Any) -> Any:
-    """A field of a dataclass that is an option of commands; without `usual` only `--help-all` shows it."""
+    """The default of a command's parameter or of a dataclass' field that is an option, see `with_option_groups`.
+
+    `help` is its text, or what gives it; without `usual` only `--help-all` shows it.
+    """
     return field(default=default, metadata={"help": help, "spelled": spelled, "usual": usual, "about": about})
 
 

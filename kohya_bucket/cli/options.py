@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import io
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_type_hints
 
 import typer
 
@@ -44,8 +43,7 @@ def with_option_groups(
 ) -> _Command:
     """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
 
-    A help text may have a gap `{}` for what a function says, which stands behind the option in its annotation. A field
-    of a dataclass brings its help text as metadata, see `opt`; without one it is no option. The dataclass' `panel` is
+    Parameters and fields that `opt` made are options; fields without a help text are none. The dataclass' `panel` is
     the title over its options.
 
     Args:
@@ -59,8 +57,10 @@ def with_option_groups(
             options = _options_of(p.annotation, without, also or {})
             groups[p.name] = p.annotation, [option.name for option in options]
             parameters += options
+        elif isinstance(p.default, Field):
+            parameters.append(_option(p.name, p.annotation, p.default))
         else:
-            parameters.append(p.replace(kind=p.KEYWORD_ONLY, annotation=_with_help(p.annotation)))
+            parameters.append(p.replace(kind=p.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -73,30 +73,22 @@ def with_option_groups(
     return run
 
 
-def _with_help(hint: Any) -> Any:
-    """The annotation of an option with the gap in its help text filled; any other as it is."""
-    kind, option, *texts = get_args(hint) or (hint, None)
-    if not texts:
-        return hint
-    whole = copy.copy(option)
-    whole.help = option.help.format(*(text() for text in texts))
-    return Annotated[kind, whole]
-
-
 def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) -> list[inspect.Parameter]:
-    hints, out = get_type_hints(group), []
-    for f in sorted(fields(group), key=lambda f: f.name not in vars(group)["__annotations__"]):  # those inherited last
-        text, names = f.metadata.get("help"), f.metadata.get("spelled", ())
-        if text is None or f.name in without:
-            continue
-        names = (_spelled(f.name), also[f.name]) if f.name in also else names
-        option = (typer.Option if f.metadata.get("usual") else rare)(
-            *names, help=text() if callable(text) else text, **f.metadata.get("about", {})
-        )
-        option.rich_help_panel = option.rich_help_panel or getattr(group, "panel", None)
-        annotation: Any = Annotated[hints[f.name], option]
-        out.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=annotation))
-    return out
+    hints, panel = get_type_hints(group), getattr(group, "panel", None)
+    kept = [f for f in fields(group) if "help" in f.metadata and f.name not in without]
+    kept.sort(key=lambda f: f.name not in vars(group)["__annotations__"])  # those that it inherits come last
+    return [_option(f.name, hints[f.name], f, panel, also.get(f.name, "")) for f in kept]
+
+
+def _option(name: str, hint: Any, made: Field[Any], panel: str | None = None, also: str = "") -> inspect.Parameter:
+    about, text = made.metadata, made.metadata["help"]
+    option = (typer.Option if about.get("usual") else rare)(
+        *((_spelled(name), also) if also else about.get("spelled", ())),
+        help=text() if callable(text) else text, **about.get("about", {}),
+    )  # fmt: skip
+    option.rich_help_panel = option.rich_help_panel or panel
+    annotation: Any = Annotated[hint, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=made.default, annotation=annotation)
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:
@@ -122,7 +114,7 @@ Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, li
 TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
 Recursive = Annotated[bool, rare(help="Look into subfolders.")]
 Workers = Annotated[int | None, rare(min=1, help="At most this many threads or processes.")]
-Family = Annotated[str | None, typer.Option("--arch", help="Usual sizes of a model: {}."), lambda: ", ".join(FAMILIES)]
+Family = Annotated[str | None, typer.Option("--arch", help=f"Usual sizes of a model: {', '.join(FAMILIES)}.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 

@@ -12,6 +12,7 @@ import typer
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import version_for
 from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
@@ -36,7 +37,7 @@ PARTS = "status", "verify", "prune", "pack", "import_", "export"
 def status(
     store: _Store,
     images: _Images = None,
-    hash: Annotated[bool, typer.Option("--hash", help="Read images whose content hash is stored.")] = False,
+    hash: bool = opt(False, "Read images whose content hash is stored.", "--hash"),
     as_json: AsJson = False,
 ) -> None:
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
@@ -76,13 +77,11 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
 def prune(
     store: _Store,
     images: _Images = None,
-    gone: Annotated[bool, typer.Option("--gone", help="Drop items whose image is gone.")] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="Drop items whose image has changed.")] = False,
-    collection: Annotated[str | None, typer.Option(help="Drop this whole collection.")] = None,
-    damaged: Annotated[
-        bool, typer.Option("--damaged", help="Read everything, and drop what is damaged; encode it again afterwards.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+    gone: bool = opt(False, "Drop items whose image is gone.", "--gone"),
+    stale: bool = opt(False, "Drop items whose image has changed.", "--stale"),
+    collection: str | None = opt(None, "Drop this whole collection."),
+    damaged: bool = opt(False, "Read everything, and drop what is damaged; encode it again afterwards.", "--damaged"),
+    dry_run: bool = opt(False, "Only print what would be done.", "--dry-run"),
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
     from kohya_bucket.latents.maintenance import check_sources, source_paths
@@ -121,12 +120,11 @@ def prune(
 
 def pack(
     store: _Store,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", parser=folder, help="Write a new store to this folder or address, for another machine."),
-    ] = None,
-    shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
-    cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
+    to: Path | None = opt(
+        None, "Write a new store to this folder or address, for another machine.", "--to", parser=folder
+    ),
+    shard_mb: int = opt(256, "Size of a shard.", "--shard-mb", min=1),
+    cluster_by: str | None = opt(None, "bucket: shards for order local, all written anew."),
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance import pack as pack_store
@@ -143,16 +141,10 @@ def import_(
     path: Annotated[list[str], typer.Argument(help="Folders of images with sd-scripts' npz beside them.")],
     output: Annotated[Path, typer.Option("--output", "-o", parser=folder, help="The store's folder, or its address.")],
     arch: _Family,
-    dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
-    vae: Annotated[
-        str, typer.Option("--vae", help="The VAE of files that do not name theirs: hub name, folder or .safetensors.")
-    ] = "",
-    vae_hash: Annotated[
-        str, typer.Option("--vae-hash", help="The hash of that VAE, as in a store, instead of --vae.")
-    ] = "",
-    interpolation: Annotated[
-        str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
-    ] = "auto",
+    dtype: str = opt("float32", "float32 keeps every bit."),
+    vae: str = opt("", "The VAE of files that do not name theirs: hub name, folder or .safetensors.", "--vae"),
+    vae_hash: str = opt("", "The hash of that VAE, as in a store, instead of --vae.", "--vae-hash"),
+    interpolation: str = opt("auto", "How sd-scripts resized for them; auto-0.9 for 0.9 and before."),
     collection: _Collection = "",
     text: _Text = False,
     caption_extension: _Captions = "",
@@ -196,13 +188,12 @@ def import_(
 def export(
     store: _Store,
     arch: _Family,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", parser=folder, help="Write to this folder instead of beside the images."),
-    ] = None,
+    output: Path | None = opt(
+        None, "Write to this folder instead of beside the images.", "--output", "-o", parser=folder
+    ),
     images: _Images = None,
     collection: _Collection = "",
-    for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
+    for_: str = opt("", FOR_HELP, "--for"),
     text: _Text = False,
     caption_extension: _Captions = ".txt",
     quiet: Quiet = False,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import print_table, say, wide_console
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     AsJson,
     Family,
@@ -41,12 +42,12 @@ def register(app: typer.Typer) -> None:
 def compare(
     context: typer.Context,
     path: TableOrSources,
-    rules: Annotated[
-        str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
-    ] = "kohya,novelai,exact,auto",
+    rules: str = opt(
+        "kohya,novelai,exact,auto", lambda: f"Names, separated by commas: {', '.join([*comparable(), *groups()])}."
+    ),
     *,
     arch: Family = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 4,
+    batch_size: int = opt(4, "Images per step.", "--batch-size", "-b", min=1),
     as_json: AsJson = False,
     options: RuleOptions,
     recursive: Recursive = True,

@@ -11,7 +11,7 @@ import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
-from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, refuse_beside
 from kohya_bucket.texts import counted
 
@@ -27,16 +27,12 @@ _SHOWN = 10
 def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
-    config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
-    sd_scripts: Annotated[
-        Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
-    ] = None,
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None,
-    train_batch_size: Annotated[
-        int | None, typer.Option("--train-batch-size", min=1, help="if the config does not set it")
-    ] = None,
+    config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
+    sd_scripts: Path | None = opt(None, "its checkout; by default the folder one is in", "--sd-scripts"),
+    resolution: str | None = opt(None, "512 or 512,768, if the config does not set it"),
+    train_batch_size: int | None = opt(None, "if the config does not set it", "--train-batch-size", min=1),
     arch: Arch = None,
-    quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
+    quick: bool = opt(False, "decode no image and import no sd-scripts", "--quick"),
     as_json: AsJson = False,
 ) -> None:
     """Nothing on disk is changed.

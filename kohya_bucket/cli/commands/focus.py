@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import Quiet, check_output
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
@@ -26,12 +27,8 @@ def import_(
     source: Annotated[str, typer.Argument(help="A COCO or Label Studio file, or a folder of YOLO's text files.")],
     images: Annotated[str, typer.Option(help="The folder that the images' names start from.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON Lines file to write.")],
-    label: Annotated[
-        list[str] | None, typer.Option(help="Take boxes of this class only; of YOLO its number. Can be repeated.")
-    ] = None,
-    upright: Annotated[
-        bool, typer.Option("--upright", help="The boxes were drawn on images turned as their EXIF asks.")
-    ] = False,
+    label: list[str] | None = opt(None, "Take boxes of this class only; of YOLO its number. Can be repeated."),
+    upright: bool = opt(False, "The boxes were drawn on images turned as their EXIF asks.", "--upright"),
     quiet: Quiet = False,
 ) -> None:
     """Each image gets the smallest rectangle around its boxes. No detector comes with this package."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.cli.console import plain_console, print_table, say, scan_progress
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, Quiet, numbers_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -21,11 +22,11 @@ _SIZE = re.compile(r"\s*(\d+)\s*[xX]\s*(\d+)\s*")
 
 def measure_cost(
     model: Annotated[str, typer.Argument(help="A model, e.g. flux or wan-1.3b; docs/sd-scripts.md lists them.")],
-    sizes: Annotated[str, typer.Option(help="Bucket sizes to time.")] = "512x512,768x768,1024x1024",
-    frames: Annotated[str, typer.Option(help="Frames of clips, for models of videos, e.g. 1,25,81.")] = "1",
-    device: Annotated[str | None, typer.Option(help="E.g. cuda:0 or cpu; by default the GPU, if there is one.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="By default bfloat16, on a CPU float32.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, after one that is not counted.")] = 3,
+    sizes: str = opt("512x512,768x768,1024x1024", "Bucket sizes to time."),
+    frames: str = opt("1", "Frames of clips, for models of videos, e.g. 1,25,81."),
+    device: str | None = opt(None, "E.g. cuda:0 or cpu; by default the GPU, if there is one."),
+    dtype: str | None = opt(None, "By default bfloat16, on a CPU float32."),
+    rounds: int = opt(3, "How often each is timed, after one that is not counted.", min=1),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
