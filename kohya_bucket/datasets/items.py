@@ -1,8 +1,4 @@
-"""One training item from pixels and a bucket: the same for files, tables, tars, streams and single images.
-
-`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: its table of functions by
-type is meant to be extended (its documentation, "Option 2").
-"""
+"""One training item from pixels and a bucket. Torch's `default_collate`, meant to be extended, makes batches of items."""
 
 from __future__ import annotations
 

@@ -18,11 +18,12 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
+from kohya_bucket.html_view import markup_safe, table_markup
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file, table_markup
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.texts import counted
 
@@ -102,8 +103,8 @@ def _takes_everything(rule: BucketRule, bucket_set: BucketSet) -> bool:
 _MOST_POINTS = 2500
 
 
-def aspect_histogram(analysis: Analysis, bins: int = 160) -> dict[str, Any] | None:
-    """Counts over log2 of the aspect, in equal bins that are symmetric about the square.
+def aspect_histogram(analysis: Analysis) -> dict[str, Any] | None:
+    """Counts over log2 of the aspect, in 160 equal bins that are symmetric about the square.
 
     All bins cover at least 1:2 to 2:1. Aspects beyond the 0.1% at either end are counted in the outermost bins.
     """
@@ -112,7 +113,7 @@ def aspect_histogram(analysis: Analysis, bins: int = 160) -> dict[str, Any] | No
     logs = np.log2(analysis.aspects)
     tails = np.abs(np.quantile(logs, [0.001, 0.999])).max()
     reach = float(np.clip(tails * 1.05, 1.0, 5.0))
-    counts, _ = np.histogram(np.clip(logs, -reach, reach), bins=bins, range=(-reach, reach))
+    counts, _ = np.histogram(np.clip(logs, -reach, reach), bins=160, range=(-reach, reach))
     beyond = int((np.abs(logs) > reach).sum())
     return {"reach": reach, "counts": counts.tolist(), "beyond": beyond}
 
@@ -192,8 +193,7 @@ def _plain_dataset(analysis: Analysis) -> str:
         for b in used[:_MOST_ROWS]
     ]
     head = ("Bucket", "Images", "Batches", "Cut off, mean", "Worst", "Enlarged")
-    lost = [(images.short_name(i), why) for i, why in sorted(images.failures.items())]
-    lost += [(images.short_name(i), analysis.reason(i)) for i in analysis.unplaced.tolist()]
+    lost = [(images.short_name(i), analysis.reason(i)) for i in (*sorted(images.failures), *analysis.unplaced.tolist())]
     placement = analysis.placement
     cropped = [
         (images.short_name(i), str(placement.bucket(i)), f"{placement.crop_loss[i]:.1%}")
@@ -212,7 +212,7 @@ def _plain_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     if not count:
         return ""
     more = f", the first {_MOST_ROWS} of {count:,}" if count > _MOST_ROWS else ""
-    return table_markup(caption + more, head, rows)
+    return table_markup(head, rows, caption + more)
 
 
 _SCRIPTS = [*SHARED_SCRIPTS, "report/size_chart.js", "report/panels.js", "report/report.js"]
