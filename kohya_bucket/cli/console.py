@@ -37,7 +37,15 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(one_line(text), err=err)
 
 
-def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
+def say_first(lines: Sequence[str], limit: int = 10, rest: str = "", *, indent: str = "  ", err: bool = False) -> None:
+    """The first `limit` lines, and how many more there are; `rest` says where those are."""
+    for line in lines[:limit]:
+        say(indent + line, err=err)
+    if len(lines) > limit:
+        say(f"{indent}… and {len(lines) - limit:,} more{rest}", err=err)
+
+
+def plain_console(*, width: int | None = None) -> Console:
     """A console whose `print` shows a text in one line, and names and paths as they are: `:x:` in one is no picture."""
     from rich.console import Console
 
@@ -45,7 +53,7 @@ def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
         def print(self, *objects: Any, **options: Any) -> None:
             super().print(*(one_line(part) if isinstance(part, str) else part for part in objects), **options)
 
-    return Plain(stderr=stderr, width=width, highlight=False, emoji=False)
+    return Plain(width=width, highlight=False, emoji=False)
 
 
 def wide_console() -> Console:

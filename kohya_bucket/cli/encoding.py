@@ -14,7 +14,7 @@ import typer
 
 from kohya_bucket.adapter.options import store_folder
 from kohya_bucket.cli.configs import adapter_options, release_at_hand
-from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
     RuleOptions,
@@ -216,10 +216,7 @@ def _print_report(report: PrecomputeReport) -> None:
         seconds = max(report.seconds, 1e-9)
         idle = report.device_idle / seconds
         say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {100 * idle:.0f} % of the time")
-    for path, reason in report.without_bucket[:10]:
-        say(f"no bucket: {path}: {reason}")
-    if (more := len(report.without_bucket) - 10) > 0:
-        say(f"no bucket: {more} more")
+    say_first([f"no bucket: {path}: {reason}" for path, reason in report.without_bucket], indent="")
 
 
 _HOW = (

@@ -16,7 +16,7 @@ from rich.console import Console
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_table, say, scan_progress, wide_console
+from kohya_bucket.cli.console import print_table, say, say_first, scan_progress, wide_console
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
-_LIMIT = 20
 _RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
 
 
@@ -313,10 +312,8 @@ def _print_data(console: Console, data: PlannedData, images: bool) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if left_out := data.entry["not_trained"]:
         console.print(f"[yellow]not trained: {len(left_out):,}[/yellow]")
-        for row in left_out if images else left_out[:_LIMIT]:
-            console.print(f"  {row.get('image') or row['path']}: {row['reason']}", markup=False, soft_wrap=True)
-        if len(left_out) > _LIMIT and not images:
-            console.print(f"  … and {len(left_out) - _LIMIT:,} more (--images lists all)")
+        lines = [f"{row.get('image') or row['path']}: {row['reason']}" for row in left_out]
+        say_first(lines, len(lines) if images else 20, " (--images lists all)")
     if any("cut" in row for row in data.rows[:1]):
         console.print(
             f"{'size':>11} {'bucket':>10} {'resized':>11} {'cut left,top,right,bottom':>26} {'crop':>6}  image"

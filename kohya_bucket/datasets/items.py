@@ -1,4 +1,4 @@
-"""One training item from pixels and a bucket. Torch's `default_collate`, meant to be extended, makes batches of items."""
+"""One training item from pixels and a bucket; batches are made by torch's `default_collate`, which may be extended."""
 
 from __future__ import annotations
 

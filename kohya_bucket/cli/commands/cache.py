@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import version_for
-from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
@@ -106,7 +106,7 @@ def prune(
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
     done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
-    _print_lines([f"{name}: {problem}" for name, problem in done.damaged])
+    say_first([f"{name}: {problem}" for name, problem in done.damaged])
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
@@ -234,9 +234,6 @@ def _arch(name: str, known: Iterable[str] = ARCHITECTURES, option: str = "--arch
     return one_of(option, name, known, ConfigError)
 
 
-_SHOWN = 10
-
-
 def _print_status(found: StoreStatus, store: Path) -> None:
     per_item = found.nbytes / max(1, found.items)
     say(
@@ -269,15 +266,8 @@ def _print_status(found: StoreStatus, store: Path) -> None:
     ):  # fmt: skip
         if names:
             say(f"{what}: {len(names):,}; what to do: {remedy}")
-            _print_lines(names)
+            say_first(names)
     say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    for line in lines[:_SHOWN]:
-        say(f"  {line}")
-    if len(lines) > _SHOWN:
-        say(f"  … and {len(lines) - _SHOWN:,} more")
 
 
 def _print_files_in_use(done: MaintenanceReport) -> None:
@@ -287,7 +277,7 @@ def _print_files_in_use(done: MaintenanceReport) -> None:
 
 
 def _print_exchange(done: Exchange, verb: str, text: bool) -> None:
-    _print_lines([f"{name}: {why}" for name, why in done.skipped])
+    say_first([f"{name}: {why}" for name, why in done.skipped])
     say(f"{done.done} {'outputs' if text else 'latents'} {verb}, {len(done.skipped)} skipped")
 
 

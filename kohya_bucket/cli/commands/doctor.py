@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
-from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.console import plain_console, say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, refuse_beside
 from kohya_bucket.texts import counted
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kohya_bucket.adapter.findings import Section
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-_SHOWN = 10
 
 
 def doctor(
@@ -102,11 +101,8 @@ def _print(console: Console, section: Section) -> None:
         console.print(where + finding.message, markup=False, soft_wrap=True)
         if finding.remedy:
             console.print(f"    what to do: {finding.remedy}", markup=False, soft_wrap=True)
-        untold = any(name not in finding.message for name in finding.names)
-        for name in finding.names[:_SHOWN] if untold else ():
-            console.print(f"    {name}", markup=False, soft_wrap=True)
-        if untold and len(finding.names) > _SHOWN:
-            console.print(f"    … and {len(finding.names) - _SHOWN} more (--json names all)")
+        if any(name not in finding.message for name in finding.names):
+            say_first(finding.names, rest=" (--json names all)", indent="    ")
 
 
 def _verdict(sections: Sequence[Section]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.console import plain_console, say, scan_progress
+from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
@@ -19,7 +19,6 @@ from kohya_bucket.cli.options import (
 )
 from kohya_bucket.texts import counted
 
-_SHOWN = 10
 PARTS = ("build",)
 
 
@@ -66,8 +65,5 @@ def build(
         f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )
-    console = plain_console(stderr=True)
-    for i in sorted(cache.reasons)[:_SHOWN]:
-        console.print(f"  {cache.paths[i]}: {cache.reasons[i]}", markup=False, soft_wrap=True)
-    if len(cache.reasons) > _SHOWN:
-        console.print(f"  and {len(cache.reasons) - _SHOWN} more; all of them are in the file's column 'reason'")
+    lines = [f"{cache.paths[i]}: {cache.reasons[i]}" for i in sorted(cache.reasons)]
+    say_first(lines, rest="; all of them are in the file's column 'reason'", err=True)
