@@ -76,7 +76,7 @@ def with_option_groups(
 def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) -> list[inspect.Parameter]:
     hints, panel = get_type_hints(group), getattr(group, "panel", None)
     kept = [f for f in fields(group) if "help" in f.metadata and f.name not in without]
-    kept.sort(key=lambda f: f.name not in vars(group)["__annotations__"])  # those that it inherits come last
+    kept.sort(key=lambda f: f.name not in inspect.get_annotations(group))  # those that it inherits come last
     return [_option(f.name, hints[f.name], f, panel, also.get(f.name, "")) for f in kept]
 
 
