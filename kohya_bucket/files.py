@@ -26,12 +26,6 @@ _LONGEST = 255 - len("..0123456789ab.tmp")  # bytes of a name that can have a te
 _RETRY_SECONDS = 2.0
 
 
-def _temporary_sibling(path: Path) -> Path:
-    """A hidden name beside `path` that no other process or thread uses."""
-    fits = len(os.fsencode(path.name)) <= _LONGEST
-    return path.with_name(f".{path.name if fits else path.stem[:40]}.{uuid.uuid4().hex[:12]}.tmp")
-
-
 def final_name(temporary: str) -> str:
     """The name that a temporary file of ours, by its name, is to get; "" for all other names."""
     ours = _TEMPORARY.fullmatch(temporary)
@@ -47,7 +41,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     Raises:
         OSError: as whatever the file system refuses.
     """
-    temporary = _temporary_sibling(path)
+    name = path.name if len(os.fsencode(path.name)) <= _LONGEST else path.stem[:40]
+    temporary = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}.tmp")  # no other process or thread uses it
     try:
         yield temporary
         if sync:

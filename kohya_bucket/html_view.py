@@ -5,7 +5,7 @@ It needs nothing from elsewhere, takes the colours of the page around it, and st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from kohya_bucket.texts import one_line
@@ -22,14 +22,27 @@ def view(title: str, notes: Sequence[str], header: Sequence[str], rows: Sequence
 
     Names may be anybody's: of all texts signs are escaped, and long ones are cut.
     """
-    out = [f"<div><p><b>{_text(title)}</b>", *(f"<br>{_text(note)}" for note in notes), f"</p>{chart}<table><tr>"]
-    out += [f"<th>{_text(name)}</th>" for name in header]
-    out += [
-        "</tr>",
-        *("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows[:MOST_ROWS]),
-    ]
-    more = len(rows) - MOST_ROWS
-    return "".join([*out, "</table>", f"<p>… and {more:,} more</p>" if more > 0 else "", "</div>"])
+    lines = "".join(f"<br>{_text(note)}" for note in notes)
+    table = table_markup(header, [map(_cut, row) for row in rows[:MOST_ROWS]])
+    more = f"<p>… and {len(rows) - MOST_ROWS:,} more</p>" if len(rows) > MOST_ROWS else ""
+    return f"<div><p><b>{_text(title)}</b>{lines}</p>{chart}{table}{more}</div>"
+
+
+def markup_safe(text: object) -> str:
+    """A text of anybody's making as markup that shows it."""
+    # File names may hold bytes that are no text; a file in UTF-8 cannot.
+    return escape(one_line(text))
+
+
+def table_markup(head: Sequence[str], rows: Iterable[Iterable[object]], caption: str = "") -> str:
+    """A table as markup; the first cell of a row is its header."""
+    top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(markup_safe, cells))}</td></tr>'
+        for first, *cells in rows
+    )
+    above = f"<caption>{markup_safe(caption)}</caption>" if caption else ""
+    return f"<table>{above}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def fullest(values: Sequence[int]) -> list[int]:
@@ -77,6 +90,10 @@ def _svg(title: str, marks: Sequence[str], height: int) -> str:
     )
 
 
-def _text(value: object) -> str:
+def _cut(value: object) -> str:
     text = one_line(value)
-    return escape(text if len(text) <= _MOST_SIGNS else text[:_MOST_SIGNS] + "…")
+    return text if len(text) <= _MOST_SIGNS else text[:_MOST_SIGNS] + "…"
+
+
+def _text(value: object) -> str:
+    return escape(_cut(value))

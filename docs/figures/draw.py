@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from kohya_bucket.buckets import BucketRule, ExactBuckets, FixedBuckets, KohyaBuckets, load_preset  # noqa: E402
-from kohya_bucket.reports.chart import Drawing, Line, Text, aspect_chart  # noqa: E402
+from kohya_bucket.reports.chart import Drawing, aspect_chart  # noqa: E402
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1180, 420, 64, 24, 96, 44
 _COLOURS = ("#1f5fa8", "#d9650b", "#2b8a3e", "#9c36b5", "#c92a2a", "#0b7285", "#5f3dc4", "#846300", "#555555")
@@ -47,8 +47,8 @@ def loss_chart(rules: Sequence[tuple[str, BucketRule]], title: str, reach: float
     Gaps in a curve are aspects for which the rule has no bucket.
     """
     drawing = Drawing(_WIDTH, _HEIGHT, title)
-    drawing.add(Text(_LEFT, 24, title, size=18, bold=True))
-    drawing.add(Text(_LEFT, 80, "share cropped off", size=12, colour="#555555"))
+    drawing.text(_LEFT, 24, title, size=18, bold=True)
+    drawing.text(_LEFT, 80, "share cropped off", size=12, colour="#555555")
     logs = np.linspace(-np.log(reach), np.log(reach), steps)
     aspects = np.exp(logs)
     sizes = np.rint(np.stack([np.minimum(aspects, 1), np.minimum(1 / aspects, 1)], axis=1) * _LONG_SIDE)
@@ -63,19 +63,19 @@ def loss_chart(rules: Sequence[tuple[str, BucketRule]], title: str, reach: float
         return _HEIGHT - _BOTTOM - loss / ceiling * (_HEIGHT - _TOP - _BOTTOM)
 
     for share in np.linspace(0, ceiling, 6):
-        drawing.add(Line([(_LEFT, down(share)), (_WIDTH - _RIGHT, down(share))], "#e3e3e3"))
-        drawing.add(Text(_LEFT - 8, down(share), f"{share:.0%}", size=11, colour="#555555", anchor="end"))
+        drawing.line([(_LEFT, down(share)), (_WIDTH - _RIGHT, down(share))], "#e3e3e3")
+        drawing.text(_LEFT - 8, down(share), f"{share:.0%}", size=11, colour="#555555", anchor="end")
     for tick in (t for t in _TICKS if 1 / reach - 1e-9 <= t <= reach):
         x = across(float(np.log(tick)))
-        drawing.add(Line([(x, _HEIGHT - _BOTTOM), (x, _HEIGHT - _BOTTOM + 5)], "#8a8a8a"))
-        drawing.add(Text(x, _HEIGHT - _BOTTOM + 15, f"{tick:g}", size=11, colour="#555555", anchor="middle"))
-    drawing.add(Text(_WIDTH - _RIGHT, _HEIGHT - 10, "width / height", size=12, colour="#555555", anchor="end"))
+        drawing.line([(x, _HEIGHT - _BOTTOM), (x, _HEIGHT - _BOTTOM + 5)], "#8a8a8a")
+        drawing.text(x, _HEIGHT - _BOTTOM + 15, f"{tick:g}", size=11, colour="#555555", anchor="middle")
+    drawing.text(_WIDTH - _RIGHT, _HEIGHT - 10, "width / height", size=12, colour="#555555", anchor="end")
     x = float(_LEFT)
     for i, ((name, _), loss) in enumerate(zip(rules, losses, strict=True)):
         # Curves coincide over long stretches: each is thinner than those below it, so that all remain visible.
         colour, width = _COLOURS[i % len(_COLOURS)], 1.4 + 2.0 * (len(rules) - 1 - i)
-        drawing.add(Line([(x, 52), (x + 22, 52)], colour, max(width, 2.5)))
-        drawing.add(Text(x + 28, 52, name, size=13))
+        drawing.line([(x, 52), (x + 22, 52)], colour, max(width, 2.5))
+        drawing.text(x + 28, 52, name, size=13)
         x += 52 + 8.0 * len(name)
         run: list[tuple[float, float]] = []
         for log_aspect, value in zip(logs.tolist(), loss.tolist(), strict=True):
@@ -90,7 +90,7 @@ def loss_chart(rules: Sequence[tuple[str, BucketRule]], title: str, reach: float
 
 def _curve(drawing: Drawing, run: list[tuple[float, float]], colour: str, width: float) -> None:
     if len(run) > 1:
-        drawing.add(Line(run, colour, width))
+        drawing.line(run, colour, width)
 
 
 if __name__ == "__main__":

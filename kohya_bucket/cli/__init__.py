@@ -10,12 +10,7 @@ from kohya_bucket.extras import importer
 if TYPE_CHECKING:
     from kohya_bucket.cli.group import app
 else:
-    __getattr__ = importer(
-        __name__,
-        {
-            "kohya_bucket.cli.group": ["app"],
-        },
-    )
+    __getattr__ = importer(__name__, {"kohya_bucket.cli.group": ["app"]})
 
 __all__ = ["app", "main"]
 

@@ -139,16 +139,22 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     Returns:
         the version; the checkout, where it is one.
     """
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
 
     if given is not None and _VERSION.fullmatch(given):
         return Release.of(given), None
-    try:
-        found = nearby_checkout() if given is None else find_checkout(Path(given))
-    except CheckoutError as error:
-        raise ConfigError(f"--sd-scripts is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
+    found = _checkout("--sd-scripts", given)
     return (Release.in_checkout(found), found) if found else (NEWEST, None)
+
+
+def _checkout(option: str, given: str | None) -> Path | None:
+    """The checkout in the folder that an option names; by default the one at hand, if there is one."""
+    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
+
+    try:
+        return find_checkout(Path(given)) if given else nearby_checkout()
+    except CheckoutError as error:
+        raise ConfigError(f"{option} is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
 
 
 Arch = Annotated[
@@ -182,17 +188,9 @@ def version_for(given: str) -> str:
     `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
     from kohya_bucket.latents.architectures import is_version
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, npz_version
+    from kohya_bucket.sdscripts.checkout import npz_version
 
     if is_version(given):
         return given
-    if given and not Path(given).is_dir():
-        raise ConfigError(
-            f"--for {given!r}: neither a version of sd-scripts, such as 0.10.1 or 0.11, nor a folder with one"
-        )
-    try:
-        return npz_version(find_checkout(Path(given)))
-    except CheckoutError:
-        if given:
-            raise
-        return ""
+    found = _checkout("--for", given)
+    return npz_version(found) if found else ""

@@ -6,14 +6,13 @@ import codecs
 import contextlib
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kohya_bucket.texts import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 
 _ENCODING_ERRORS = "kohya_bucket.plain"
@@ -38,7 +37,15 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(one_line(text), err=err)
 
 
-def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
+def say_first(lines: Sequence[str], limit: int = 10, rest: str = "", *, indent: str = "  ", err: bool = False) -> None:
+    """The first `limit` lines, and how many more there are; `rest` says where those are."""
+    for line in lines[:limit]:
+        say(indent + line, err=err)
+    if len(lines) > limit:
+        say(f"{indent}… and {len(lines) - limit:,} more{rest}", err=err)
+
+
+def plain_console(*, width: int | None = None) -> Console:
     """A console whose `print` shows a text in one line, and names and paths as they are: `:x:` in one is no picture."""
     from rich.console import Console
 
@@ -46,7 +53,7 @@ def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
         def print(self, *objects: Any, **options: Any) -> None:
             super().print(*(one_line(part) if isinstance(part, str) else part for part in objects), **options)
 
-    return Plain(stderr=stderr, width=width, highlight=False, emoji=False)
+    return Plain(width=width, highlight=False, emoji=False)
 
 
 def wide_console() -> Console:
@@ -55,26 +62,36 @@ def wide_console() -> Console:
     return console if console.is_terminal else plain_console(width=max(console.width, _FILE_WIDTH))
 
 
-def columns(*head: str, left: int = 1) -> Table:
-    """A plain table with these headings, to which rows are added; all but the first `left` are numbers."""
+def print_table(
+    console: Console, rows: Sequence[Mapping[str, str]], *, left: int = 1, spare: Sequence[str] = (),
+    total: bool = False, **look: Any,
+) -> None:  # fmt: skip
+    """Print all of a table: where the terminal is too narrow its lines go on in the next, and no digit is lost.
+
+    Args:
+        rows: cells by their headings; all but the first `left` columns are numbers.
+        spare: columns that go, one after the other, where all do not fit.
+        total: the last row is set apart.
+        look: of `rich.table.Table`.
+    """
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=True)
-    return table
+    def table(without: Sequence[str]) -> Table:
+        made = Table(pad_edge=False, **{"box": None, **look})
+        kept = [name for name in rows[0] if name not in without]
+        for i, name in enumerate(kept):
+            made.add_column(name, justify="left" if i < left else "right", no_wrap=True, vertical="bottom")
+        for number, row in enumerate(rows, 2):
+            made.add_row(*(row[name] for name in kept), end_section=total and number == len(rows))
+        return made
 
-
-def width_of(console: Console, table: Table) -> int:
-    """How many columns of a terminal all of it takes."""
-    return console.measure(table, options=console.options.update(max_width=_ANY_WIDTH)).maximum
-
-
-def print_table(console: Console, table: Table) -> None:
-    """Print all of a table: where the terminal is too narrow its lines go on in the next, and no digit is lost."""
-    needed = width_of(console, table)
-    wide = console if needed <= console.width else plain_console(stderr=console.stderr, width=needed)
-    wide.print(table)
+    tables = [table(spare[:n]) for n in range(len(spare) + 1)]
+    needed = [console.measure(one, options=console.options.update(max_width=_ANY_WIDTH)).maximum for one in tables]
+    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
+    wide = console if needed[missing] <= console.width else plain_console(width=needed[missing])
+    wide.print(tables[missing])
+    if missing:
+        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
 
 
 def _in_other_words(error: UnicodeError) -> tuple[str, int]:

@@ -14,7 +14,7 @@ import typer
 
 from kohya_bucket.adapter.options import store_folder
 from kohya_bucket.cli.configs import adapter_options, release_at_hand
-from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
     RuleOptions,
@@ -156,7 +156,7 @@ class Work:
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
         _say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
-        root, todo = self._parts(encoder_hash(encoder), "local")
+        root, todo = self.source.parts(self, replace(self.recipe, vae=encoder_hash(encoder)), "local")
         family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
         own: list[dict[str, Any]] = [{}] * len(todo)
         if format == "npz" and family is not None:  # without one, `encode_items` says what is missing
@@ -176,16 +176,12 @@ class Work:
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
         with Actors(EncoderOnRay, load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
-            root, todo = self._parts(crew.facts().identity, "ray")
+            root, todo = self.source.parts(self, replace(self.recipe, vae=crew.facts().identity), "ray")
             return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
-
-    def _parts(self, encoder: str, engine: str) -> tuple[Path, list[LatentItems]]:
-        return self.source.parts(self, replace(self.recipe, vae=encoder), engine)
 
     def _encode(
         self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]
     ) -> int:
-        """Encode the parts, each with its own `options`."""
         from kohya_bucket.latents.encode.worker import joined
 
         further: list[PrecomputeReport] = []
@@ -208,7 +204,6 @@ class Work:
 
 
 def _print_report(report: PrecomputeReport) -> None:
-    """What a run did, in a few lines."""
     where = "beside the images" if report.output is None else str(report.output)
     for reason, n in report.reasons.items():
         say(f"{n} to do: {reason}")
@@ -221,10 +216,7 @@ def _print_report(report: PrecomputeReport) -> None:
         seconds = max(report.seconds, 1e-9)
         idle = report.device_idle / seconds
         say(f"{seconds:.1f} s, {report.encoded / seconds:.1f}/s, VAE idle {100 * idle:.0f} % of the time")
-    for path, reason in report.without_bucket[:10]:
-        say(f"no bucket: {path}: {reason}")
-    if (more := len(report.without_bucket) - 10) > 0:
-        say(f"no bucket: {more} more")
+    say_first([f"no bucket: {path}: {reason}" for path, reason in report.without_bucket], indent="")
 
 
 _HOW = (
@@ -243,9 +235,8 @@ def encode_captions(
     if output is None or not options.text_encoder:
         raise ConfigError(_HOW)
     what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
-    if path := context.params["path"]:
-        raise ConfigError(f"{what}: leave out {' '.join(path)}")
-    refuse_beside(context, what, [name for name in context.params if name not in own])
+    others = [name for name in context.params if name not in own]
+    refuse_beside(context, what, others, context.params["path"] or ())
     from kohya_bucket.latents.encode.precompute import launched, precompute_text
     from kohya_bucket.latents.encode.text_encoder import load_text_encoder
     from kohya_bucket.latents.store.latent_store import LatentStore

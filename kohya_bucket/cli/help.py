@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ _FIRST_COLUMN = 34
 def rare(*names: str, **about: Any) -> Any:
     """A `typer.Option` that only `--help-all` shows."""
     return typer.Option(*names, rich_help_panel=ADVANCED, **about)
+
+
+def opt(default: Any, help: str | Callable[[], str] = "", *spelled: str, usual: bool = True, **about: Any) -> Any:
+    """The default of a command's parameter or of a dataclass' field that is an option, see `with_option_groups`.
+
+    `help` is its text, or what gives it; without `usual` only `--help-all` shows it.
+    """
+    return field(default=default, metadata={"help": help, "spelled": spelled, "usual": usual, "about": about})
 
 
 class PlainCommand(TyperCommand):

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import io
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
 from kohya_bucket.buckets.choices import EXTRACTIONS, described
 from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of, path_meant
-from kohya_bucket.cli.help import ADVANCED, rare
+from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
 from kohya_bucket.images import IMAGE_EXTENSIONS
@@ -46,9 +43,8 @@ def with_option_groups(
 ) -> _Command:
     """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
 
-    A help text may have a gap `{}` for what a function says, which stands behind the option in its annotation. A field
-    of a table of options brings its help text as metadata; without one it is no option. The dataclass' `panel` is the
-    title over its options.
+    Parameters and fields that `opt` made are options; fields without a help text are none. The dataclass' `panel` is
+    the title over its options.
 
     Args:
         without: fields that mean nothing to the command; they keep their defaults.
@@ -61,8 +57,10 @@ def with_option_groups(
             options = _options_of(p.annotation, without, also or {})
             groups[p.name] = p.annotation, [option.name for option in options]
             parameters += options
+        elif isinstance(p.default, Field):
+            parameters.append(_option(p.name, p.annotation, p.default))
         else:
-            parameters.append(p.replace(kind=p.KEYWORD_ONLY, annotation=_with_help(p.annotation)))
+            parameters.append(p.replace(kind=p.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -75,34 +73,22 @@ def with_option_groups(
     return run
 
 
-def _with_help(hint: Any) -> Any:
-    """The annotation of an option with the gap in its help text filled; any other as it is."""
-    kind, option, *texts = get_args(hint) or (hint, None)
-    if not texts:
-        return hint
-    whole = copy.copy(option)
-    whole.help = option.help.format(*(text() for text in texts))
-    return Annotated[kind, whole]
-
-
 def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) -> list[inspect.Parameter]:
-    hints = {name: _with_help(hint) for name, hint in get_type_hints(group, include_extras=True).items()}
-    for field in fields(group):
-        if text := field.metadata.get("help"):
-            option = typer.Option if field.metadata.get("usual") else rare
-            text = text() if callable(text) else text
-            hints[field.name] = Annotated[hints[field.name], option(*field.metadata.get("spelled", ()), help=text)]
-    for name in also:
-        kind, option = get_args(hints[name])
-        panel = option.rich_help_panel
-        hints[name] = Annotated[kind, typer.Option(_spelled(name), also[name], help=option.help, rich_help_panel=panel)]
-    for option in (option for hint in hints.values() for option in get_args(hint)[1:]):
-        if isinstance(option, OptionInfo):
-            option.rich_help_panel = option.rich_help_panel or getattr(group, "panel", None)
-    kept = [field for field in fields(group) if field.name not in without and get_args(hints[field.name])[1:]]
-    kept.sort(key=lambda field: "help" in field.metadata)  # those that a group inherits come last
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in kept]
+    hints, panel = get_type_hints(group), getattr(group, "panel", None)
+    kept = [f for f in fields(group) if "help" in f.metadata and f.name not in without]
+    kept.sort(key=lambda f: f.name not in inspect.get_annotations(group))  # those that it inherits come last
+    return [_option(f.name, hints[f.name], f, panel, also.get(f.name, "")) for f in kept]
+
+
+def _option(name: str, hint: Any, made: Field[Any], panel: str | None = None, also: str = "") -> inspect.Parameter:
+    about, text = made.metadata, made.metadata["help"]
+    option = (typer.Option if about.get("usual") else rare)(
+        *((_spelled(name), also) if also else about.get("spelled", ())),
+        help=text() if callable(text) else text, **about.get("about", {}),
+    )  # fmt: skip
+    option.rich_help_panel = option.rich_help_panel or panel
+    annotation: Any = Annotated[hint, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=made.default, annotation=annotation)
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:
@@ -115,21 +101,20 @@ def _spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def refuse_beside(context: typer.Context, what: str, names: Iterable[str]) -> None:
-    """Refuse parameters that would be passed over in silence, if one was given: `ConfigError`.
+def refuse_beside(context: typer.Context, what: str, names: Iterable[str], path: Sequence[str] = ()) -> None:
+    """Refuse parameters that would be passed over in silence, if one was given, and a `path`: `ConfigError`.
 
     `what` says why they do not count, as the beginning of a sentence, e.g. "--config c.toml brings its own rules".
     """
-    options = given(context, names)
-    if options:
-        raise ConfigError(f"{what}: leave out {' and '.join(options)}")
+    if out := " ".join(path) or " and ".join(given(context, names)):
+        raise ConfigError(f"{what}: leave out {out}")
 
 
 Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]
 TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
 Recursive = Annotated[bool, rare(help="Look into subfolders.")]
 Workers = Annotated[int | None, rare(min=1, help="At most this many threads or processes.")]
-Family = Annotated[str | None, typer.Option("--arch", help="Usual sizes of a model: {}."), lambda: ", ".join(FAMILIES)]
+Family = Annotated[str | None, typer.Option("--arch", help=f"Usual sizes of a model: {', '.join(FAMILIES)}.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 
@@ -153,15 +138,19 @@ def engine_of(name: str) -> Engine:
 _MOST_GPUS = 65_536
 
 
-def gpu_counts(text: str) -> list[int]:
-    """Numbers of GPUs from `1,2,4`. Raises `KohyaBucketError` for anything else."""
+def numbers_of(option: str, text: str, most: int, example: str) -> list[int]:
+    """Whole numbers from `1,2,4`, the values of an option. `ConfigError` for anything else."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1 or max(numbers) > _MOST_GPUS:
-        raise KohyaBucketError(f"--gpus is {text!r}, but must be whole numbers from 1 to {_MOST_GPUS:,}, e.g. 1,2,4")
+    if not numbers or min(numbers) < 1 or max(numbers) > most:
+        raise ConfigError(f"{option} is {text!r}, but must be whole numbers from 1 to {most:,}, e.g. {example}")
     return numbers
+
+
+def gpu_counts(text: str) -> list[int]:
+    return numbers_of("--gpus", text, _MOST_GPUS, "1,2,4")
 
 
 def _is_made_here(file: Path) -> bool:
@@ -217,10 +206,6 @@ def check_output(
         )
 
 
-def _rules() -> str:
-    return ", ".join(rule_choices())
-
-
 @dataclass(frozen=True, kw_only=True)
 class RuleOptions(OptionsOfRules):
     """What a command line says about the rule; each field is an option, also those of rules that have a help text.
@@ -231,18 +216,14 @@ class RuleOptions(OptionsOfRules):
 
     panel: ClassVar = "Buckets"
 
-    rule: Annotated[str | None, typer.Option(help="{}."), _rules] = None
-    preset: Annotated[str | None, typer.Option("--preset", "-p", help="A bundled bucket set, e.g. sdxl.")] = None
-    bucket_config: Annotated[
-        Path | None, typer.Option("--bucket-config", "-c", help="A bucket set in a TOML or JSON file.")
-    ] = None
-    resolution: Annotated[str, typer.Option(help="512 or 832,1216.")] = "512"
-    min_bucket_reso: Annotated[int, typer.Option(help="As in sd-scripts.")] = 256
-    max_bucket_reso: Annotated[int, typer.Option(min=1, help="As in sd-scripts.")] = 1024
-    bucket_reso_steps: Annotated[int, typer.Option(help="As in sd-scripts.")] = 64
-    bucket_no_upscale: Annotated[
-        bool, typer.Option("--bucket-no-upscale", "--no-upscale", help="As in sd-scripts.")
-    ] = False
+    rule: str | None = opt(None, lambda: f"{', '.join(rule_choices())}.")
+    preset: str | None = opt(None, "A bundled bucket set, e.g. sdxl.", "--preset", "-p")
+    bucket_config: Path | None = opt(None, "A bucket set in a TOML or JSON file.", "--bucket-config", "-c")
+    resolution: str = opt("512", "512 or 832,1216.")
+    min_bucket_reso: int = opt(256, "As in sd-scripts.")
+    max_bucket_reso: int = opt(1024, "As in sd-scripts.", min=1)
+    bucket_reso_steps: int = opt(64, "As in sd-scripts.")
+    bucket_no_upscale: bool = opt(False, "As in sd-scripts.", "--bucket-no-upscale", "--no-upscale")
 
     @property
     def name(self) -> str:
@@ -316,19 +297,12 @@ class SourceOptions:
 
     panel: ClassVar = ADVANCED
 
-    captions_file: Annotated[
-        Path | None, typer.Option(help="A file with one caption per line. Default: what is beside each image.")
-    ] = None
-    caption_extension: Annotated[
-        str,
-        typer.Option(help='Ending of caption files, also in tars. In a .json file, the text under "caption" is taken.'),
-    ] = ".txt"
-    image_column: Annotated[str, typer.Option(help="Of Parquet files and saved data sets: the column of images.")] = (
-        "image"
+    captions_file: Path | None = opt(None, "A file with one caption per line. Default: what is beside each image.")
+    caption_extension: str = opt(
+        ".txt", 'Ending of caption files, also in tars. In a .json file, the text under "caption" is taken.'
     )
-    caption_column: Annotated[str | None, typer.Option(help="Of the same: the column of captions. Default: none.")] = (
-        None
-    )
+    image_column: str = opt("image", "Of Parquet files and saved data sets: the column of images.")
+    caption_column: str | None = opt(None, "Of the same: the column of captions. Default: none.")
 
 
 @dataclass(frozen=True)
@@ -337,15 +311,15 @@ class TrainerArguments:
 
     panel: ClassVar = "If the config does not set it"
 
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768")] = None
-    train_batch_size: Annotated[int | None, typer.Option("--train-batch-size", "--batch-size", min=1)] = None
-    enable_bucket: Annotated[bool, typer.Option("--enable-bucket")] = False
-    bucket_no_upscale: Annotated[bool, typer.Option("--bucket-no-upscale")] = False
-    min_bucket_reso: Annotated[int | None, typer.Option()] = None
-    max_bucket_reso: Annotated[int | None, typer.Option()] = None
-    bucket_reso_steps: Annotated[int | None, typer.Option()] = None
-    skip_image_resolution: Annotated[str | None, typer.Option()] = None
-    caption_extension: Annotated[str | None, typer.Option()] = None
+    resolution: str | None = opt(None, "512 or 512,768")
+    train_batch_size: int | None = opt(None, "", "--train-batch-size", "--batch-size", min=1)
+    enable_bucket: bool = opt(False, "", "--enable-bucket")
+    bucket_no_upscale: bool = opt(False, "", "--bucket-no-upscale")
+    min_bucket_reso: int | None = opt(None)
+    max_bucket_reso: int | None = opt(None)
+    bucket_reso_steps: int | None = opt(None)
+    skip_image_resolution: str | None = opt(None)
+    caption_extension: str | None = opt(None)
 
     def given(self) -> dict[str, Any]:
         """Their names and values, as `read_config` takes them; a flag that is off counts as not given."""
@@ -362,13 +336,10 @@ _EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not
 class ClipOptions:
     """The model, and how musubi-tuner takes frames; each field is an option."""
 
-    arch: Annotated[
-        str | None,
-        typer.Option(help="sdxl, sd15, flux, … set usual sizes; wan, hv, zi, … place as musubi-tuner does."),
-    ] = None
-    target_frames: Annotated[str | None, rare(help="Of a clip: 1,25,45; else all up to 129.")] = None
-    frame_extraction: Annotated[str, rare(help="Of a clip: {}."), partial(described, _EXTRACTIONS)] = "head"
-    source_fps: Annotated[float | None, rare(help="Of a clip: as in musubi-tuner, with --arch.")] = None
+    arch: str | None = opt(None, "sdxl, sd15, flux, … set usual sizes; wan, hv, zi, … place as musubi-tuner does.")
+    target_frames: str | None = opt(None, "Of a clip: 1,25,45; else all up to 129.", usual=False)
+    frame_extraction: str = opt("head", lambda: f"Of a clip: {described(_EXTRACTIONS)}.", usual=False)
+    source_fps: float | None = opt(None, "Of a clip: as in musubi-tuner, with --arch.", usual=False)
 
     def family(self) -> tuple[str | None, ClipOptions]:
         """The family of sd-scripts that `arch` names, which trains no clips, and the options without it."""
@@ -396,14 +367,8 @@ class ClipOptions:
         keys = ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
         if self.target_frames is None:
             return keys
-        try:
-            lengths = tuple(int(part) for part in self.target_frames.split(","))
-            if max(lengths) > MOST_FRAMES:
-                raise ValueError
-        except ValueError:
-            text = f"--target-frames is {self.target_frames!r}, but must be numbers of frames, e.g. 1,25,45"
-            raise ConfigError(text) from None
-        return replace(keys, target_frames=lengths, frame_extraction=self.frame_extraction)
+        lengths = numbers_of("--target-frames", self.target_frames, MOST_FRAMES, "1,25,45")
+        return replace(keys, target_frames=tuple(lengths), frame_extraction=self.frame_extraction)
 
 
 FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."
@@ -412,7 +377,7 @@ FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the
 def _families() -> str:
     from kohya_bucket.latents.architectures import ARCHITECTURES
 
-    return ", ".join(ARCHITECTURES)
+    return f"Model family: {', '.join(ARCHITECTURES)}."
 
 
 @dataclass(frozen=True)
@@ -421,13 +386,10 @@ class ClusterOptions:
 
     panel: ClassVar = ADVANCED
 
-    engine: Annotated[str, typer.Option(help="local, or ray: a Ray cluster.")] = "local"
-    concurrency: Annotated[int | None, typer.Option(min=1, help="With ray: encoders; by default one for each GPU.")] = (
-        None
-    )
+    engine: str = opt("local", "local, or ray: a Ray cluster.")
+    concurrency: int | None = opt(None, "With ray: encoders; by default one for each GPU.", min=1)
 
     def on_ray(self) -> bool:
-
         if engine_of(self.engine) != "ray":
             if self.concurrency is not None:
                 raise ConfigError("--concurrency says how many encoders Ray starts: add --engine ray, or leave it out")
@@ -441,14 +403,14 @@ class ClusterOptions:
 class VaeOptions:
     """Which VAE, and how it runs; each field is an option."""
 
-    vae: Annotated[str, typer.Option("--vae", help="Hub name, folder, or .safetensors file.")] = ""
-    arch: Annotated[str, typer.Option(help="Model family: {}."), _families] = ""
-    dtype: Annotated[str, rare(help="float32, float16 or bfloat16; auto computes as suits the device.")] = "auto"
-    device: Annotated[str | None, rare(help="E.g. cuda:0; by default this process' GPU.")] = None
-    tiling: Annotated[bool, rare("--tiling", help="Encode in tiles: less memory.")] = False
-    slicing: Annotated[bool, rare("--slicing", help="Encode image by image: less memory.")] = False
-    xformers: Annotated[bool, rare("--xformers", help="xformers' attention.")] = False
-    compile: Annotated[bool, rare("--compile", help="Let torch.compile translate the VAE.")] = False
+    vae: str = opt("", "Hub name, folder, or .safetensors file.", "--vae")
+    arch: str = opt("", _families)
+    dtype: str = opt("auto", "float32, float16 or bfloat16; auto computes as suits the device.", usual=False)
+    device: str | None = opt(None, "E.g. cuda:0; by default this process' GPU.", usual=False)
+    tiling: bool = opt(False, "Encode in tiles: less memory.", "--tiling", usual=False)
+    slicing: bool = opt(False, "Encode image by image: less memory.", "--slicing", usual=False)
+    xformers: bool = opt(False, "xformers' attention.", "--xformers", usual=False)
+    compile: bool = opt(False, "Let torch.compile translate the VAE.", "--compile", usual=False)
 
     def load_options(self) -> dict[str, Any]:
         """The same as `load_vae` takes them."""
@@ -460,13 +422,13 @@ class VaeOptions:
 class StoreOptions:
     """Which latents are made, and in which files they lie; each field is an option."""
 
-    flip: Annotated[bool, typer.Option("--flip", help="Store the mirrored images too.")] = False
-    mask: Annotated[bool, rare("--mask", help="Store the alpha channel too.")] = False
-    posterior: Annotated[bool, rare("--posterior", help="Store mean and deviation, no sample.")] = False
-    format: Annotated[str, typer.Option(help="shards, or npz: sd-scripts' own files.")] = "shards"
-    for_: Annotated[str, rare("--for", help=FOR_HELP)] = ""
-    interpolation: Annotated[str, rare(help="Filter of the resize; auto is sd-scripts'.")] = "auto"
-    collection: Annotated[str, rare(help="Part of the store, to keep several models apart.")] = ""
+    flip: bool = opt(False, "Store the mirrored images too.", "--flip")
+    mask: bool = opt(False, "Store the alpha channel too.", "--mask", usual=False)
+    posterior: bool = opt(False, "Store mean and deviation, no sample.", "--posterior", usual=False)
+    format: str = opt("shards", "shards, or npz: sd-scripts' own files.")
+    for_: str = opt("", FOR_HELP, "--for", usual=False)
+    interpolation: str = opt("auto", "Filter of the resize; auto is sd-scripts'.", usual=False)
+    collection: str = opt("", "Part of the store, to keep several models apart.", usual=False)
 
     def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
         """How latents are made with these options; the hash of the encoder is still missing.
@@ -489,14 +451,12 @@ class StoreOptions:
 class TextOptions:
     """Captions in place of images; each field is an option."""
 
-    text: Annotated[
-        bool, typer.Option("--text", help="Captions: of the store in --output, or PATH is an sd-scripts trainer.")
-    ] = False
-    text_encoder: Annotated[
-        list[str] | None, rare(help="With --text: CLIP or T5, hub name or folder; may be repeated.")
-    ] = None
-    max_length: Annotated[
-        list[int] | None, rare(min=1, help="Tokens of each text encoder, in their order; else its tokenizer's.")
-    ] = None
-    layer: Annotated[int, rare(help="Hidden state of text encoders: -1 the last, -2 as for SDXL.")] = -1
-    apply_mask: Annotated[bool, rare("--apply-mask", help="Text encoders leave out padding, which is 0 then.")] = False
+    text: bool = opt(False, "Captions: of the store in --output, or PATH is an sd-scripts trainer.", "--text")
+    text_encoder: list[str] | None = opt(
+        None, "With --text: CLIP or T5, hub name or folder; may be repeated.", usual=False
+    )
+    max_length: list[int] | None = opt(
+        None, "Tokens of each text encoder, in their order; else its tokenizer's.", min=1, usual=False
+    )
+    layer: int = opt(-1, "Hidden state of text encoders: -1 the last, -2 as for SDXL.", usual=False)
+    apply_mask: bool = opt(False, "Text encoders leave out padding, which is 0 then.", "--apply-mask", usual=False)

@@ -12,12 +12,11 @@ import numpy as np
 import typer
 from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.gpu_table import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.cli.console import print_table, say, scan_progress, wide_console, width_of
+from kohya_bucket.cli.console import print_table, say, say_first, scan_progress, wide_console
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.sdscripts.wording import rule_text
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
-_LIMIT = 20
+_RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,6 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
-    """How frames are taken from clips, and what is lost."""
     from kohya_bucket.musubi.keys import ClipKeys
 
     keys = data.keys
@@ -314,10 +312,8 @@ def _print_data(console: Console, data: PlannedData, images: bool) -> None:
         console.print(line, markup=False, soft_wrap=True)
     if left_out := data.entry["not_trained"]:
         console.print(f"[yellow]not trained: {len(left_out):,}[/yellow]")
-        for row in left_out if images else left_out[:_LIMIT]:
-            console.print(f"  {row.get('image') or row['path']}: {row['reason']}", markup=False, soft_wrap=True)
-        if len(left_out) > _LIMIT and not images:
-            console.print(f"  … and {len(left_out) - _LIMIT:,} more (--images lists all)")
+        lines = [f"{row.get('image') or row['path']}: {row['reason']}" for row in left_out]
+        say_first(lines, len(lines) if images else 20, " (--images lists all)")
     if any("cut" in row for row in data.rows[:1]):
         console.print(
             f"{'size':>11} {'bucket':>10} {'resized':>11} {'cut left,top,right,bottom':>26} {'crop':>6}  image"
@@ -344,7 +340,6 @@ def _size(size: Sequence[int]) -> str:
 
 
 def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
-    """A row for each bucket and one for all."""
     rows, what = entry["buckets"], "images" if "images" in entry else "items"
     if not rows:
         console.print("nothing is trained")
@@ -355,29 +350,8 @@ def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
     total |= {name: max(row[name] for row in rows) for name in most if name in rows[0]}
     total["mean_crop_loss"] = sum(row["mean_crop_loss"] * row[what] for row in rows) / total[what]
     cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what], "bucket": f"all {len(rows)}"})]
-    _print_table(console, cells, ("aspect", "short", "samples", "batches"), total=True)
-
-
-def _print_table(
-    console: Console, cells: Sequence[Mapping[str, str]], spare: Sequence[str], *, total: bool = False
-) -> None:
-    """Rows by their headings, the last set apart where it is the `total`; `spare` columns go where all do not fit."""
-
-    def table(without: Sequence[str]) -> Table:
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-        kept = [name for name in cells[0] if name not in without]
-        for name in kept:
-            made.add_column(name, justify="right", no_wrap=True, vertical="bottom")
-        for number, row in enumerate(cells, 2):
-            made.add_row(*(row[name] for name in kept), end_section=total and number == len(cells))
-        return made
-
     console.print()
-    needed = [width_of(console, table(spare[:n])) for n in range(len(spare) + 1)]
-    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
-    print_table(console, table(spare[:missing]))
-    if missing:
-        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
+    print_table(console, cells, left=0, spare=("aspect", "short", "samples", "batches"), total=True, **_RULED)
 
 
 def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
@@ -403,7 +377,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
         line |= {"updates": f"{row.updates:,}"} if accumulate > 1 else {}
         line |= {name: f"{getattr(row, name):,}" for name in ("samples", "missed", "repeated")}
         cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
-    _print_table(console, cells, ("samples",))
+    console.print()
+    print_table(console, cells, left=0, spare=("samples",), **_RULED)
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)

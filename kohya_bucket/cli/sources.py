@@ -94,8 +94,6 @@ _SPLITS = "dataset_dict.json"  # and `DatasetDict.save_to_disk`
 
 
 def _tables_in(sources: Sequence[str]) -> list[str]:
-    """The files of the tables that are named, in their order."""
-
     def is_table(name: str) -> bool:
         folder = Path(name)
         is_saved = (folder / _SPLITS).is_file() or all((folder / its).is_file() for its in (_STATE, _INFO))
@@ -128,7 +126,6 @@ def _files_of(name: str) -> list[str]:
 
 
 def _arrow_files(folder: Path) -> list[str]:
-    """The files of a data set that `save_to_disk` has written."""
     state = folder / _STATE
     try:
         data = parse_json(read_text(state, None))
@@ -262,15 +259,12 @@ def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet:
     images, again = Origins.of_tars(index)
     sizes = index.sizes
     sizes[list(again)] = 0
-    captions = _captions_in(index, images) if given is None else _lines(given, len(index))
+    if given is None:
+        captions = for_each(partial(_of_sample, index, images), range(len(index)), at_once=REQUESTS)
+        for_each(Container.checked, images.containers)  # none has changed since
+    else:
+        captions = _lines(given, len(index))
     return Found(images, sizes, index.reasons | again, captions)
-
-
-def _captions_in(index: TarIndex, images: Origins) -> list[str | None]:
-    """The captions of the samples of tars, which have not changed since."""
-    captions = for_each(partial(_of_sample, index, images), range(len(index)), at_once=REQUESTS)
-    for_each(Container.checked, images.containers)
-    return captions
 
 
 def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:

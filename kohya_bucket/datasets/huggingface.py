@@ -9,7 +9,7 @@ import numpy as np
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.sources import CellSource, SourceSizes, cell_size
+from kohya_bucket.datasets.sources import CellSource, SourceSizes, cell_size, column_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 
@@ -58,9 +58,9 @@ class HuggingFaceSource(CellSource):
             stop = min(start + _ROWS, len(only))
             part = only[start:stop]
             if isinstance(part, Mapping):  # of columns, as a slice of a dataset is
-                cells = self._cell(part, self._image, f"{self.name(start)} to {stop - 1}")
+                cells = column_of(part, self._image, f"{self.name(start)} to {stop - 1}")
             else:
-                cells = [self._cell(only[i], self._image, self.name(i)) for i in range(start, stop)]
+                cells = [column_of(only[i], self._image, self.name(i)) for i in range(start, stop)]
             for i, cell in enumerate(cells, start):
                 try:
                     sizes[i] = cell_size(cell, self._obey_exif)
@@ -69,29 +69,19 @@ class HuggingFaceSource(CellSource):
         return SourceSizes(sizes, failures)
 
     def cell(self, index: int) -> Any:
-        return self._cell(self._dataset[index], self._image, self.name(index))
+        return column_of(self._dataset[index], self._image, self.name(index))
 
     def caption(self, index: int) -> str:
         if self._caption is None:
             return ""
         name = self.name(index)
-        return caption_of_cell(self._cell(self._only(self._caption)[index], self._caption, name), name)
+        return caption_of_cell(column_of(self._only(self._caption)[index], self._caption, name), name)
 
     def name(self, index: int) -> str:
         return f"hf:{index}"
 
     def _only(self, column: str) -> Any:
         return self._dataset if self._whole_rows else self._dataset.select_columns([column])
-
-    @staticmethod
-    def _cell(row: Any, column: str, name: str) -> Any:
-        if not isinstance(row, Mapping):
-            raise KohyaBucketError(f"{name} is a {type(row).__name__}, but must be a mapping of columns")
-        try:
-            return row[column]
-        except KeyError:
-            there = ", ".join(map(str, row))
-            raise KohyaBucketError(f"{name} has no {column!r}, only {there}: name the column that holds it") from None
 
 
 def refuse_splits(dataset: Any) -> None:

@@ -208,16 +208,10 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         cls, hf_dataset: Any, rule: BucketRule, *, image_column: str = "image",
         caption_column: str | None = None, obey_exif: bool = True, **settings: Unpack[ItemKeywords],
     ) -> BucketedDataset:  # fmt: skip
-        """A Hugging Face `datasets.Dataset` with a column of images.
+        """A map-style Hugging Face `datasets.Dataset` with a column of images; settings are as for the class.
 
-        The column may hold encoded images (`datasets.Image()`, decoded or not; only headers are read here),
-        Pillow images, or arrays and tensors in either [C, H, W] or [H, W, C] order.
-
-        Args:
-            hf_dataset: a map-style dataset; streams are for `StreamingBuckets`.
-            image_column, caption_column: names of columns.
-            obey_exif: turn encoded images upright, as `datasets` itself does.
-            settings: transform, pixel_range, interpolation, decode and on_bad_image, as for the class.
+        The column may hold encoded images (`datasets.Image()`, decoded or not; only headers are read here, and they
+        are turned upright, as `datasets` does), Pillow images, or arrays and tensors [C, H, W] or [H, W, C].
 
         Raises:
             KohyaBucketError: a column is missing, or the dataset is a stream.

@@ -1,8 +1,4 @@
-"""One training item from pixels and a bucket: the same for files, tables, tars, streams and single images.
-
-`torch.utils.data.default_collate` puts items into batches, so that no `collate_fn` is needed: its table of functions by
-type is meant to be extended (its documentation, "Option 2").
-"""
+"""One training item from pixels and a bucket; batches are made by torch's `default_collate`, which may be extended."""
 
 from __future__ import annotations
 
@@ -32,7 +28,9 @@ from kohya_bucket.images.resize import choose_interpolation, resize_and_crop, to
 
 
 class Item(dict[str, Any]):
-    """One image of a data set with all that belongs to it."""
+    """One image of a data set with all that belongs to it; `gathered` has the latents of its whole batch."""
+
+    gathered: torch.Tensor | None = None
 
 
 class Batch(dict[str, Any]):
@@ -41,17 +39,13 @@ class Batch(dict[str, Any]):
 
 def register_bucket_collation() -> None:
     """Make `default_collate` know these types; done wherever a dataset is defined or unpickled."""
-    default_collate_fn_map.update({Bucket: _as_list, Item: _together, Batch: _refuse_batches})
-
-
-def _as_list(batch: list[Any], **_: Any) -> list[Any]:
-    return list(batch)
+    default_collate_fn_map.update({Bucket: lambda batch, **_: list(batch), Item: _together, Batch: _refuse_batches})
 
 
 def _together(batch: list[Item], *, collate_fn_map: Any = None) -> dict[str, Any]:
     first = batch[0]
     for other in batch[1:]:
-        shape, another = (getattr(item["image"], "shape", None) for item in (first, other))
+        shape, another = (getattr(item.get("image"), "shape", None) for item in (first, other))
         if shape == another or shape is None or another is None:
             continue
         if first["bucket"] != other["bucket"]:
@@ -64,7 +58,13 @@ def _together(batch: list[Item], *, collate_fn_map: Any = None) -> dict[str, Any
             f"transform returned shape {list(shape)} for {first['path']} and {list(another)} for {other['path']}, both "
             f"of bucket {first['bucket']}: images of a batch cannot be stacked unless it keeps shapes equal in a bucket"
         )
-    return {name: collate([item[name] for item in batch], collate_fn_map=collate_fn_map) for name in first}
+    whole = first.gathered
+    together = whole is not None and len(whole) == len(batch) and all(item.gathered is whole for item in batch)
+    ready = {"latents": whole} if together else {}
+    return {
+        name: ready[name] if name in ready else collate([item[name] for item in batch], collate_fn_map=collate_fn_map)
+        for name in first
+    }
 
 
 def _refuse_batches(_: list[Batch], **__: Any) -> NoReturn:

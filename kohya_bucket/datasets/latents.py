@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from kohya_bucket.buckets.arrays import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
 from kohya_bucket.checks import as_flag
-from kohya_bucket.datasets.items import register_bucket_collation
+from kohya_bucket.datasets.items import Item, register_bucket_collation
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import LatentSpace
@@ -251,9 +250,9 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
         return _scale(out, space, self.scaled).to(out.dtype)
 
-    def _item(self, index: int, row: int, flip: bool) -> _Item:
+    def _item(self, index: int, row: int, flip: bool) -> Item:
         at = int(self.bucket_indices[index])
-        item = _Item(bucket=self.bucket_set[at], bucket_idx=at, path=self._texts["source"][row].as_py())
+        item = Item(bucket=self.bucket_set[at], bucket_idx=at, path=self._texts["source"][row].as_py())
         if self._captioned:
             item["caption"] = self._texts["caption"][row].as_py() or ""
         if self._outputs is not None:
@@ -272,25 +271,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
 
 def _gathered(columns: list[npt.NDArray[Any]], rows: list[int], kind: type[np.number]) -> torch.Tensor:
-    """[B, C] of C columns."""
     return torch.from_numpy(np.stack([column[rows].astype(kind) for column in columns], axis=1))
 
 
-class _Item(dict[str, Any]):
-    """An item that knows the batch its latents are a slice of."""
-
-    gathered: torch.Tensor | None = None
-
-
-def _join(batch: list[_Item], *, collate_fn_map: Any = None) -> dict[str, Any]:
-    whole = batch[0].gathered
-    together = whole is not None and len(whole) == len(batch) and all(item.gathered is whole for item in batch)
-    ready = {"latents": whole} if together else {}
-    return {
-        name: ready[name] if name in ready else collate([item[name] for item in batch], collate_fn_map=collate_fn_map)
-        for name in batch[0]
-    }
-
-
 register_bucket_collation()
-default_collate_fn_map[_Item] = _join

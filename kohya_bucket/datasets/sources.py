@@ -232,21 +232,26 @@ def _as_rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(array[..., :3])
 
 
+def column_of(row: Any, column: str, name: str) -> Any:
+    """What a row has in a column. `KohyaBucketError` where it has none, or is no mapping; `name` is the row's."""
+    if not isinstance(row, Mapping):
+        raise KohyaBucketError(f"{name} is a {type(row).__name__}, but must be a mapping of columns")
+    try:
+        return row[column]
+    except KeyError:
+        there = ", ".join(map(str, row))
+        raise KohyaBucketError(f"{name} has no {column!r}, only {there}: name the column that holds it") from None
+
+
 def explained(name: str, error: Exception) -> KohyaBucketError:
     """The error for a person: which image, and why."""
     return KohyaBucketError(f"{name}: cannot be read as an image ({error}); repair or remove it")
 
 
 class FileSource(CellSource):
-    """Files, with captions from a list or from text files beside them.
+    """Files, with captions from a list or from text files beside them; arguments as of `BucketedDataset`.
 
-    Args:
-        paths: N image files.
-        captions: N texts; or a file name ending such as ".txt", and then each caption is read from the file
-            beside the image when the image is (".json": a text, or that under "caption"); None for no captions.
-        metadata_cache: sizes of files that have not changed are taken from it.
-        obey_exif: turn images upright as their EXIF asks; sd-scripts does not.
-        workers, progress: see `kohya_bucket.read_sizes`.
+    Captions in files are read when the image is: of a ".json" a text, or that under "caption".
 
     Raises:
         KohyaBucketError: no paths, or another number of captions.
@@ -265,7 +270,10 @@ class FileSource(CellSource):
         refuse_one_path(paths)
         if metadata_cache is not None and not isinstance(metadata_cache, MetadataCache):
             raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
-        self.paths = TextColumn.of(paths if isinstance(paths, TextColumn) else _path_texts(paths))
+        if not isinstance(paths, TextColumn):
+            must = "a text or a Path: leave out rows without a file"
+            paths = TextColumn.of(map(os.fspath, _all_are((str, os.PathLike), paths, "path", must)))
+        self.paths = paths
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
         if isinstance(captions, str) and not captions.startswith("."):
@@ -306,12 +314,12 @@ class FileSource(CellSource):
         return {**self.__dict__, "_sizes": None}
 
 
-def _path_texts(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    listed = list(paths)
-    for i, path in enumerate(listed):
-        if not isinstance(path, (str, os.PathLike)):
-            raise KohyaBucketError(f"path {i} is {path!r}, but must be a text or a Path: leave out rows without a file")
-    return [os.fspath(path) for path in listed]
+def _all_are(kind: Any, values: Iterable[Any], what: str, must: str) -> list[Any]:
+    listed = list(values)
+    for i, value in enumerate(listed):
+        if not isinstance(value, kind):
+            raise KohyaBucketError(f"{what} {i} is {value!r}, but must be {must}")
+    return listed
 
 
 def _texts(captions: Sequence[str]) -> TextColumn:
@@ -320,8 +328,4 @@ def _texts(captions: Sequence[str]) -> TextColumn:
             "captions is a mapping, and iterating over it gives its keys: give a list in the order of the paths, e.g. "
             "[captions[path] for path in paths]"
         )
-    listed = list(captions)
-    for i, caption in enumerate(listed):
-        if not isinstance(caption, str):
-            raise KohyaBucketError(f'caption {i} is {caption!r}, but must be a text; "" stands for none')
-    return TextColumn.of(listed)
+    return TextColumn.of(_all_are(str, captions, "caption", 'a text; "" stands for none'))

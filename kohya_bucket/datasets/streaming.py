@@ -24,7 +24,7 @@ from kohya_bucket.datasets.items import (
     Transform,
     register_bucket_collation,
 )
-from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, explained
+from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, explained
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.texts import one_line
@@ -63,13 +63,8 @@ class StreamBuffer(Generic[Sample]):
     it is complete, in the order of arrival. When the buffer is full and no bucket can fill a batch, the fullest
     one leaves by the rule for remainders, as all buckets do at the end.
 
-    Args:
-        batch_size: images per batch and rank.
-        num_replicas: ranks; each takes its slice of every batch, so that all train the same bucket.
-        capacity: at most this many images wait.
-        remainder: "keep": a short batch, at least one image per rank; "pad": filled by repeating its own
-            images; "drop": left out.
-        rng: shuffles; None keeps the order of arrival.
+    Remainders: "keep" gives a short batch, at least one image per rank; "pad" fills it by repeating its own images;
+    "drop" leaves it out.
 
     Raises:
         KohyaBucketError: a capacity below one batch, or an unknown remainder.
@@ -320,17 +315,10 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         return StreamBuffer(batch_size, num_replicas, buffer_size, remainder, rng)
 
     def _placed(self, counts: StreamCounts) -> Iterator[tuple[Bucket, _Sample]]:
-        image_column, caption_column, name_column = self._columns
         for number, sample in self._mine():
-            if not isinstance(sample, Mapping):
-                raise KohyaBucketError(
-                    f"sample {number} is a {type(sample).__name__}, but must be a mapping of columns"
-                )
-            for column in (image_column, caption_column, name_column):
-                if column is not None and column not in sample:
-                    raise KohyaBucketError(f"sample {number} has no {column!r}, only {', '.join(map(str, sample))}")
-            cell = sample[image_column]
-            name = str(sample[name_column]) if name_column is not None else f"stream:{number}"
+            where = f"sample {number}"
+            cell, text, name = (None if c is None else column_of(sample, c, where) for c in self._columns)
+            name = f"stream:{number}" if self._columns[2] is None else str(name)
             try:
                 size = cell_size(cell, self._obey_exif)
                 placement = self.rule.place(np.array([size], dtype=np.int32))
@@ -343,7 +331,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                     _log.warning("%s has no bucket and is not trained: %s", one_line(name), one_line(reason))
                 continue
             width, height = placement.resized_sizes[0].tolist()
-            caption = "" if caption_column is None else caption_of_cell(sample[caption_column], name)
+            caption = caption_of_cell(text, name)
             yield bucket, (at_rest(cell), (width, height), name, caption)
         if counts.unplaced > 3:
             _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)

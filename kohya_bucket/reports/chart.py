@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
@@ -16,89 +15,47 @@ from kohya_bucket.texts import counted
 FONT = "DejaVu Sans, Verdana, Arial, sans-serif"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line through two or more points."""
-
-    points: list[tuple[float, float]]
-    colour: str
-    width: float = 1.0
-
-    def svg(self) -> str:
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in self.points)
-        return f'<polyline points="{path}" fill="none" stroke="{self.colour}" stroke-width="{self.width:g}"/>'
-
-
-@dataclass(frozen=True)
-class Box:
-    """A filled rectangle; (x, y) is its upper left corner."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    colour: str
-
-    def svg(self) -> str:
-        place = f'x="{self.x:.1f}" y="{self.y:.1f}" width="{self.width:.1f}" height="{self.height:.1f}"'
-        return f'<rect {place} fill="{self.colour}"/>'
-
-
-@dataclass(frozen=True)
-class Dot:
-    """A filled circle."""
-
-    x: float
-    y: float
-    radius: float
-    colour: str
-
-    def svg(self) -> str:
-        return f'<circle cx="{self.x:.1f}" cy="{self.y:.1f}" r="{self.radius:g}" fill="{self.colour}"/>'
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text whose middle line is at y; `anchor` is start, middle or end.
-
-    `upright` turns it to be read upwards; it then starts, ends or is centred at y along the page's height, and its
-    middle line is at x.
-    """
-
-    x: float
-    y: float
-    text: str
-    size: int = 12
-    colour: str = "#222222"
-    anchor: str = "start"
-    upright: bool = False
-    bold: bool = False
-
-    def svg(self) -> str:
-        turn = f' transform="rotate(-90 {self.x:.1f} {self.y:.1f})"' if self.upright else ""
-        weight = ' font-weight="bold"' if self.bold else ""
-        # A third of the size below the middle line is where the baseline of these fonts lies.
-        return (
-            f'<text x="{self.x:.1f}" y="{self.y:.1f}" dy="0.35em" font-size="{self.size}" fill="{self.colour}" '
-            f'text-anchor="{self.anchor}"{weight}{turn}>{escape(self.text)}</text>'
-        )
-
-
-@dataclass
 class Drawing:
     """Shapes in pixels, the origin at the upper left, painted in the order they were added."""
 
-    width: int
-    height: int
-    title: str = ""
-    shapes: list[Line | Box | Dot | Text] = field(default_factory=list)
+    def __init__(self, width: int, height: int, title: str = "") -> None:
+        self.width, self.height, self.title = width, height, title
+        self._shapes: list[str] = []
 
-    def add(self, *shapes: Line | Box | Dot | Text) -> None:
-        self.shapes += shapes
+    def line(self, points: list[tuple[float, float]], colour: str, width: float = 1.0) -> None:
+        """Through two or more points."""
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self._shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>')
+
+    def box(self, x: float, y: float, width: float, height: float, colour: str) -> None:
+        """A filled rectangle; (x, y) is its upper left corner."""
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        self._shapes.append(f'<rect {place} fill="{colour}"/>')
+
+    def dot(self, x: float, y: float, radius: float, colour: str) -> None:
+        """A filled circle."""
+        self._shapes.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}" fill="{colour}"/>')
+
+    def text(
+        self, x: float, y: float, text: str, *, size: int = 12, colour: str = "#222222", anchor: str = "start",
+        upright: bool = False, bold: bool = False,
+    ) -> None:  # fmt: skip
+        """A text whose middle line is at y; `anchor` is start, middle or end.
+
+        `upright` turns it to be read upwards; it then starts, ends or is centred at y along the page's height, and its
+        middle line is at x.
+        """
+        turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if upright else ""
+        weight = ' font-weight="bold"' if bold else ""
+        # A third of the size below the middle line is where the baseline of these fonts lies.
+        self._shapes.append(
+            f'<text x="{x:.1f}" y="{y:.1f}" dy="0.35em" font-size="{size}" fill="{colour}" '
+            f'text-anchor="{anchor}"{weight}{turn}>{escape(text)}</text>'
+        )
 
     def to_svg(self) -> str:
         """The drawing as an SVG document."""
-        shapes = "\n".join(shape.svg() for shape in self.shapes)
+        shapes = "\n".join(self._shapes)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
             f'viewBox="0 0 {self.width} {self.height}" font-family="{FONT}" role="img">\n<!-- {MADE_BY} -->\n'
@@ -135,18 +92,6 @@ _GAP = 13.0
 _TICKS = (1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One orientation: aspects counted from 1 upwards, the longer side over the shorter one."""
-
-    title: str
-    aspects: FloatArray
-    names: list[str]
-    points: FloatArray
-    images: FloatArray
-    unit: str
-
-
 def aspect_chart(
     bucket_set: BucketSet, method: str = "midpoint", sizes: IntArray | None = None, title: str = ""
 ) -> Drawing:
@@ -162,41 +107,40 @@ def aspect_chart(
     """
     readable = np.zeros((0, 2)) if sizes is None else sizes[sizes.min(axis=1, initial=1) > 0]
     images = np.asarray(readable[:, 0] / readable[:, 1])
-    sides = [_side(bucket_set, method, images, portrait) for portrait in (False, True)]
+    sides = [_Side(bucket_set, method, images, portrait) for portrait in (False, True)]
     sides = [side for side in sides if len(side.aspects)]
     reach = max(1.3, max(float(side.aspects.max()) for side in sides) * 1.06)
     rug = 74 if len(images) else 0
     panel = 302 + rug
     heading = title or f"{bucket_set.name or 'bucket set'}: {len(bucket_set)} buckets"
     drawing = Drawing(_WIDTH, 64 + panel * len(sides), title=f"{heading}, switching by {method}")
-    drawing.add(Text(_LEFT, 24, heading, size=18, bold=True))
+    drawing.text(_LEFT, 24, heading, size=18, bold=True)
     note = f"blue: buckets; orange: where images switch to the next bucket ({method})"
     if rug:
         note += f"; bars: {counted(len(images), 'image')}"
-    drawing.add(Text(_LEFT, 48, note, size=13, colour="#555555"))
+    drawing.text(_LEFT, 48, note, size=13, colour="#555555")
     for number, side in enumerate(sides):
         _panel(drawing, side, 64 + panel * number, reach, rug)
     return drawing
 
 
-def _side(bucket_set: BucketSet, method: str, images: FloatArray, portrait: bool) -> _Side:
-    aspects, points = bucket_set.aspects, np.array([p.aspect for p in switching_points(bucket_set, method)])
-    if portrait:
-        aspects, points, images = 1 / aspects, 1 / points, 1 / images
-    # A set may hold one aspect in several sizes: one label for the first two of them.
-    names: dict[float, list[str]] = {}
-    for k in np.argsort(aspects, kind="stable"):
-        if aspects[k] >= 1:
-            names.setdefault(float(aspects[k]), []).append(str(bucket_set[int(k)]))
-    title, unit = ("portrait", "height / width") if portrait else ("landscape", "width / height")
-    return _Side(
-        title,
-        np.array(list(names)),
-        [f"{'+'.join(many[:2])}{'…' if len(many) > 2 else ''}  {a:.3f}" for a, many in names.items()],
-        np.sort(points[points > 1]),
-        images[images >= 1] if not portrait else images[images > 1],
-        unit,
-    )
+class _Side:
+    """One orientation: aspects counted from 1 upwards, the longer side over the shorter one."""
+
+    def __init__(self, bucket_set: BucketSet, method: str, images: FloatArray, portrait: bool) -> None:
+        aspects, points = bucket_set.aspects, np.array([p.aspect for p in switching_points(bucket_set, method)])
+        if portrait:
+            aspects, points, images = 1 / aspects, 1 / points, 1 / images
+        # A set may hold one aspect in several sizes: one label for the first two of them.
+        names: dict[float, list[str]] = {}
+        for k in np.argsort(aspects, kind="stable"):
+            if aspects[k] >= 1:
+                names.setdefault(float(aspects[k]), []).append(str(bucket_set[int(k)]))
+        self.title, self.unit = ("portrait", "height / width") if portrait else ("landscape", "width / height")
+        self.aspects = np.array(list(names))
+        self.names = [f"{'+'.join(many[:2])}{'…' if len(many) > 2 else ''}  {a:.3f}" for a, many in names.items()]
+        self.points = np.sort(points[points > 1])
+        self.images = images[images > 1] if portrait else images[images >= 1]
 
 
 def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) -> None:
@@ -205,27 +149,30 @@ def _panel(drawing: Drawing, side: _Side, top: float, reach: float, rug: int) ->
     def at(aspect: FloatArray | float) -> FloatArray:
         return np.asarray(left + np.log(np.minimum(aspect, reach)) / np.log(reach) * (right - left))
 
-    drawing.add(Text(left, top + 14, side.title, size=15, bold=True))
+    drawing.text(left, top + 14, side.title, size=15, bold=True)
     if rug:
         beyond = int((side.images > reach).sum())
         count = counted(len(side.images), "image") + (f", {beyond:,} of them beyond the axis" if beyond else "")
-        drawing.add(Text(left + 108, top + 15, count, size=12, colour="#555555"))
-    drawing.add(Text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end"))
+        drawing.text(left + 108, top + 15, count, size=12, colour="#555555")
+    drawing.text(right, top + 14, side.unit, size=12, colour="#555555", anchor="end")
     strip = top + 154 + rug
     edges = np.concatenate([[left], at(side.points), [right]])
-    drawing.add(*(Box(a, strip, b - a, 26, _BANDS[j % 2]) for j, (a, b) in enumerate(pairwise(edges.tolist()))))
+    for j, (a, b) in enumerate(pairwise(edges.tolist())):
+        drawing.box(a, strip, b - a, 26, _BANDS[j % 2])
     if rug:
         _bars(drawing, side, strip - 6, reach)
     _labels(drawing, at(side.aspects), side.names, strip - rug - 8, strip + 13, _BLUE, above=True)
-    drawing.add(*(Dot(x, strip + 13, 4, _BLUE) for x in at(side.aspects).tolist()))
-    drawing.add(*(Line([(x, strip - 4), (x, strip + 30)], _ORANGE, 1.4) for x in at(side.points).tolist()))
+    for x in at(side.aspects).tolist():
+        drawing.dot(x, strip + 13, 4, _BLUE)
+    for x in at(side.points).tolist():
+        drawing.line([(x, strip - 4), (x, strip + 30)], _ORANGE, 1.4)
     _labels(drawing, at(side.points), [f"{p:.4f}" for p in side.points], strip + 44, strip + 30, _ORANGE, above=False)
     axis = strip + 112
-    drawing.add(Line([(left, axis), (right, axis)], _GREY))
+    drawing.line([(left, axis), (right, axis)], _GREY)
     for tick in (t for t in _TICKS if t <= reach):
         x = float(at(float(tick)))
-        number = Text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle")
-        drawing.add(Line([(x, axis), (x, axis + 5)], _GREY), number)
+        drawing.line([(x, axis), (x, axis + 5)], _GREY)
+        drawing.text(x, axis + 14, f"{tick:g}", size=11, colour="#555555", anchor="middle")
 
 
 def _labels(
@@ -237,8 +184,8 @@ def _labels(
     places = spread_labels(marks, _GAP, _LEFT, _WIDTH - _RIGHT)
     bend = at + 4 if above else at - 4
     for mark, place, name in zip(marks.tolist(), places.tolist(), names, strict=True):
-        drawing.add(Line([(place, bend), (mark, bend + 10 if above else bend - 10), (mark, mark_at)], colour, 0.7))
-        drawing.add(Text(place, at, name, size=11, colour=colour, anchor="start" if above else "end", upright=True))
+        drawing.line([(place, bend), (mark, bend + 10 if above else bend - 10), (mark, mark_at)], colour, 0.7)
+        drawing.text(place, at, name, size=11, colour=colour, anchor="start" if above else "end", upright=True)
 
 
 def _bars(drawing: Drawing, side: _Side, base: float, reach: float) -> None:
@@ -247,4 +194,4 @@ def _bars(drawing: Drawing, side: _Side, base: float, reach: float) -> None:
     counts, _ = np.histogram(np.log(np.minimum(side.images, reach)), bins=room // bar, range=(0, np.log(reach)))
     for j in np.flatnonzero(counts):
         height = max(1.0, 50 * counts[j] / counts.max())
-        drawing.add(Box(_LEFT + j * bar, base - height, bar - 1, height, "#9aa7b5"))
+        drawing.box(_LEFT + j * bar, base - height, bar - 1, height, "#9aa7b5")

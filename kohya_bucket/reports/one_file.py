@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from kohya_bucket.texts import one_line
+from kohya_bucket.html_view import markup_safe
 
 SHARED_SCRIPTS = tuple(
     f"shared/{name}.js" for name in ("placement", "stored", "dom", "table", "aspect_chart", "answer")
@@ -66,22 +65,6 @@ _ICON = "data:image/svg+xml;base64," + base64.b64encode(
     f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32' fill='none' stroke='#2a938c' stroke-width='2.5'>"
     f"{_RECTS}</svg>".encode()
 ).decode("ascii")
-
-
-def markup_safe(text: object) -> str:
-    """A text of anybody's making as markup that shows it."""
-    # File names may hold bytes that are no text; a file in UTF-8 cannot.
-    return html.escape(one_line(text))
-
-
-def table_markup(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table as markup; the first cell of a row is its header."""
-    top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
-    body = "".join(
-        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(markup_safe, cells))}</td></tr>'
-        for first, *cells in rows
-    )
-    return f"<table><caption>{markup_safe(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 @cache

@@ -18,11 +18,12 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
+from kohya_bucket.html_view import markup_safe, table_markup
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file, table_markup
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.texts import counted
 
@@ -32,24 +33,21 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
 
     Thresholds are the exact doubles at which Python switches; JSON carries them unchanged.
     """
-    if type(rule) is KohyaBuckets:
-        if rule.bucket_set is not None:
-            return _set(rule.bucket_set, rule.switching, max_crop=rule.max_crop)
+    if type(rule) is KohyaBuckets and rule.bucket_set is None:
         largest = rule.no_upscale_fit == "largest"
         keys = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
         return {"kind": "no_upscale", "largest": largest, **keys}
-    if type(rule) in (FixedBuckets, AutoBuckets):
-        assert isinstance(rule, FixedBuckets)
-        return _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
     if type(rule) is NovelAIBuckets:
         return _novelai(rule)
-    if rule.bucket_set is not None and _takes_everything(rule, rule.bucket_set):
-        return _set(rule.bucket_set, "midpoint")
+    if rule.bucket_set is not None:
+        if type(rule) in (KohyaBuckets, FixedBuckets, AutoBuckets):
+            return _set(rule.bucket_set, rule)
+        if _takes_everything(rule, rule.bucket_set):
+            return _set(rule.bucket_set)
     return None
 
 
 def _describe_rule(rule: BucketRule) -> str:
-    """The rule in words, for a heading."""
     if isinstance(rule, (KohyaBuckets, FixedBuckets)):
         cropped = "" if rule.max_crop is None else f"at most {rule.max_crop:.0%} cropped"
     if isinstance(rule, KohyaBuckets):
@@ -68,9 +66,9 @@ def _describe_rule(rule: BucketRule) -> str:
     return repr(rule)
 
 
-def _set(
-    bucket_set: BucketSet, switching: str, no_upscale: bool = False, max_crop: float | None = None
-) -> dict[str, Any]:
+def _set(bucket_set: BucketSet, rule: Any = None) -> dict[str, Any]:
+    """A set, with the switching and the limits of a rule, if it has them."""
+    switching = getattr(rule, "switching", "midpoint")
     buckets, switch = list(bucket_set), aspect_switch(bucket_set, switching)
     return {
         "kind": "set",
@@ -78,8 +76,8 @@ def _set(
         "order": switch.order.tolist(),
         "thresholds": switch.thresholds.tolist(),
         "switching": switching,
-        "no_upscale": no_upscale,
-        "max_crop": max_crop,
+        "no_upscale": getattr(rule, "no_upscale", False),
+        "max_crop": getattr(rule, "max_crop", None),
         "by_area": sorted(range(len(buckets)), key=lambda k: -buckets[k].pixel_count),
         "exact_first": True,
         "aspects": None,
@@ -89,7 +87,7 @@ def _set(
 
 def _novelai(rule: NovelAIBuckets) -> dict[str, Any]:
     """Only the aspect decides, with a base size that counts as square, and far aspects are pruned."""
-    out = _set(rule.bucket_set, rule.switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
+    out = _set(rule.bucket_set, rule)
     if rule.switching == "midpoint":
         switch = AspectSwitch.nearest(rule.aspects)
         out["order"], out["thresholds"] = switch.order.tolist(), switch.thresholds.tolist()
@@ -105,8 +103,8 @@ def _takes_everything(rule: BucketRule, bucket_set: BucketSet) -> bool:
 _MOST_POINTS = 2500
 
 
-def aspect_histogram(analysis: Analysis, bins: int = 160) -> dict[str, Any] | None:
-    """Counts over log2 of the aspect, in equal bins that are symmetric about the square.
+def aspect_histogram(analysis: Analysis) -> dict[str, Any] | None:
+    """Counts over log2 of the aspect, in 160 equal bins that are symmetric about the square.
 
     All bins cover at least 1:2 to 2:1. Aspects beyond the 0.1% at either end are counted in the outermost bins.
     """
@@ -115,7 +113,7 @@ def aspect_histogram(analysis: Analysis, bins: int = 160) -> dict[str, Any] | No
     logs = np.log2(analysis.aspects)
     tails = np.abs(np.quantile(logs, [0.001, 0.999])).max()
     reach = float(np.clip(tails * 1.05, 1.0, 5.0))
-    counts, _ = np.histogram(np.clip(logs, -reach, reach), bins=bins, range=(-reach, reach))
+    counts, _ = np.histogram(np.clip(logs, -reach, reach), bins=160, range=(-reach, reach))
     beyond = int((np.abs(logs) > reach).sum())
     return {"reach": reach, "counts": counts.tolist(), "beyond": beyond}
 
@@ -195,8 +193,7 @@ def _plain_dataset(analysis: Analysis) -> str:
         for b in used[:_MOST_ROWS]
     ]
     head = ("Bucket", "Images", "Batches", "Cut off, mean", "Worst", "Enlarged")
-    lost = [(images.short_name(i), why) for i, why in sorted(images.failures.items())]
-    lost += [(images.short_name(i), analysis.reason(i)) for i in analysis.unplaced.tolist()]
+    lost = [(images.short_name(i), analysis.reason(i)) for i in (*sorted(images.failures), *analysis.unplaced.tolist())]
     placement = analysis.placement
     cropped = [
         (images.short_name(i), str(placement.bucket(i)), f"{placement.crop_loss[i]:.1%}")
@@ -215,7 +212,7 @@ def _plain_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     if not count:
         return ""
     more = f", the first {_MOST_ROWS} of {count:,}" if count > _MOST_ROWS else ""
-    return table_markup(caption + more, head, rows)
+    return table_markup(head, rows, caption + more)
 
 
 _SCRIPTS = [*SHARED_SCRIPTS, "report/size_chart.js", "report/panels.js", "report/report.js"]

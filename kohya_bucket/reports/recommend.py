@@ -1,4 +1,4 @@
-"""What to change, in settings or in the files themselves, and what it would gain.
+"""What to change, in settings or in the files themselves, and what it would gain; and rules side by side.
 
 Every number comes from placing the same images again. Settings are only such as the trainer accepts.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from kohya_bucket.buckets import (
     BucketSet,
     FixedBuckets,
     KohyaBuckets,
+    Reason,
     list_presets,
     load_preset,
 )
@@ -119,6 +121,57 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}%" if share < 0.1 else f"{100 * share:.1f}%"
 
 
+@dataclass(frozen=True)
+class Compared:
+    """One rule over the images.
+
+    Attributes:
+        name: as asked for.
+        summary: its numbers; see `Summary`.
+        reasons: how many readable images have no bucket, by reason.
+    """
+
+    name: str
+    summary: Summary
+    reasons: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat, for JSON."""
+        return {"rule": self.name, **asdict(self.summary), "reasons": self.reasons}
+
+
+def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batch_size: int = 1) -> list[Compared]:
+    """Each rule over [N, 2] sizes; unreadable rows (a side below 1) are left out of all counts."""
+    readable = sizes[sizes.min(axis=1, initial=1) > 0]
+    repeats = np.ones(len(readable), dtype=np.int64)
+    out = []
+    for name, rule in rules:
+        placement = rule.place(readable)
+        missed = np.bincount(placement.reasons[~placement.placed]).tolist()
+        reasons = {Reason(i).text: n for i, n in enumerate(missed) if n}
+        out.append(Compared(name, summarize(readable, placement, repeats, batch_size), reasons))
+    return out
+
+
+def conclusion(results: Sequence[Compared]) -> str:
+    """Which rule loses least, and what that gains and costs against the first one.
+
+    An image without a bucket counts as lost whole.
+    """
+
+    def lost(one: Compared) -> float:
+        s = one.summary
+        return (s.mean_crop * s.placed + s.unplaced) / max(s.placed + s.unplaced, 1)
+
+    first, best = results[0], min(results, key=lost)
+    if best is first:
+        return f"{first.name} loses least: {lost(first):.2%}"
+    gain, cost = differences(first.summary, best.summary)
+    text = f"{best.name} loses least: {lost(best):.2%}, and {first.name} {lost(first):.2%}"
+    better = f". Better than {first.name}: {gain}" if gain else ""
+    return text + better + (f". Worse: {cost}" if cost else "")
+
+
 Mask = npt.NDArray[np.bool_]
 
 
@@ -130,8 +183,23 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
             "files", f"{count:,} unreadable", "repair, convert or remove", "They are not trained",
             f"{count:,} more images, or a clean log", "", before, before, "broken",
         )  # fmt: skip
-    yield from _long(analysis)
-    yield from _small(analysis)
+    long = _too_long(analysis)
+    if count := int(long.sum()):
+        sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
+        aspects = sizes.max(axis=1) / sizes.min(axis=1)
+        yield _without(
+            analysis, long, f"{counted(count, 'image')} far longer than a bucket", "split or leave out",
+            f"They are {_span(aspects, '{:.1f}')} times as long as wide, and {loss.mean():.0%} of them is cut off",
+            "outliers",
+        )  # fmt: skip
+    small = too_small(analysis.images.sizes, analysis.placement)
+    if count := int(small.sum()):
+        yield _without(
+            analysis, small, f"{counted(count, 'image')} enlarged more than {MUCH_ENLARGED:g} times",
+            "replace by larger ones or leave out",
+            f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
+            "most_enlarged",
+        )  # fmt: skip
     yield from _turned(analysis)
     yield from _copies(analysis)
 
@@ -151,29 +219,6 @@ def bad_files(analysis: Analysis) -> list[str]:
 
 def _too_long(analysis: Analysis) -> Mask:
     return too_long(analysis.images.sizes, analysis.placement, analysis.outlier_threshold)
-
-
-def _long(analysis: Analysis) -> Iterator[Recommendation]:
-    long = _too_long(analysis)
-    if count := int(long.sum()):
-        sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
-        aspects = sizes.max(axis=1) / sizes.min(axis=1)
-        yield _without(
-            analysis, long, f"{counted(count, 'image')} far longer than a bucket", "split or leave out",
-            f"They are {_span(aspects, '{:.1f}')} times as long as wide, and {loss.mean():.0%} of them is cut off",
-            "outliers",
-        )  # fmt: skip
-
-
-def _small(analysis: Analysis) -> Iterator[Recommendation]:
-    small = too_small(analysis.images.sizes, analysis.placement)
-    if count := int(small.sum()):
-        yield _without(
-            analysis, small, f"{counted(count, 'image')} enlarged more than {MUCH_ENLARGED:g} times",
-            "replace by larger ones or leave out",
-            f"Their sides are scaled up {_span(analysis.scale[small], '{:.3g}')} times, so blurred images are trained",
-            "most_enlarged",
-        )  # fmt: skip
 
 
 def _turned(analysis: Analysis) -> Iterator[Recommendation]:
@@ -211,7 +256,6 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
-    """Of the images that are kept, under a rule."""
     sizes = analysis.images.sizes[kept]
     return summarize(sizes, rule.place(sizes), analysis.images.repeats[kept], analysis.subject.batch_size)
 
@@ -228,8 +272,7 @@ def _span(values: npt.NDArray[np.float64], form: str) -> str:
 _ENLARGED_GOAL = 0.05
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One setting with another value; `must`: a trainer refuses the value it has."""
 
     setting: str
@@ -240,28 +283,22 @@ class Change:
     must: bool = False
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What changes are tried on: images [N, 2], their rule and trainer, and what they come to now."""
+def changes(rule: BucketRule, trainer: Trainer, sizes: IntArray, enlarged: float) -> Iterator[Change]:
+    """Each with its rule, worth it or not. Of two that may come to the same, the simpler one is first.
 
-    sizes: IntArray
-    rule: BucketRule
-    trainer: Trainer
-    now: Summary
-
-
-def changes(tried: Tried) -> Iterator[Change]:
-    """Each with its rule, worth it or not. Of two that may come to the same, the simpler one is first."""
-    rule = tried.rule
+    Args:
+        sizes: [N, 2] of the images that changes are tried on; `enlarged` is the share of them that is enlarged now.
+    """
     if isinstance(rule, KohyaBuckets):
-        yield from _steps(rule, tried.trainer)
-        yield from (_upscaling(rule) if rule.no_upscale else _limits(rule, tried))
-        yield from _lower_resolution(tried, rule)
+        yield from _steps(rule, trainer)
+        yield from (_upscaling(rule) if rule.no_upscale else _limits(rule, trainer, sizes, enlarged))
+        if not rule.no_upscale and enlarged > 0.2:
+            yield from _lower_resolution(rule, sizes)
         if not rule.no_upscale and rule.switching != "geometric":
             why = "The middle between two aspects is not where both buckets crop the same share"
             yield from _tried("[kohya_bucket] switching", rule.switching, "geometric", why, rule, switching="geometric")
     elif isinstance(rule, FixedBuckets):
-        yield from _other_presets(rule, tried.trainer)
+        yield from _other_presets(rule, trainer)
         if rule.switching != "geometric":
             why = "Geometric switching is the one that crops least"
             changed = _fixed(rule, rule.bucket_set, "geometric")
@@ -284,13 +321,13 @@ def _steps(rule: KohyaBuckets, trainer: Trainer) -> Iterator[Change]:
         yield from _tried("bucket_reso_steps", str(steps), str(steps // 2), why, rule, reso_steps=steps // 2)
 
 
-def _limits(rule: KohyaBuckets, tried: Tried) -> Iterator[Change]:
+def _limits(rule: KohyaBuckets, trainer: Trainer, sizes: IntArray, enlarged: float) -> Iterator[Change]:
     """Longer and narrower buckets, up to the usual ones: what is longer still is a matter of the files."""
     steps = rule.reso_steps
-    longest = tried.trainer.longest(rule.max_reso, steps)
+    longest = trainer.longest(rule.max_reso, steps)
     lowest = max(steps, int(math.isqrt(rule.max_area) / LONGEST_ASPECT**0.5) // steps * steps)
     if longest > rule.max_size:
-        loss = shortened(rule, tried.sizes, rule.place(tried.sizes), longest)
+        loss = shortened(rule, sizes, rule.place(sizes), longest)
         why = loss.text if loss else f"no bucket is longer than {rule.max_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
@@ -302,7 +339,7 @@ def _limits(rule: KohyaBuckets, tried: Tried) -> Iterator[Change]:
             both = "min_bucket_reso and max_bucket_reso"
             yield from _tried(both, now, then, why, rule, min_size=lowest, max_size=longest)
     why = "Each image keeps its own aspect, in as many buckets as there are sizes"
-    if tried.now.enlarged:
+    if enlarged:
         why = "Images smaller than their bucket are scaled up, so blurred images are trained"
     yield from _tried("bucket_no_upscale", "false", "true", why, rule, no_upscale=True, switching="midpoint")
 
@@ -331,17 +368,15 @@ def _tried(
         return
 
 
-def _lower_resolution(tried: Tried, rule: KohyaBuckets) -> Iterator[Change]:
+def _lower_resolution(rule: KohyaBuckets, sizes: IntArray) -> Iterator[Change]:
     """The highest square resolution at which few images are enlarged."""
-    if rule.no_upscale or tried.now.enlarged <= 0.2:
-        return
     steps = rule.reso_steps
     side = int(math.sqrt(rule.max_area)) // steps * steps
     now, why = "{},{}".format(*rule.max_reso), "Most images hold fewer pixels than the resolution asks for"
     for resolution in range(side - steps, max(steps, rule.min_size, side // 2) - 1, -steps):
         for change in _tried("resolution", now, str(resolution), why, rule, max_reso=(resolution, resolution)):
-            placement = change.rule.place(tried.sizes)
-            scale = enlargement(tried.sizes, placement)[placement.placed]
+            placement = change.rule.place(sizes)
+            scale = enlargement(sizes, placement)[placement.placed]
             if np.count_nonzero(scale > BARELY) <= _ENLARGED_GOAL * len(scale):
                 yield change
                 return
@@ -363,7 +398,6 @@ def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
 
 
 def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
-    """Another set or switching within the limits of the rule."""
     return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
 
 
@@ -399,11 +433,11 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     before = _summary_of(analysis, kept, subject.rule) if few else analysis.summary
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
     found: list[Recommendation] = []
-    for change in changes(Tried(images.sizes[kept], subject.rule, subject.trainer, before)):
+    for change in changes(subject.rule, subject.trainer, images.sizes[kept], before.enlarged):
         after = _summary_of(analysis, kept, change.rule)
         if worth(before, after) > 0 or change.must:
-            texts = change.setting, change.current, change.proposed, change.why + beside
-            found.append(Recommendation(*texts, *differences(before, after), before, after, must=change.must))
+            texts = *change[:3], change.why + beside, *differences(before, after)
+            found.append(Recommendation(*texts, before, after, must=change.must))
     out: list[Recommendation] = []
     # The best for each setting, and of several that come to the same the first, which is the simplest.
     for advice in sorted(found, key=_weight, reverse=True):

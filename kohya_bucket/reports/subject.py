@@ -158,7 +158,17 @@ class ImageTable:
 
     @cached_property
     def _shared(self) -> tuple[int, bool]:
-        return shared_folder(self.paths)
+        """Length of the folder that all paths share, its slash included, and whether backslashes separate, too."""
+        if not len(self.paths):
+            return 0, False
+        # What the first and the last in order share, all share.
+        first, last = min(self.paths), max(self.paths)
+        windows = bool(ntpath.splitdrive(first)[0])
+        if windows:
+            first, last = first.replace("\\", "/"), last.replace("\\", "/")
+        pairs = zip(first, last, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
+        return first.rfind("/", 0, same) + 1, windows
 
 
 @dataclass(frozen=True)
@@ -186,17 +196,3 @@ class Subject:
     clips: ClipFacts | None = None
     focus: FloatArray | None = None
     focus_weight: float = 0.0
-
-
-def shared_folder(paths: Sequence[str]) -> tuple[int, bool]:
-    """Length of the folder that all paths share, its slash included, and whether backslashes separate, too."""
-    if not len(paths):
-        return 0, False
-    # What the first and the last in order share, all share.
-    first, last = min(paths), max(paths)
-    windows = bool(ntpath.splitdrive(first)[0])
-    if windows:
-        first, last = first.replace("\\", "/"), last.replace("\\", "/")
-    pairs = zip(first, last, strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
-    return first.rfind("/", 0, same) + 1, windows

@@ -112,10 +112,8 @@ def aspect_ratio_summary(dims: Any) -> AspectRatioSummary:
     if not len(aspects):
         return AspectRatioSummary(0, *[math.nan] * 5)
     logs = np.log(aspects)
-    return AspectRatioSummary(
-        len(aspects), float(logs.mean()), float(np.median(logs)), float(logs.std()), float(aspects.min()),
-        float(aspects.max()),
-    )  # fmt: skip
+    numbers = logs.mean(), np.median(logs), logs.std(), aspects.min(), aspects.max()
+    return AspectRatioSummary(len(aspects), *map(float, numbers))
 
 
 def crop_loss_summary(dims: Any, bucket_set: BucketSet) -> CropLossSummary:
@@ -128,9 +126,7 @@ def crop_loss_summary(dims: Any, bucket_set: BucketSet) -> CropLossSummary:
     if not len(aspects):
         return CropLossSummary(0, *[math.nan] * 4)
     loss = aspect_loss(bucket_set.aspects[index], aspects)
-    return CropLossSummary(
-        len(loss), float(loss.mean()), float(np.median(loss)), float(np.percentile(loss, 95)), float(loss.max())
-    )
+    return CropLossSummary(len(loss), *map(float, (loss.mean(), np.median(loss), np.percentile(loss, 95), loss.max())))
 
 
 def bucket_distribution(dims: Any, bucket_set: BucketSet) -> dict[Bucket, int]:

@@ -155,7 +155,7 @@ def test_npz_have_the_keys_that_the_sd_scripts_at_hand_reads(tmp_path, images, r
         assert keys_in(tmp_path / str(n)) == kind
     for value, words in (
         ("0.9.1", "looks for IMAGE.npz"), (checkout(tmp_path / "v0.9.1"), "looks for IMAGE.npz"),
-        ("main", "neither a version of sd-scripts"), (tmp_path, "not an sd-scripts checkout"),
+        ("main", "must be a version such as"), (tmp_path, "not an sd-scripts checkout"),
     ):  # fmt: skip
         code, _, err = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "wrong", "--for", value)
         assert (code, len(err.splitlines()), words in err) == (2, 1, True)

@@ -23,7 +23,9 @@ def test_names_are_what_the_type_checker_is_told(package: str) -> None:
     told = {}
     for statement in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))):
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(f"{package}."):
-            told.update({alias.name: statement.module for alias in statement.names})
+            names = [alias.name for alias in statement.names]
+            names = importlib.import_module(str(statement.module)).__all__ if names == ["*"] else names
+            told.update(dict.fromkeys(names, statement.module))
     told.pop("importer", None)
     assert set(told) == set(module.__all__)
     for name, home in told.items():

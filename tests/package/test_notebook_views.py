@@ -21,18 +21,21 @@ class Balanced(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.cells: list[str] = []
+        self.in_cell = False
         self.feed(page)
         assert self.open == []
 
     def handle_starttag(self, tag, attrs) -> None:
         self.open += [tag] if tag != "br" else []
-        self.cells += [""] if tag == "td" else []
+        self.in_cell = tag == "td" or ("scope", "row") in attrs
+        self.cells += [""] * self.in_cell
 
     def handle_endtag(self, tag) -> None:
         assert self.open.pop() == tag
+        self.in_cell = False
 
     def handle_data(self, data) -> None:
-        if self.open and self.open[-1] == "td":
+        if self.in_cell:
             self.cells[-1] += data
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets, load_preset, switching_points
-from kohya_bucket.reports.chart import Box, Dot, Drawing, Line, Text, aspect_chart, spread_labels
+from kohya_bucket.reports.chart import Drawing, aspect_chart, spread_labels
 
 SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}
 SETS |= {name: load_preset(name) for name in ("sdxl", "flux", "novelai")}
@@ -30,16 +30,15 @@ def test_no_two_labels_overlap(name) -> None:
     sizes = np.random.default_rng(0).integers(100, 4000, (500, 2)).astype(np.int32)
     drawing = aspect_chart(SETS[name], "midpoint", sizes)
     boxes = []
-    for shape in drawing.shapes:
-        if isinstance(shape, Text):
-            x, y, text = shape.x, shape.y, shape.text
-            length, thick = 0.62 * shape.size * len(text), shape.size * 1.05
-            start = {"start": 0, "middle": 0.5, "end": 1}[shape.anchor] * length
-            if shape.upright:
-                box = (x - thick / 2, y - length + start, x + thick / 2, y + start)
-            else:
-                box = (x - start, y - thick / 2, x - start + length, y + thick / 2)
-            boxes.append((text, *box))
+    for shape in ET.fromstring(drawing.to_svg()).iter("{http://www.w3.org/2000/svg}text"):
+        x, y, size, text = *(float(shape.attrib[name]) for name in ("x", "y", "font-size")), shape.text or ""
+        length, thick = 0.62 * size * len(text), size * 1.05
+        start = {"start": 0, "middle": 0.5, "end": 1}[shape.attrib["text-anchor"]] * length
+        if "transform" in shape.attrib:
+            box = (x - thick / 2, y - length + start, x + thick / 2, y + start)
+        else:
+            box = (x - start, y - thick / 2, x - start + length, y + thick / 2)
+        boxes.append((text, *box))
     for i, (one, a, b, c, d) in enumerate(boxes):
         assert a >= 0
         assert c <= drawing.width
@@ -66,11 +65,11 @@ def test_labels_are_spread_apart_in_order_and_in_range(wanted, gap) -> None:
 
 def test_a_sheet_holds_its_shapes() -> None:
     drawing = Drawing(200, 80, title='a "title" & more')
-    drawing.add(Box(10, 10, 50, 20, "#ff0000"))
-    drawing.add(Dot(100, 40, 10, "#0000ff"))
-    drawing.add(Line([(0, 79), (199, 79)], "#00ff00", 2))
-    drawing.add(Text(10, 60, "a < b & c"))
-    drawing.add(Text(190, 10, "up", upright=True, anchor="end", bold=True))
+    drawing.box(10, 10, 50, 20, "#ff0000")
+    drawing.dot(100, 40, 10, "#0000ff")
+    drawing.line([(0, 79), (199, 79)], "#00ff00", 2)
+    drawing.text(10, 60, "a < b & c")
+    drawing.text(190, 10, "up", upright=True, anchor="end", bold=True)
     root = ET.fromstring(drawing.to_svg())
     assert root.attrib["viewBox"] == "0 0 200 80"
     assert [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")] == ["a < b & c", "up"]

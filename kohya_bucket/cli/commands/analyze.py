@@ -13,7 +13,7 @@ import typer
 
 from kohya_bucket.cli.configs import Arch, given_config, is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, scan_progress
-from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
     AsJson,
@@ -25,7 +25,6 @@ from kohya_bucket.cli.options import (
     engine_of,
     refuse_beside,
 )
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import MADE_BY, replace_file
 from kohya_bucket.texts import counted
 
@@ -39,32 +38,28 @@ if TYPE_CHECKING:
 def analyze(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A dataset config of sd-scripts or musubi-tuner.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", min=1, help="Images per step; 1, or the config's.")
-    ] = None,
+    config: Path | None = opt(None, "A dataset config of sd-scripts or musubi-tuner."),
+    batch_size: int | None = opt(None, "Images per step; 1, or the config's.", "--batch-size", "-b", min=1),
     arch: Arch = None,
     *,
-    decode: Annotated[bool, typer.Option("--decode", help="Decode every image, to find damaged pixels.")] = False,
-    hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content, to find duplicates.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", help="Write the report to this file, too.")] = None,
-    list_bad: Annotated[
-        Path | None, typer.Option(help="Write the paths of images to repair, split or leave out into this file.")
-    ] = None,
+    decode: bool = opt(False, "Decode every image, to find damaged pixels.", "--decode"),
+    hash: bool = opt(False, "Hash every file's content, to find duplicates.", "--hash"),
+    html: Path | None = opt(None, "Write the report to this file, too.", "--html"),
+    list_bad: Path | None = opt(None, "Write the paths of images to repair, split or leave out into this file."),
     as_json: AsJson = False,
     options: RuleOptions,
-    cache: Annotated[
-        Path | None, rare(help="A file of `sizes build`. Unchanged images are not opened, and the file is updated.")
-    ] = None,
+    cache: Path | None = opt(
+        None, "A file of `sizes build`. Unchanged images are not opened, and the file is updated.", usual=False
+    ),
     recursive: Recursive = True,
     workers: Workers = None,
-    engine: Annotated[str, rare(help=ENGINE_HELP)] = "local",
-    min_count: Annotated[int, rare(help="List buckets with fewer images as rarely used.")] = 10,
-    outlier_threshold: Annotated[
-        float, rare(help="Images whose log aspect differs more from their bucket are outliers.")
-    ] = 0.25,
-    thumbnails: Annotated[int, rare(min=0, help="At most this many small pictures in the HTML.")] = 240,
-    limit: Annotated[int | None, rare(min=1, help="At most this many images in each list.")] = None,
+    engine: str = opt("local", ENGINE_HELP, usual=False),
+    min_count: int = opt(10, "List buckets with fewer images as rarely used.", usual=False),
+    outlier_threshold: float = opt(
+        0.25, "Images whose log aspect differs more from their bucket are outliers.", usual=False
+    ),
+    thumbnails: int = opt(240, "At most this many small pictures in the HTML.", usual=False, min=0),
+    limit: int | None = opt(None, "At most this many images in each list.", usual=False, min=1),
     quiet: Quiet = False,
 ) -> None:
     quiet = quiet or as_json
@@ -104,9 +99,7 @@ def _subjects(
 
     if config is not None:
         what = f"--config {config} brings its own images and rules"
-        if path:
-            raise ConfigError(f"{what}: leave out {' '.join(path)}")
-        refuse_beside(context, what, (*options.fields, "recursive"))
+        refuse_beside(context, what, (*options.fields, "recursive"), path)
         if is_musubi_config(config):
             return from_musubi_config(config, arch, batch_size, reading)
     release, checkout = release_at_hand(None)

@@ -7,15 +7,14 @@ import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, described
-from kohya_bucket.cli.console import columns, plain_console, print_table, say
-from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.console import plain_console, print_table, say
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     AsJson,
     Family,
@@ -53,17 +52,13 @@ def make(
     path: TableOrSources,
     *,
     options: RuleOptions,
-    target: Annotated[int | None, typer.Option("--target", "-t", help=_TARGET_HELP)] = None,
-    method: Annotated[str, typer.Option(help="{}."), partial(described, AUTO_METHODS)] = "kmeans",
-    min_fill: Annotated[
-        float, typer.Option(help="For optimal: a bucket has at least this share of the target's area; 0 allows any.")
-    ] = 0.75,
-    name: Annotated[str, typer.Option("--name", help="Name in the file.")] = "auto",
-    seed: Annotated[int, rare("--seed", help="Only used if k-means can start in several ways.")] = 0,
-    compare_to: Annotated[
-        str | None, typer.Option("--compare-to", help="A preset, or a set in a .toml file, to compare with.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the set to this TOML file.")] = None,
+    target: int | None = opt(None, _TARGET_HELP, "--target", "-t"),
+    method: str = opt("kmeans", lambda: f"{described(AUTO_METHODS)}."),
+    min_fill: float = opt(0.75, "For optimal: a bucket has at least this share of the target's area; 0 allows any."),
+    name: str = opt("auto", "Name in the file.", "--name"),
+    seed: int = opt(0, "Only used if k-means can start in several ways.", "--seed", usual=False),
+    compare_to: str | None = opt(None, "A preset, or a set in a .toml file, to compare with.", "--compare-to"),
+    output: Path | None = opt(None, "Write the set to this TOML file.", "--output", "-o"),
     arch: Family = None,
     recursive: Recursive = True,
     workers: Workers = None,
@@ -188,7 +183,7 @@ def chart(
     path: Annotated[list[str] | None, typer.Argument(help="Images to show as bars on the axis.")] = None,
     *,
     options: RuleOptions,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Draw to this .svg or .png file.")] = None,
+    output: Path | None = opt(None, "Draw to this .svg or .png file.", "--output", "-o"),
     arch: Family = None,
     recursive: Recursive = True,
 ) -> None:
@@ -206,12 +201,15 @@ def chart(
     if output is None:
         from kohya_bucket.buckets import switching_points
 
-        table = columns("from", "to", "at width / height", "at height / width", left=4)
-        for point in switching_points(bucket_set, switching):
-            table.add_row(str(point.narrower), str(point.wider), f"{point.aspect:.4f}", f"{1 / point.aspect:.4f}")
+        rows = [
+            {"from": str(p.narrower), "to": str(p.wider), "at width / height": f"{p.aspect:.4f}"}
+            | {"at height / width": f"{1 / p.aspect:.4f}"}
+            for p in switching_points(bucket_set, switching)
+        ]
         console = plain_console()
         console.print(f"{bucket_set.name}: {counted(len(bucket_set), 'bucket')}, switching by {switching}")
-        print_table(console, table)
+        if rows:
+            print_table(console, rows, left=4)
         return
     from kohya_bucket.reports.chart import aspect_chart
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,8 @@ import typer
 
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.configs import version_for
-from kohya_bucket.cli.console import say, scan_progress
+from kohya_bucket.cli.console import say, say_first, scan_progress
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
@@ -30,19 +31,13 @@ _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
 _Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
-
-
-def register(app: typer.Typer) -> None:
-    for command in (status, verify, prune, pack):
-        app.command()(command)
-    app.command("import")(import_)
-    app.command()(export)
+PARTS = "status", "verify", "prune", "pack", "import_", "export"
 
 
 def status(
     store: _Store,
     images: _Images = None,
-    hash: Annotated[bool, typer.Option("--hash", help="Read images whose content hash is stored.")] = False,
+    hash: bool = opt(False, "Read images whose content hash is stored.", "--hash"),
     as_json: AsJson = False,
 ) -> None:
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
@@ -82,13 +77,11 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
 def prune(
     store: _Store,
     images: _Images = None,
-    gone: Annotated[bool, typer.Option("--gone", help="Drop items whose image is gone.")] = False,
-    stale: Annotated[bool, typer.Option("--stale", help="Drop items whose image has changed.")] = False,
-    collection: Annotated[str | None, typer.Option(help="Drop this whole collection.")] = None,
-    damaged: Annotated[
-        bool, typer.Option("--damaged", help="Read everything, and drop what is damaged; encode it again afterwards.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+    gone: bool = opt(False, "Drop items whose image is gone.", "--gone"),
+    stale: bool = opt(False, "Drop items whose image has changed.", "--stale"),
+    collection: str | None = opt(None, "Drop this whole collection."),
+    damaged: bool = opt(False, "Read everything, and drop what is damaged; encode it again afterwards.", "--damaged"),
+    dry_run: bool = opt(False, "Only print what would be done.", "--dry-run"),
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
     from kohya_bucket.latents.maintenance import check_sources, source_paths
@@ -113,7 +106,7 @@ def prune(
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
     done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
-    _print_lines([f"{name}: {problem}" for name, problem in done.damaged])
+    say_first([f"{name}: {problem}" for name, problem in done.damaged])
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
@@ -127,12 +120,11 @@ def prune(
 
 def pack(
     store: _Store,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", parser=folder, help="Write a new store to this folder or address, for another machine."),
-    ] = None,
-    shard_mb: Annotated[int, typer.Option("--shard-mb", min=1, help="Size of a shard.")] = 256,
-    cluster_by: Annotated[str | None, typer.Option(help="bucket: shards for order local, all written anew.")] = None,
+    to: Path | None = opt(
+        None, "Write a new store to this folder or address, for another machine.", "--to", parser=folder
+    ),
+    shard_mb: int = opt(256, "Size of a shard.", "--shard-mb", min=1),
+    cluster_by: str | None = opt(None, "bucket: shards for order local, all written anew."),
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance import pack as pack_store
@@ -149,16 +141,10 @@ def import_(
     path: Annotated[list[str], typer.Argument(help="Folders of images with sd-scripts' npz beside them.")],
     output: Annotated[Path, typer.Option("--output", "-o", parser=folder, help="The store's folder, or its address.")],
     arch: _Family,
-    dtype: Annotated[str, typer.Option(help="float32 keeps every bit.")] = "float32",
-    vae: Annotated[
-        str, typer.Option("--vae", help="The VAE of files that do not name theirs: hub name, folder or .safetensors.")
-    ] = "",
-    vae_hash: Annotated[
-        str, typer.Option("--vae-hash", help="The hash of that VAE, as in a store, instead of --vae.")
-    ] = "",
-    interpolation: Annotated[
-        str, typer.Option(help="How sd-scripts resized for them; auto-0.9 for 0.9 and before.")
-    ] = "auto",
+    dtype: str = opt("float32", "float32 keeps every bit."),
+    vae: str = opt("", "The VAE of files that do not name theirs: hub name, folder or .safetensors.", "--vae"),
+    vae_hash: str = opt("", "The hash of that VAE, as in a store, instead of --vae.", "--vae-hash"),
+    interpolation: str = opt("auto", "How sd-scripts resized for them; auto-0.9 for 0.9 and before."),
     collection: _Collection = "",
     text: _Text = False,
     caption_extension: _Captions = "",
@@ -202,13 +188,12 @@ def import_(
 def export(
     store: _Store,
     arch: _Family,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", parser=folder, help="Write to this folder instead of beside the images."),
-    ] = None,
+    output: Path | None = opt(
+        None, "Write to this folder instead of beside the images.", "--output", "-o", parser=folder
+    ),
     images: _Images = None,
     collection: _Collection = "",
-    for_: Annotated[str, typer.Option("--for", help=FOR_HELP)] = "",
+    for_: str = opt("", FOR_HELP, "--for"),
     text: _Text = False,
     caption_extension: _Captions = ".txt",
     quiet: Quiet = False,
@@ -249,11 +234,7 @@ def _arch(name: str, known: Iterable[str] = ARCHITECTURES, option: str = "--arch
     return one_of(option, name, known, ConfigError)
 
 
-_SHOWN = 10
-
-
 def _print_status(found: StoreStatus, store: Path) -> None:
-    """What is in a store, and what is wrong with it."""
     per_item = found.nbytes / max(1, found.items)
     say(
         f"{store}: {counted(found.items, 'item')}, {found.nbytes / 1e6:.1f} MB, {counted(found.shards, 'shard')}, "
@@ -285,15 +266,8 @@ def _print_status(found: StoreStatus, store: Path) -> None:
     ):  # fmt: skip
         if names:
             say(f"{what}: {len(names):,}; what to do: {remedy}")
-            _print_lines(names)
+            say_first(names)
     say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
-
-
-def _print_lines(lines: Sequence[str]) -> None:
-    for line in lines[:_SHOWN]:
-        say(f"  {line}")
-    if len(lines) > _SHOWN:
-        say(f"  … and {len(lines) - _SHOWN:,} more")
 
 
 def _print_files_in_use(done: MaintenanceReport) -> None:
@@ -303,7 +277,7 @@ def _print_files_in_use(done: MaintenanceReport) -> None:
 
 
 def _print_exchange(done: Exchange, verb: str, text: bool) -> None:
-    _print_lines([f"{name}: {why}" for name, why in done.skipped])
+    say_first([f"{name}: {why}" for name, why in done.skipped])
     say(f"{done.done} {'outputs' if text else 'latents'} {verb}, {len(done.skipped)} skipped")
 
 

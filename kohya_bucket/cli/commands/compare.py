@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
 from kohya_bucket.checks import one_of
-from kohya_bucket.cli.console import columns, print_table, say, wide_console
+from kohya_bucket.cli.console import print_table, say, wide_console
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     AsJson,
     Family,
@@ -28,12 +29,10 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.cli.sources import SizedImages
-    from kohya_bucket.reports.compare import Compared
+    from kohya_bucket.reports.recommend import Compared
 
 
 def register(app: typer.Typer) -> None:
@@ -43,12 +42,12 @@ def register(app: typer.Typer) -> None:
 def compare(
     context: typer.Context,
     path: TableOrSources,
-    rules: Annotated[
-        str, typer.Option(help="Names, separated by commas: {}."), lambda: ", ".join([*comparable(), *groups()])
-    ] = "kohya,novelai,exact,auto",
+    rules: str = opt(
+        "kohya,novelai,exact,auto", lambda: f"Names, separated by commas: {', '.join([*comparable(), *groups()])}."
+    ),
     *,
     arch: Family = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per step.")] = 4,
+    batch_size: int = opt(4, "Images per step.", "--batch-size", "-b", min=1),
     as_json: AsJson = False,
     options: RuleOptions,
     recursive: Recursive = True,
@@ -58,7 +57,7 @@ def compare(
     from kohya_bucket.cli.sources import sizes_of
     from kohya_bucket.images.formats import VIDEO_EXTENSIONS
     from kohya_bucket.images.listing import list_images
-    from kohya_bucket.reports.compare import compare_rules
+    from kohya_bucket.reports.recommend import compare_rules
 
     options = options.for_arch(context, arch)
     names = names_of(rules, comparable(), groups())
@@ -76,25 +75,21 @@ def compare(
 
 
 def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int) -> None:
-    from kohya_bucket.reports.compare import conclusion
+    from kohya_bucket.reports.recommend import conclusion
 
     console = wide_console()
     console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}")
-    table = columns("rule", "buckets", "mean crop", "95%", "worst", "upscaled", "no bucket", "batches", "short")
+    rows = []
     for s, name in ((result.summary, one_line(result.name)) for result in results):
-        losses = (f"{loss:.2%}" for loss in (s.mean_crop, s.p95_crop, s.worst_crop))
-        counts = map(str, (s.unplaced, s.batches, s.short_batches))
-        table.add_row(name, str(s.buckets), *losses, f"{s.enlarged:.1%}", *counts)
-    print_table(console, table)
-    _print_reasons(console, results)
-    if len(results) > 1:
-        console.print(conclusion(results), soft_wrap=True)
-
-
-def _print_reasons(console: Console, results: Sequence[Compared]) -> None:
+        row = {"rule": name, "buckets": str(s.buckets), "mean crop": f"{s.mean_crop:.2%}", "95%": f"{s.p95_crop:.2%}"}
+        row |= {"worst": f"{s.worst_crop:.2%}", "upscaled": f"{s.enlarged:.1%}", "no bucket": str(s.unplaced)}
+        rows.append(row | {"batches": str(s.batches), "short": str(s.short_batches)})
+    print_table(console, rows)
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)
+    if len(results) > 1:
+        console.print(conclusion(results), soft_wrap=True)
 
 
 def _own() -> dict[str, Mapping[str, Any]]:
@@ -108,7 +103,6 @@ def _own() -> dict[str, Mapping[str, Any]]:
 
 
 def comparable() -> list[str]:
-    """All names."""
     return [*_own(), *(name for name, rule in rule_choices().items() if rule.argument), *TRAINERS]
 
 

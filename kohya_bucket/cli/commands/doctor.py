@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
-from kohya_bucket.cli.console import plain_console, say, scan_progress
-from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.console import plain_console, say, say_first, scan_progress
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, refuse_beside
 from kohya_bucket.texts import counted
 
@@ -21,22 +21,17 @@ if TYPE_CHECKING:
     from kohya_bucket.adapter.findings import Section
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
-_SHOWN = 10
 
 
 def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
-    config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
-    sd_scripts: Annotated[
-        Path | None, typer.Option("--sd-scripts", help="its checkout; by default the folder one is in")
-    ] = None,
-    resolution: Annotated[str | None, typer.Option(help="512 or 512,768, if the config does not set it")] = None,
-    train_batch_size: Annotated[
-        int | None, typer.Option("--train-batch-size", min=1, help="if the config does not set it")
-    ] = None,
+    config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
+    sd_scripts: Path | None = opt(None, "its checkout; by default the folder one is in", "--sd-scripts"),
+    resolution: str | None = opt(None, "512 or 512,768, if the config does not set it"),
+    train_batch_size: int | None = opt(None, "if the config does not set it", "--train-batch-size", min=1),
     arch: Arch = None,
-    quick: Annotated[bool, typer.Option("--quick", help="decode no image and import no sd-scripts")] = False,
+    quick: bool = opt(False, "decode no image and import no sd-scripts", "--quick"),
     as_json: AsJson = False,
 ) -> None:
     """Nothing on disk is changed.
@@ -106,11 +101,8 @@ def _print(console: Console, section: Section) -> None:
         console.print(where + finding.message, markup=False, soft_wrap=True)
         if finding.remedy:
             console.print(f"    what to do: {finding.remedy}", markup=False, soft_wrap=True)
-        untold = any(name not in finding.message for name in finding.names)
-        for name in finding.names[:_SHOWN] if untold else ():
-            console.print(f"    {name}", markup=False, soft_wrap=True)
-        if untold and len(finding.names) > _SHOWN:
-            console.print(f"    … and {len(finding.names) - _SHOWN} more (--json names all)")
+        if any(name not in finding.message for name in finding.names):
+            say_first(finding.names, rest=" (--json names all)", indent="    ")
 
 
 def _verdict(sections: Sequence[Section]) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.cli.console import say
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import Quiet, Recursive, Workers, check_output
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import replace_file
@@ -23,8 +24,8 @@ def explore(
     source: Annotated[
         str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file. Default: a temporary file.")] = None,
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+    out: Path | None = opt(None, "Write the page to this file. Default: a temporary file."),
+    open_: bool = opt(True, "Open it in the browser.", "--open/--no-open"),
     recursive: Recursive = True,
     workers: Workers = None,
     quiet: Quiet = False,

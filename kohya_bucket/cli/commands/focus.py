@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.console import say, scan_progress
-from kohya_bucket.cli.options import Quiet, check_output, with_option_groups
+from kohya_bucket.cli.help import opt
+from kohya_bucket.cli.options import Quiet, check_output
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.texts import counted, some
@@ -19,22 +20,15 @@ if TYPE_CHECKING:
     from kohya_bucket.images.sizes import SizeScan
 
 _ROUNDED = 100  # sides that differ by less than one part of so many have been rounded
-
-
-def register(app: typer.Typer) -> None:
-    app.command("import")(with_option_groups(import_))
+PARTS = ("import_",)
 
 
 def import_(
     source: Annotated[str, typer.Argument(help="A COCO or Label Studio file, or a folder of YOLO's text files.")],
     images: Annotated[str, typer.Option(help="The folder that the images' names start from.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON Lines file to write.")],
-    label: Annotated[
-        list[str] | None, typer.Option(help="Take boxes of this class only; of YOLO its number. Can be repeated.")
-    ] = None,
-    upright: Annotated[
-        bool, typer.Option("--upright", help="The boxes were drawn on images turned as their EXIF asks.")
-    ] = False,
+    label: list[str] | None = opt(None, "Take boxes of this class only; of YOLO its number. Can be repeated."),
+    upright: bool = opt(False, "The boxes were drawn on images turned as their EXIF asks.", "--upright"),
     quiet: Quiet = False,
 ) -> None:
     """Each image gets the smallest rectangle around its boxes. No detector comes with this package."""

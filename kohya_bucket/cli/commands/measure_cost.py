@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.console import columns, plain_console, print_table, say, scan_progress
-from kohya_bucket.cli.options import AsJson, Quiet
+from kohya_bucket.cli.console import plain_console, print_table, say, scan_progress
+from kohya_bucket.cli.help import opt
+from kohya_bucket.cli.options import AsJson, Quiet, numbers_of
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import pip_install
 
@@ -21,11 +22,11 @@ _SIZE = re.compile(r"\s*(\d+)\s*[xX]\s*(\d+)\s*")
 
 def measure_cost(
     model: Annotated[str, typer.Argument(help="A model, e.g. flux or wan-1.3b; docs/sd-scripts.md lists them.")],
-    sizes: Annotated[str, typer.Option(help="Bucket sizes to time.")] = "512x512,768x768,1024x1024",
-    frames: Annotated[str, typer.Option(help="Frames of clips, for models of videos, e.g. 1,25,81.")] = "1",
-    device: Annotated[str | None, typer.Option(help="E.g. cuda:0 or cpu; by default the GPU, if there is one.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="By default bfloat16, on a CPU float32.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed, after one that is not counted.")] = 3,
+    sizes: str = opt("512x512,768x768,1024x1024", "Bucket sizes to time."),
+    frames: str = opt("1", "Frames of clips, for models of videos, e.g. 1,25,81."),
+    device: str | None = opt(None, "E.g. cuda:0 or cpu; by default the GPU, if there is one."),
+    dtype: str | None = opt(None, "By default bfloat16, on a CPU float32."),
+    rounds: int = opt(3, "How often each is timed, after one that is not counted.", min=1),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -36,7 +37,8 @@ def measure_cost(
     from kohya_bucket.latents.architectures import TOKEN_GRIDS
 
     grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]
-    shapes = [(size, n) for size in _sizes(sizes) for n in _frames(frames)]
+    lengths = numbers_of("--frames", frames, (1 << 16) - 1, "1,25,81")
+    shapes = [(size, n) for size in _sizes(sizes) for n in lengths]
     tokens = grid.tokens([size for size, _ in shapes], [n for _, n in shapes]).tolist()
     if len(set(tokens)) < 2:
         raise ConfigError(f"--sizes {sizes} --frames {frames} are all of {tokens[0]:,} tokens: name a second shape")
@@ -64,10 +66,12 @@ def _say_how_long(seconds: float) -> None:
 
 
 def _print(model: str, shapes: list[str], fit: CostFit) -> None:
-    table = columns("shape", "tokens", "seconds", "fitted", "off")
-    for shape, length, taken, fitted, off in zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True):
-        table.add_row(shape, f"{length:,}", f"{taken:.4g}", f"{fitted:.4g}", f"{off:+.1%}")
-    print_table(plain_console(), table)
+    columns = zip(shapes, fit.tokens, fit.seconds, fit.fitted, fit.off, strict=True)
+    rows = [
+        {"shape": shape, "tokens": f"{n:,}", "seconds": f"{taken:.4g}", "fitted": f"{fitted:.4g}", "off": f"{off:+.1%}"}
+        for shape, n, taken, fitted, off in columns
+    ]
+    print_table(plain_console(), rows)
     a, b = fit.token_cost
     most = int(fit.tokens.argmax())
     typer.echo(
@@ -100,10 +104,3 @@ def _sizes(text: str) -> list[tuple[int, int]]:
     if len(pairs) < len(found) or not all(0 < side < 1 << 16 for pair in pairs for side in pair):
         raise ConfigError(f"--sizes is {text!r}, but must be sizes such as 512x512,832x480")
     return pairs
-
-
-def _frames(text: str) -> list[int]:
-    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if not all(0 < n < 1 << 16 for n in numbers):
-        raise ConfigError(f"--frames is {text!r}, but must be whole numbers such as 1,25,81")
-    return numbers

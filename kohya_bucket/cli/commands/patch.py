@@ -10,6 +10,7 @@ import typer
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.console import say
+from kohya_bucket.cli.help import opt
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.checkout_patch import CheckoutPatch, PatchStatus, Trial
@@ -18,16 +19,12 @@ _FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
     Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    for command in (install, status, remove):
-        app.command()(command)
+PARTS = "install", "status", "remove"
 
 
 def install(
     folder: Checkout,
-    force: Annotated[bool, typer.Option("--force", help=_FORCE_HELP)] = False,
+    force: bool = opt(False, _FORCE_HELP, "--force"),
 ) -> None:
     """Write the marked block into the trainer's package, once the adapter was tried there."""
     from kohya_bucket.adapter.checkout_patch import CheckoutError

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
-from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 
@@ -22,21 +22,19 @@ def plan(
             help="dataset config of sd-scripts or musubi-tuner, file for --config_file, or preset of the GUI"
         ),
     ] = None,
-    config_option: Annotated[Path | None, rare("--config", "-c", help="the same as CONFIG")] = None,
-    gpus: Annotated[str, typer.Option(help="numbers of GPUs to plan for, e.g. 1,2,4,8")] = "1",
-    accumulate: Annotated[
-        int | None, typer.Option(min=1, help="batches for one update of the weights; by default as the file says, or 1")
-    ] = None,
-    images: Annotated[bool, typer.Option("--images", help="list every image with its bucket and crop")] = False,
+    config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
+    gpus: str = opt("1", "numbers of GPUs to plan for, e.g. 1,2,4,8"),
+    accumulate: int | None = opt(
+        None, "batches for one update of the weights; by default as the file says, or 1", min=1
+    ),
+    images: bool = opt(False, "list every image with its bucket and crop", "--images"),
     as_json: AsJson = False,
-    strict: Annotated[bool, typer.Option("--strict", help="exit code 1 for warnings and images left out")] = False,
-    train_data_dir: Annotated[str | None, typer.Option(help="folder of `5_name` folders, without a config")] = None,
-    reg_data_dir: Annotated[str | None, rare(help="the same for regularization images")] = None,
-    in_json: Annotated[str | None, rare(help="fine-tuning metadata, with --train-data-dir")] = None,
+    strict: bool = opt(False, "exit code 1 for warnings and images left out", "--strict"),
+    train_data_dir: str | None = opt(None, "folder of `5_name` folders, without a config"),
+    reg_data_dir: str | None = opt(None, "the same for regularization images", usual=False),
+    in_json: str | None = opt(None, "fine-tuning metadata, with --train-data-dir", usual=False),
     arch: Arch = None,
-    sd_scripts: Annotated[
-        str | None, typer.Option(help="its checkout or version; by default the checkout that you are in")
-    ] = None,
+    sd_scripts: str | None = opt(None, "its checkout or version; by default the checkout that you are in"),
     *,
     arguments: TrainerArguments,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.cli.configs import given_config, version_for
-from kohya_bucket.cli.help import PlainCommand, rare
+from kohya_bucket.cli.help import PlainCommand, opt
 from kohya_bucket.cli.options import (
     ClusterOptions,
     Recursive,
@@ -61,20 +61,20 @@ def precompute(
     ] = None,
     *,
     vae: VaeOptions,
-    output: Annotated[Path | None, typer.Option("--output", "-o", parser=folder, help=_OUTPUT_HELP)] = None,
-    config: Annotated[Path | None, typer.Option(help="An sd-scripts dataset config instead of PATH.")] = None,
-    gpus: Annotated[str, rare(help=_GPUS_HELP)] = "",
-    train_batch_size: Annotated[int | None, rare(min=1, help="With --config, if it does not set one.")] = None,
+    output: Path | None = opt(None, _OUTPUT_HELP, "--output", "-o", parser=folder),
+    config: Path | None = opt(None, "An sd-scripts dataset config instead of PATH."),
+    gpus: str = opt("", _GPUS_HELP, usual=False),
+    train_batch_size: int | None = opt(None, "With --config, if it does not set one.", usual=False, min=1),
     options: RuleOptions,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b", min=1, help="Images per run of the VAE.")] = 8,
+    batch_size: int = opt(8, "Images per run of the VAE.", "--batch-size", "-b", min=1),
     stored: StoreOptions,
     beside: SourceOptions,
     captions: TextOptions,
-    hash: Annotated[bool, rare("--hash", help="Store a hash of each image's content.")] = False,
-    workers: Annotated[int | None, rare(min=1, help="Threads that decode images; with ray, batches.")] = None,
+    hash: bool = opt(False, "Store a hash of each image's content.", "--hash", usual=False),
+    workers: int | None = opt(None, "Threads that decode images; with ray, batches.", usual=False, min=1),
     cluster: ClusterOptions,
     recursive: Recursive = True,
-    quiet: Annotated[bool, rare("--quiet", "-q", help="Print nothing but problems.")] = False,
+    quiet: bool = opt(False, "Print nothing but problems.", "--quiet", "-q", usual=False),
 ) -> None:
     """On several GPUs, each encodes its share: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or
     accelerate launch -m. On several machines: --engine ray.
@@ -109,9 +109,7 @@ def precompute(
     source: Chosen | Planned
     if config is not None:
         what = f"--config {config} says which images and buckets there are"
-        if path:
-            raise ConfigError(f"{what}: leave out {' '.join(path)}")
-        refuse_beside(context, what, (*options.fields, *vars(beside)))
+        refuse_beside(context, what, (*options.fields, *vars(beside)), path)
         source = planned(config, train_batch_size, gpus, reader)
         if output is None and stored.format == "shards":
             output = cast("Path | None", source.store())
@@ -158,7 +156,6 @@ def _chosen(
 
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
-    """Run a trainer until the outputs of its text encoders are cached."""
     from kohya_bucket.launch import run_trainer
     from kohya_bucket.sdscripts.caching.text import encode_ahead
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.console import plain_console, say, scan_progress
-from kohya_bucket.cli.help import rare
+from kohya_bucket.cli.console import say, say_first, scan_progress
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
     Recursive,
@@ -16,26 +16,21 @@ from kohya_bucket.cli.options import (
     Workers,
     check_output,
     engine_of,
-    with_option_groups,
 )
 from kohya_bucket.texts import counted
 
-_SHOWN = 10
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(build))
+PARTS = ("build",)
 
 
 def build(
     path: Sources,
     output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
-    refresh: Annotated[bool, typer.Option("--refresh", help="Reuse rows of --output for unchanged files.")] = False,
-    hash: Annotated[bool, typer.Option("--hash", help="Hash every file's content too, to find duplicates.")] = False,
+    refresh: bool = opt(False, "Reuse rows of --output for unchanged files.", "--refresh"),
+    hash: bool = opt(False, "Hash every file's content too, to find duplicates.", "--hash"),
     recursive: Recursive = True,
     workers: Workers = None,
-    engine: Annotated[str, rare(help=ENGINE_HELP)] = "local",
-    quiet: Annotated[bool, rare("--quiet", "-q", help="Print nothing but errors.")] = False,
+    engine: str = opt("local", ENGINE_HELP, usual=False),
+    quiet: bool = opt(False, "Print nothing but errors.", "--quiet", "-q", usual=False),
 ) -> None:
     """Read the size of every image into a Parquet file, so that later runs open none of them."""
     from kohya_bucket.cli.sources import images_in, tars_in
@@ -70,8 +65,5 @@ def build(
         f"{counted(len(cache), 'file')} in {output}: {changes.reused} unchanged, {changes.reread} read again, "
         f"{changes.added} new, {changes.dropped} gone, {changes.unreadable} unreadable"
     )
-    console = plain_console(stderr=True)
-    for i in sorted(cache.reasons)[:_SHOWN]:
-        console.print(f"  {cache.paths[i]}: {cache.reasons[i]}", markup=False, soft_wrap=True)
-    if len(cache.reasons) > _SHOWN:
-        console.print(f"  and {len(cache.reasons) - _SHOWN} more; all of them are in the file's column 'reason'")
+    lines = [f"{cache.paths[i]}: {cache.reasons[i]}" for i in sorted(cache.reasons)]
+    say_first(lines, rest="; all of them are in the file's column 'reason'", err=True)
