@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -163,36 +163,48 @@ class NpzSession(CachingSession):
 
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
 
+FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
 
-def cache_the_readable(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
+
+def cache_the_readable(
+    dataset: Any, cache: Callable[[], None], options: AdapterOptions, find_bad: FindBad | None = None,
+    at_fault: tuple[type[Exception], ...] = (Exception,),
+) -> None:  # fmt: skip
     """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
 
-    It loads images ahead, and ends where one cannot be loaded. Such images are left without latents: training finds
-    them unreadable in its turn, and leaves them out.
+    Such images are left without latents: training finds them unreadable in its turn, and leaves them out.
+
+    Args:
+        find_bad: which of the images that have no latents yet ended the loop, each with its error; by default those
+            that sd-scripts could not load ahead.
+        at_fault: errors that may be an image's fault.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
         Exception: as sd-scripts raised it, where no image is at fault.
     """
     mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
-    bad: set[int] = set()
+    left = mine
     try:
         while True:
             try:
                 cache()
                 return
-            except Exception:
-                found = [(info, why) for info in mine if (why := _failure(info.image)) is not None]
+            except at_fault:
+                left = [info for info in left if getattr(info, "latents", None) is None]
+                found = list((find_bad or not_loaded_ahead)(left))
                 if not found:
                     raise
                 for info, why in found:
                     tell(info, why, options)
                     info.image = None
-                    bad.add(id(info))
+                bad = {id(info) for info, _ in found}
+                left = [info for info in left if id(info) not in bad]
                 # Each process takes every so many images of the list, which must therefore stay as long as it is.
                 for info in mine:
-                    in_memory = getattr(info, "latents", None) is not None
-                    info.latents_npz = _DONE if in_memory or id(info) in bad else None
+                    info.latents_npz = _DONE
+                for info in left:
+                    info.latents_npz = None
     finally:
         for info in mine:
             if info.latents_npz == _DONE:
@@ -211,46 +223,21 @@ def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
     logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
 
 
-def _failure(image: Any) -> BaseException | None:
-    """Why an image that was loaded ahead could not be."""
-    return image.exception() if isinstance(image, Future) and image.done() and not image.cancelled() else None
-
-
-# The same for sd-scripts until 0.9, which caches without strategies and loads each image when its batch comes.
+def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
+    """The images that sd-scripts loads ahead, on other threads, and could not load."""
+    for info in infos:
+        ahead = info.image
+        if isinstance(ahead, Future) and ahead.done() and not ahead.cancelled() and (why := ahead.exception()):
+            yield info, why
 
 
 def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
-    """Run sd-scripts' loop over a dataset's images, and again without each that it stumbles over.
-
-    Raises:
-        KohyaBucketError: `on_bad_image` is "stop".
-        Exception: as sd-scripts raised it, where no image is at fault.
-    """
-    everything = dataset.image_data
-    named = {key: info.latents_npz for key, info in everything.items()}
-    left = dict(everything)
-    try:
-        while True:
-            try:
-                cache()
-                return
-            except NO_IMAGE:  # anything else, such as a GPU without memory, is no image's fault
-                left = {key: info for key, info in left.items() if getattr(info, "latents", None) is None}
-                found = _first_unreadable(left[key] for key in left if named[key] is None)
-                if found is None:
-                    raise
-                info, why = found
-                tell(info, why, options)
-                del left[info.image_key]
-                for key, one in left.items():  # files that are whole are found to be so again
-                    one.latents_npz = named[key]
-                info.latents_npz = None
-                dataset.image_data = left
-    finally:
-        dataset.image_data = everything
+    """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
+    # anything else, such as a GPU without memory, is no image's fault
+    cache_the_readable(dataset, cache, options, _first_unreadable, NO_IMAGE)
 
 
-def _first_unreadable(infos: Iterable[Any]) -> tuple[Any, Exception] | None:
+def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
     """The image at which the loop ended: it takes small buckets first, and those without a file."""
     in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
     for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
@@ -258,8 +245,8 @@ def _first_unreadable(infos: Iterable[Any]) -> tuple[Any, Exception] | None:
             with Image.open(info.absolute_path) as image:
                 image.load()
         except NO_IMAGE as error:
-            return info, error
-    return None
+            yield info, error
+            return
 
 
 # Caching without strategies, as sd-scripts 0.9 does: one file on disk for each image, with one size in it.
