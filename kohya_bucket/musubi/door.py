@@ -61,14 +61,14 @@ class MusubiDoor(TrainerDoor):
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.adapter.group import GroupPlanner
-        from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
+        from kohya_bucket.adapter.sampler import PlanSampler, arguments_over, with_plan
         from kohya_bucket.musubi.batches import HELD, CachedItems, Held, TimestepPool
         from kohya_bucket.musubi.seams import handing_over
 
-        arguments = call_arguments(signature, args, kwargs)
-        group, collator = arguments.get("dataset"), arguments.get("collate_fn")
-        if not isinstance(group, self.owners.named("DatasetGroup")) or not draws_by_itself(arguments):
+        arguments = arguments_over(self.owners.named("DatasetGroup"), signature, args, kwargs)
+        if not arguments:
             return None
+        group, collator = arguments["dataset"], arguments.get("collate_fn")
         counter = getattr(collator, "current_epoch", None)
         managers: list[Any] = [getattr(dataset, "batch_manager", None) for dataset in group.datasets]
         if counter is None or None in managers or not managers:
