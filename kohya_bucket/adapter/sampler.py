@@ -21,8 +21,7 @@ from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import BadImages, PlannedBatch
 from kohya_bucket.adapter.door import Planned
-from kohya_bucket.adapter.gpu_table import left_over
-from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.group import GroupPlanner, left_over
 from kohya_bucket.adapter.ranks import end_run, is_first_process
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition

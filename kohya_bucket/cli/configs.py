@@ -139,7 +139,8 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     Returns:
         the version; the checkout, where it is one.
     """
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
+    from kohya_bucket.adapter.checkout_patch import CheckoutError
+    from kohya_bucket.sdscripts.checkout import find_checkout, nearby_checkout
     from kohya_bucket.sdscripts.config import NEWEST, Release
 
     if given is not None and _VERSION.fullmatch(given):
@@ -181,8 +182,9 @@ def version_for(given: str) -> str:
 
     `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
+    from kohya_bucket.adapter.checkout_patch import CheckoutError
     from kohya_bucket.latents.architectures import is_version
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, npz_version
+    from kohya_bucket.sdscripts.checkout import find_checkout, npz_version
 
     if is_version(given):
         return given

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.gpu_table import GpuRow
+from kohya_bucket.adapter.group import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_table, say, scan_progress, wide_console, width_of
 from kohya_bucket.images.headers import say_orientations

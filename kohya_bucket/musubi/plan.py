@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
-from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.group import GpuRow, GroupPlanner, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement

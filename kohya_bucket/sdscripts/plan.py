@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
-from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.group import GpuRow, GroupPlanner, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
