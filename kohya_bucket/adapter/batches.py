@@ -47,16 +47,9 @@ class PlannedBatch(int):
 
     @classmethod
     def make(
-        cls,
-        position: int,
-        epoch: int,
-        dataset: int,
-        images: npt.NDArray[np.int32],
-        seed: int,
-        bucket: int,
-        global_step: int | None = None,
-        loss_scale: float = 1.0,
-    ) -> PlannedBatch:
+        cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int, bucket: int,
+        global_step: int | None = None, loss_scale: float = 1.0,
+    ) -> PlannedBatch:  # fmt: skip
         batch = cls(position)
         batch.epoch, batch.dataset, batch.images, batch.seed, batch.bucket = epoch, dataset, images, seed, bucket
         batch.global_step, batch.loss_scale = global_step, loss_scale

@@ -205,8 +205,13 @@ class GpuRow:
         return asdict(self)
 
 
-def gpu_rows(planner: GroupPlanner, gpus: Sequence[int], accumulate: int = 1) -> tuple[GpuRow, ...]:
-    """Plan an epoch on each number of GPUs; `accumulate` batches make one update."""
+def gpu_rows(
+    images: Sequence[InBuckets], options: AdapterOptions, gpus: Sequence[int], accumulate: int
+) -> tuple[GpuRow, ...]:
+    """Plan an epoch of some data sets on each number of GPUs; `accumulate` batches make one update."""
+    if not images:
+        return ()
+    planner = GroupPlanner(images, options)
     alone, rows = planner.planner(1).plan(0, 1), []
     own = not planner.options.same_shape  # each GPU has batches of its own
     for n in gpus:

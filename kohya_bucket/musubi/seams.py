@@ -39,7 +39,7 @@ from kohya_bucket.musubi.caching import Session, cut, focus_in, save_item
 from kohya_bucket.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.objects import BatchManager, CachedDataset, Dataset, Group, Item, Selector
-from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
+from kohya_bucket.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -195,7 +195,7 @@ _PLANNING = (
 
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
 _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
-_trained: list[TrainingItems] = []  # of the data set that makes its buckets at the moment
+_trained: list[Trained] = []  # of the data set that makes its buckets at the moment
 
 
 def _generate(place: Place, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
@@ -341,8 +341,8 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _make_manager(place: Place, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any) -> None:
-    for items in _trained:
-        items.pick_out_of(bucketed_item_info)
+    for trained in _trained:
+        pick_out_of(bucketed_item_info, trained)
     place.original(self, bucketed_item_info, *args, **kwargs)
 
 

@@ -30,13 +30,9 @@ class BucketManager:
     """
 
     def __init__(
-        self,
-        no_upscale: bool,
-        max_reso: Size | None,
-        min_size: int | None,
-        max_size: int | None,
+        self, no_upscale: bool, max_reso: Size | None, min_size: int | None, max_size: int | None,
         reso_steps: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.no_upscale = no_upscale
         self.max_reso = max_reso
         self.max_area = None if max_reso is None else max_reso[0] * max_reso[1]

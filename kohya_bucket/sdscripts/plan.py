@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.group import GpuRow, GroupPlanner, gpu_rows
+from kohya_bucket.adapter.group import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
@@ -142,7 +142,7 @@ def overview(
     if not groups and not stopped:
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
-    rows = gpu_rows(GroupPlanner(groups, options), gpus, accumulate) if groups else ()
+    rows = gpu_rows(groups, options, gpus, accumulate)
     return Overview(options, tuple(placed), rows, frozenset(unreadable))
 
 

@@ -207,7 +207,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
     where = dataset.place
     if dataset.resolution is None:
         findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", "resolution = 512")
-    elif not SIDES.holds(dataset.resolution):
+    elif not SIDES.fits(dataset.resolution):
         return
     elif dataset.enable_bucket:
         try:
