@@ -44,8 +44,6 @@ class BucketManager:
         self.buckets: Any = []
         self._bucket_set: BucketSet | None = None
 
-    # -- the set -----------------------------------------------------------------------------------
-
     def make_buckets(self) -> None:
         """Generate the set from the settings."""
         if self.max_reso is None or self.min_size is None or self.max_size is None or self.reso_steps is None:
@@ -60,8 +58,6 @@ class BucketManager:
         if self._bucket_set is not None:
             self.predefined_aspect_ratios = self._bucket_set.aspects
             self._switch = AspectSwitch.nearest(self._bucket_set.aspects)
-
-    # -- placement ---------------------------------------------------------------------------------
 
     def place(self, sizes: Any) -> Placement:
         """Place N images, [N, 2] (width, height)."""
@@ -96,8 +92,6 @@ class BucketManager:
         """Round to whole pixels, then down to a multiple of the step."""
         whole = int(x + 0.5)
         return whole - whole % (self.reso_steps or 1)
-
-    # -- the images --------------------------------------------------------------------------------
 
     def add_if_new_reso(self, reso: Size) -> None:
         """Open a bucket for `reso` unless there is one."""

@@ -33,19 +33,10 @@ from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable_plainly, check_one_size_each
 from kohya_bucket.sdscripts.caching.session import architecture_of
-from kohya_bucket.sdscripts.caching.text import Strategies, cache_text_outputs, is_ahead
+from kohya_bucket.sdscripts.caching.text import cache_text_outputs, is_ahead
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
-from kohya_bucket.sdscripts.objects import (
-    CutSize,
-    Dataset,
-    DelegatingDataset,
-    DroppedRecord,
-    Group,
-    LatentsStrategy,
-    TextStrategy,
-)
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
 
@@ -112,7 +103,7 @@ def _list_metadata(place: Place, self: Any, *args: Any, skip_image_resolution: A
         self.skip_image_resolution = skip_image_resolution  # obeyed when buckets are made
 
 
-def _make_control_buckets(place: Place, self: DelegatingDataset) -> None:
+def _make_control_buckets(place: Place, self: objects.DelegatingDataset) -> None:
     if place.door.options().focus and Uses("trim_and_resize_if_required")(
         place.door.owners.find("ControlNetDataset.__getitem__")[2]
     ):
@@ -182,16 +173,16 @@ BUCKETS = Subject(
 # The order of an epoch, and the batch at a place in it.
 
 
-def _shuffle_buckets(place: Place, self: Dataset) -> None:
+def _shuffle_buckets(place: Place, self: objects.Dataset) -> None:
     if not isinstance(self.buckets_indices, BatchTable):
         place.original(self)
 
 
-def _set_current_epoch(place: Place, self: Dataset, epoch: int) -> None:
+def _set_current_epoch(place: Place, self: objects.Dataset, epoch: int) -> None:
     note_epoch(self, epoch)
 
 
-def _group_item(place: Place, self: Group, index: int, /) -> Any:
+def _group_item(place: Place, self: objects.Group, index: int, /) -> Any:
     if isinstance(index, PlannedBatch):
         return planned_item(self, index)
     tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
@@ -280,7 +271,7 @@ RESUMING = Subject(
 
 
 def _cache_latents(
-    place: Place, self: Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+    place: Place, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
         _refuse_unseen_crops(place, unseen=cache_to_disk)
@@ -289,17 +280,17 @@ def _cache_latents(
 
 
 def _cache_group(
-    place: Place, self: Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+    place: Place, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     if cache_to_disk:
         check_one_size_each(self.datasets)
     place.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
-def _new_cache_latents(place: Place, self: Dataset, model: Any, accelerator: Any) -> None:
+def _new_cache_latents(place: Place, self: objects.Dataset, model: Any, accelerator: Any) -> None:
     if is_ahead():
         return
-    strategy: LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
+    strategy: objects.LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
     known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
     with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
@@ -332,7 +323,7 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 def _trim(
     place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
-    if not isinstance(resized_size, CutSize):
+    if not isinstance(resized_size, objects.CutSize):
         return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
     resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
     (left, top), (width, height) = resized_size.crop, reso
@@ -367,7 +358,7 @@ CACHING = Subject(
                 (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
                 _new_cache_latents,
             ),
-            Seam(_STRATEGY, (Offers(LatentsStrategy),)),
+            Seam(_STRATEGY, (Offers(objects.LatentsStrategy),)),
             Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
             Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
             Seam(
@@ -387,9 +378,9 @@ CACHING = Subject(
 _CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
 
 
-def _new_cache_text_encoder_outputs(place: Place, self: Dataset, models: Any, accelerator: Any) -> None:
+def _new_cache_text_encoder_outputs(place: Place, self: objects.Dataset, models: Any, accelerator: Any) -> None:
     named = place.door.owners.named
-    strategies = Strategies(*(named(name).get_strategy() for name in (_CACHING, *_BESIDE)))
+    strategies = [named(name).get_strategy() for name in (_CACHING, *_BESIDE)]
     cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
 
 
@@ -409,7 +400,7 @@ TEXT_CACHING = Subject(
     (
         *where(
             lambda owners: _caches_texts(owners) and _keeps_dropout(owners),
-            Seam("ImageInfo", (Offers(DroppedRecord),)),
+            Seam("ImageInfo", (Offers(objects.DroppedRecord),)),
         ),
         *where(
             _caches_texts,
@@ -418,7 +409,7 @@ TEXT_CACHING = Subject(
                 (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
                 _new_cache_text_encoder_outputs,
             ),
-            Seam(_CACHING, (Offers(TextStrategy),)),
+            Seam(_CACHING, (Offers(objects.TextStrategy),)),
             *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_CACHING, *_BESIDE)),
             Seam(f"{_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
             Seam(f"{_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),

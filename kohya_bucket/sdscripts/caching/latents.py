@@ -42,7 +42,7 @@ from kohya_bucket.sdscripts.caching.session import (
     save_latents,
     shared_by,
 )
-from kohya_bucket.sdscripts.caching.shards import ShardCache, cache_of_run, read_through
+from kohya_bucket.sdscripts.caching.shards import ShardCache, cache_of_run
 from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import one_line
@@ -240,7 +240,7 @@ class CachingSession:
         """After sd-scripts' loop."""
         self.cache.finish()
         if isinstance(self.cache, ShardCache):
-            read_through(self.cache, self.dataset, self.strategy, self.items)
+            self.cache.serve(self.dataset, self.strategy, self.items)
 
     def _path(self, absolute_path: str, image_size: Any) -> str:
         return self.paths[str(absolute_path), _variant_size(absolute_path)]

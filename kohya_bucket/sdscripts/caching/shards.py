@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -202,11 +202,19 @@ class ShardCache(StoreCache):
         i = self._find(image, bucket_reso)
         return "" if i is None else f"{self.root}/{self.opened().info(i).name}"
 
-    def find_all(self, items: Iterable[tuple[str, tuple[int, int]]]) -> None:
-        """Look for these images and bucket sizes now, and not each when it is read."""
+    def serve(self, dataset: HeldDataset, strategy: Any, items: Iterable[tuple[str, Size]]) -> None:
+        """Let the loaders of a data set, whose latents are all here, read these images and bucket sizes from here."""
+        # looked for now, and not each when it is read
         wanted = [(str(image), int(size[0]), int(size[1])) for image, size in items]
-        sources = relative_source([image for image, _, _ in wanted], self._names_from)
+        images = [image for image, _, _ in wanted]
+        sources = relative_source(images, self._names_from)
         self._known = {key: self._at.get((source, *key[1:])) for key, source in zip(wanted, sources, strict=True)}
+        _caches[dataset] = self
+        # Stays: loader workers read through it.
+        readers: dict[str, ShardCache] = getattr(strategy, "_kohya_bucket_readers", {})
+        readers.update(dict.fromkeys(images, self))
+        strategy._kohya_bucket_readers = readers
+        strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         key = image, int(bucket_reso[0]), int(bucket_reso[1])
@@ -230,17 +238,6 @@ def cache_of_run(
     if is_first_process():
         logger.info("latents are kept in %s", one_line(cache.root))
     return cache
-
-
-def read_through(cache: ShardCache, dataset: HeldDataset, strategy: Any, items: Collection[tuple[str, Size]]) -> None:
-    """Let the loaders of a data set, whose latents are all in a store, read these images and bucket sizes from it."""
-    cache.find_all(items)
-    _caches[dataset] = cache
-    # Stays: loader workers read through it.
-    readers: dict[str, ShardCache] = getattr(strategy, "_kohya_bucket_readers", {})
-    readers.update(dict.fromkeys((path for path, _ in items), cache))
-    strategy._kohya_bucket_readers = readers
-    strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
 
 
 def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int]) -> Any:

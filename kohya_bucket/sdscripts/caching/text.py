@@ -11,10 +11,10 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -40,21 +40,17 @@ logger = logging.getLogger("kohya_bucket")
 Original = Callable[[Any, Any, Any], Any]
 
 
-class Strategies(NamedTuple):
-    """sd-scripts' strategies of a run, as far as it has set them."""
-
-    caching: TextStrategy | None
-    tokenizing: Any
-    encoding: Any
-
-
 @stop_all_ranks_on_error()
 def cache_text_outputs(
-    dataset: Dataset, original: Original, strategies: Strategies, models: Any, accelerator: Any, options: AdapterOptions
-) -> None:
-    """`BaseDataset.new_cache_text_encoder_outputs`, with the cache of this package under it where it goes to disk."""
+    dataset: Dataset, original: Original, strategies: Sequence[Any], models: Any, accelerator: Any,
+    options: AdapterOptions,
+) -> None:  # fmt: skip
+    """`BaseDataset.new_cache_text_encoder_outputs`, with the cache of this package under it where it goes to disk.
+
+    `strategies` are the run's for caching, tokenizing and encoding; None where it has set none.
+    """
     global _encoded
-    strategy = strategies.caching
+    strategy, tokenizing, encoding = strategies
     if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
         if _ahead and (strategy is None or not strategy.cache_to_disk):
             raise ConfigError(_NOTHING)  # what is kept in memory would be lost
@@ -63,12 +59,12 @@ def cache_text_outputs(
     session: TextShardSession | TextNpzSession
     if options.text_cache == "shards":
         family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
-        left_out = is_left_out(family, strategies.encoding)
-        words = tokens_text(strategies.tokenizing, strategies.encoding, strategy) + " behind_mask=left_out" * left_out
-        encoding = Encoding(encoders_hash(models), words)
-        session = TextShardSession(dataset, strategy, accelerator, options, family, encoding, left_out=left_out)
+        left_out = is_left_out(family, encoding)
+        words = tokens_text(tokenizing, encoding, strategy) + " behind_mask=left_out" * left_out
+        made_by = Encoding(encoders_hash(models), words)
+        session = TextShardSession(dataset, strategy, accelerator, options, family, made_by, left_out=left_out)
     else:
-        session = TextNpzSession(dataset, strategy, Encoding(encoders_hash(models), tokens_of(strategies.tokenizing)))
+        session = TextNpzSession(dataset, strategy, Encoding(encoders_hash(models), tokens_of(tokenizing)))
     numpys_savez = np.savez
 
     def save(file: Any, *args: Any, **arrays: Any) -> None:
