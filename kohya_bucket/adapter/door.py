@@ -147,8 +147,8 @@ class TrainerDoor(ABC):
 
     # -- opening and closing ----------------------------------------------------------------------
 
-    def open(self, *, quiet: bool, at_once: bool) -> None:
-        """Watch for the trainer, or change it now if it is there."""
+    def open(self, *, quiet: bool = False, at_once: bool = False) -> None:
+        """Watch for the trainer, or change it now if it is there; see `kohya_bucket.sdscripts.install`."""
         self.quiet, self.at_once = quiet, at_once
         self.watch.start()
         self.proceed()
@@ -212,7 +212,7 @@ class TrainerDoor(ABC):
     def _report(self, seams: int, replaced: Sequence[Replacement], wrong: Iterable[Subject]) -> None:
         logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
                     len(replaced))  # fmt: skip
-        logger.debug("\n".join(["replaced:", *(f"  {replacement.path}" for replacement in replaced)]))
+        logger.debug("replaced: %s", ", ".join(f"{getattr(r.owner, '__name__', r.owner)}.{r.name}" for r in replaced))
         for subject in wrong:
             self._say(subject)
 

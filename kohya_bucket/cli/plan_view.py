@@ -155,8 +155,8 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
         "focus": [cuts._asdict() for cuts in dataset.focus_cuts],
         "buckets": [
             {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
-            | {"enlarged": up.images, "largest_enlargement": up.most}
-            for row, up in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
+            | {"enlarged": enlarged, "largest_enlargement": most}
+            for row, (enlarged, most) in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
         ],
         # those that no bucket takes, and those that `skip_image_resolution` leaves out
         "not_trained": [

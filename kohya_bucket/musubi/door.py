@@ -91,12 +91,7 @@ class MusubiDoor(TrainerDoor):
         return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": handing_over(collator)}
 
 
-def install(*, quiet: bool = False, at_once: bool = False) -> None:
-    """Put this package's plans behind musubi-tuner's data set classes; see `kohya_bucket.sdscripts.install`."""
-    _door.open(quiet=quiet, at_once=at_once)
-
-
 _door = MusubiDoor()
 
-uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
-left_alone = _door.left_alone
+install, uninstall, is_active = _door.open, _door.close, _door.is_active
+why_inactive, left_alone = _door.why_inactive, _door.left_alone
