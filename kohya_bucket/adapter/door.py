@@ -343,14 +343,6 @@ class Seam:
     when: Callable[[Owners], bool] = lambda _: True
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Every name of the trainer that this seam relies on."""
-        own = self._signature.parameters.values() if inspect.isfunction(self.replacement) else ()
-        taken = [one.name for one in own if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        checked = [name for check in self.checks for name in check.names]
-        return tuple(dict.fromkeys((*self.path.split("."), *(name for name in taken if name != "self"), *checked)))
-
-    @property
     def _signature(self) -> inspect.Signature:
         """What the replacement takes of the trainer."""
         signature = inspect.signature(self.replacement or _pass_on)
