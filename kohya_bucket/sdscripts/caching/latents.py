@@ -34,7 +34,6 @@ from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     Requested,
-    Size,
     architecture_of,
     architecture_read_by,
     ensure_npz_current,
@@ -43,7 +42,7 @@ from kohya_bucket.sdscripts.caching.session import (
     shared_by,
 )
 from kohya_bucket.sdscripts.caching.shards import ShardCache, cache_of_run
-from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
+from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import one_line
 

@@ -26,7 +26,7 @@ from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.sdscripts.objects import CutSize
+from kohya_bucket.sdscripts.objects import CutSize, Size
 
 
 @dataclass(frozen=True)
@@ -166,8 +166,6 @@ def finite_arrays(item: CacheItem, latents: Any, flipped: Any) -> list[npt.NDArr
         raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
     return parts
 
-
-Size = tuple[int, int]
 
 Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
 

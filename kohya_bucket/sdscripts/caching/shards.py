@@ -28,8 +28,8 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.sdscripts.caching.session import CacheItem, Size, as_array, finite_arrays
-from kohya_bucket.sdscripts.objects import HeldDataset, inner_of
+from kohya_bucket.sdscripts.caching.session import CacheItem, as_array, finite_arrays
+from kohya_bucket.sdscripts.objects import HeldDataset, Size, inner_of
 from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
