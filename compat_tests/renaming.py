@@ -202,6 +202,14 @@ def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:
                 yield subject, seam, owners.find(seam.path)[2]
 
 
+def names_of(seam: Any) -> set[str]:
+    """Every name of the trainer that a seam relies on."""
+    taken = inspect.signature(seam.replacement).parameters if inspect.isfunction(seam.replacement) else {}
+    own = [one for one in list(taken.values())[1:] if one.default is one.empty]  # without the place
+    named = {one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD}
+    return {*seam.path.split("."), *named, *(name for check in seam.checks for name in check.names)} - {"self"}
+
+
 def relied_on(name: str, root: Path) -> dict[str, Any]:
     """{names, functions, imported} of a checkout: all that its seams rely on, and the files that it imports."""
     from torch.utils.data import ConcatDataset
@@ -212,7 +220,7 @@ def relied_on(name: str, root: Path) -> dict[str, Any]:
     names: dict[str, list[str]] = {}
     functions: dict[str, tuple[str, list[str]]] = {}
     for subject, seam, value in seams_of(name, root):
-        for relied in set(seam.names) - torchs:
+        for relied in names_of(seam) - torchs:
             if not relied.startswith("__"):  # what Python itself calls has no other name
                 names.setdefault(relied, []).append(subject.name)
         members = {seam.path: value}

@@ -31,11 +31,12 @@ from kohya_bucket.sdscripts.config import (
     read_config,
     read_folders,
 )  # fmt: skip
-from kohya_bucket.sdscripts.config.check import REFUSALS
 from kohya_bucket.sdscripts.config.keys import Level, known_keys
 from kohya_bucket.sdscripts.config.model import DatasetTable
 from kohya_bucket.sdscripts.plan import overview
 
+# Codes of the findings for which sd-scripts refuses the whole config.
+REFUSALS = {"unknown-key", "misplaced-key", "wrong-type", "missing-key", "mixed-kinds", "not-a-table"}
 PLACED: list[int] = []
 SKIPPED: list[int] = []
 FULL = (True, True, True, True)

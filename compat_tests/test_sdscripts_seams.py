@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
-from renaming import unseen, with_other_behaviour
+from renaming import names_of, unseen, with_other_behaviour
 
 HERE = Path(__file__).parent
 ADAPTER = HERE.parent / "kohya_bucket" / "sdscripts"
@@ -69,7 +69,7 @@ def test_every_name_that_the_code_uses_is_in_a_seam(unpatched):
     from kohya_bucket.adapter.shapes import attributes_of
 
     found = owners(unpatched)
-    checked = {name for _, seam in seams(unpatched) for name in (*seam.names, *seam.only)}
+    checked = {name for _, seam in seams(unpatched) for name in (*names_of(seam), *seam.only)}
     classes = (
         "ImageInfo", "DreamBoothSubset", "FineTuningSubset", "ControlNetSubset", "DreamBoothDataset",
         "FineTuningDataset", "ControlNetDataset", "DatasetGroup", "collator_class", "LatentsCachingStrategy",

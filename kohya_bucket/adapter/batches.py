@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.placing import InBuckets
 from kohya_bucket.datasets.planned_index import spare_images
-from kohya_bucket.errors import KohyaBucketError, StorageError
+from kohya_bucket.errors import ConfigError, KohyaBucketError, StorageError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line
 
@@ -47,16 +47,9 @@ class PlannedBatch(int):
 
     @classmethod
     def make(
-        cls,
-        position: int,
-        epoch: int,
-        dataset: int,
-        images: npt.NDArray[np.int32],
-        seed: int,
-        bucket: int,
-        global_step: int | None = None,
-        loss_scale: float = 1.0,
-    ) -> PlannedBatch:
+        cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int, bucket: int,
+        global_step: int | None = None, loss_scale: float = 1.0,
+    ) -> PlannedBatch:  # fmt: skip
         batch = cls(position)
         batch.epoch, batch.dataset, batch.images, batch.seed, batch.bucket = epoch, dataset, images, seed, bucket
         batch.global_step, batch.loss_scale = global_step, loss_scale
@@ -112,18 +105,22 @@ _told: set[tuple[int, int]] = set()
 
 
 def batch_of_the_readable(
-    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, error: Exception, on_bad_image: str
+    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, on_bad_image: str
 ) -> Any:
-    """What `make` makes of `index`, which ended in `error`, without the images that cannot be read.
+    """What `make` makes of `index`, without the images that cannot be read.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
-        Exception: `error`, where it is not an image's fault, or no image can be read in its place.
+        Exception: as `make` raised it, where it is not an image's fault, or no image can be read in its place.
     """
+    try:
+        return make(index)
+    except (MemoryError, ConfigError, StorageError):  # of the storage: other images cannot be read either
+        raise
+    except Exception as raised:
+        error = raised
     from torch.utils.data import get_worker_info
 
-    if isinstance(error, StorageError):  # nor can others, and all would be left out
-        raise error
     bad = {image: why for image in dict.fromkeys(index.images.tolist()) if (why := _why_unreadable(make, index, image))}
     if not bad:
         raise error

@@ -178,7 +178,7 @@ def _line_numbers(text: str) -> dict[Place, int]:
 
 @dataclass(frozen=True)
 class Type:
-    """A type of values.
+    """A type of values, or a range within one.
 
     Attributes:
         text: what must be given, for messages.
@@ -234,26 +234,14 @@ WHOLES = Type("a list of whole numbers, e.g. [1, 25, 45]",
 FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_of(float), tuple)
 
 
-@dataclass(frozen=True)
-class Range:
-    """Values with which a training can work.
-
-    Attributes:
-        text: what a value must be, for messages.
-        holds: whether it is.
-    """
-
-    text: str
-    holds: Callable[[Any], bool]
+# Ranges: values with which a training can work, of those of the type.
+ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
+SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
 
 
-ONE_OR_MORE = Range("1 or more", lambda value: value >= 1)
-SIDES = Range("sides of 1 pixel or more", lambda value: min(value) >= 1)
-
-
-def check_range(name: str, value: Any, allowed: Range, place: str, findings: Findings) -> None:
+def check_range(name: str, value: Any, allowed: Type, place: str, findings: Findings) -> None:
     """Report a value of the right type with which a trainer cannot train, or not as meant; None counts as not given."""
-    if value is not None and not allowed.holds(value):
+    if value is not None and not allowed.fits(value):
         shown = list(value) if isinstance(value, tuple) else value
         findings.error(name.replace("_", "-"), place, f"{name} is {shown}, but must be {allowed.text}")
 

@@ -147,8 +147,8 @@ class TrainerDoor(ABC):
 
     # -- opening and closing ----------------------------------------------------------------------
 
-    def open(self, *, quiet: bool, at_once: bool) -> None:
-        """Watch for the trainer, or change it now if it is there."""
+    def open(self, *, quiet: bool = False, at_once: bool = False) -> None:
+        """Watch for the trainer, or change it now if it is there; see `kohya_bucket.sdscripts.install`."""
         self.quiet, self.at_once = quiet, at_once
         self.watch.start()
         self.proceed()
@@ -212,7 +212,7 @@ class TrainerDoor(ABC):
     def _report(self, seams: int, replaced: Sequence[Replacement], wrong: Iterable[Subject]) -> None:
         logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
                     len(replaced))  # fmt: skip
-        logger.debug("\n".join(["replaced:", *(f"  {replacement.path}" for replacement in replaced)]))
+        logger.debug("replaced: %s", ", ".join(f"{getattr(r.owner, '__name__', r.owner)}.{r.name}" for r in replaced))
         for subject in wrong:
             self._say(subject)
 
@@ -341,14 +341,6 @@ class Seam:
     only: tuple[str, ...] = ()
     defaults: str = ""
     when: Callable[[Owners], bool] = lambda _: True
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name of the trainer that this seam relies on."""
-        own = self._signature.parameters.values() if inspect.isfunction(self.replacement) else ()
-        taken = [one.name for one in own if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        checked = [name for check in self.checks for name in check.names]
-        return tuple(dict.fromkeys((*self.path.split("."), *(name for name in taken if name != "self"), *checked)))
 
     @property
     def _signature(self) -> inspect.Signature:

@@ -23,10 +23,6 @@ class Replacement:
     name: str
     value: Any
 
-    @property
-    def path(self) -> str:
-        return f"{getattr(self.owner, '__name__', self.owner)}.{self.name}"
-
 
 @dataclass
 class Patches:

@@ -21,8 +21,7 @@ from torch.utils.data import Sampler
 
 from kohya_bucket.adapter.batches import BadImages, PlannedBatch
 from kohya_bucket.adapter.door import Planned
-from kohya_bucket.adapter.gpu_table import left_over
-from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.group import GroupPlanner, left_over
 from kohya_bucket.adapter.ranks import end_run, is_first_process
 from kohya_bucket.datasets.agreement import gather, world
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
@@ -226,21 +225,20 @@ def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size
     return world_size * float(lengths[rank]) / float(lengths.sum()) if rank < len(lengths) else 0.0
 
 
-def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a `DataLoader` call by name; none at all for a call that is none."""
+def arguments_over(
+    group: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments by name of a `DataLoader` call that takes one item of a group at a time, in an order that nobody
+    gave it; none of any other call.
+    """
     try:
         arguments = dict(signature.bind(None, *args, **kwargs).arguments)
     except TypeError:
         return {}
     arguments.pop("self")
-    more = arguments.pop("kwargs", {})
-    return {**arguments, **more}
-
-
-def draws_by_itself(arguments: dict[str, Any]) -> bool:
-    """Whether a loader takes one item at a time, in an order that nobody gave it."""
-    own = arguments.get("sampler") or arguments.get("batch_sampler")
-    return not own and arguments.get("batch_size", 1) == 1
+    arguments |= arguments.pop("kwargs", {})
+    own = arguments.get("sampler") or arguments.get("batch_sampler") or arguments.get("batch_size", 1) != 1
+    return arguments if isinstance(arguments.get("dataset"), group) and not own else {}
 
 
 def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None]) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
 
 def _checkout(option: str, given: str | None) -> Path | None:
     """The checkout in the folder that an option names; by default the one at hand, if there is one."""
-    from kohya_bucket.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
+    from kohya_bucket.adapter.checkout_patch import CheckoutError
+    from kohya_bucket.sdscripts.checkout import find_checkout, nearby_checkout
 
     try:
         return find_checkout(Path(given)) if given else nearby_checkout()

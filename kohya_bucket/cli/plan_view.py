@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.gpu_table import GpuRow
+from kohya_bucket.adapter.group import GpuRow
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_table, say, say_first, scan_progress, wide_console
 from kohya_bucket.images.headers import say_orientations
@@ -154,8 +154,8 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
         "focus": [cuts._asdict() for cuts in dataset.focus_cuts],
         "buckets": [
             {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
-            | {"enlarged": up.images, "largest_enlargement": up.most}
-            for row, up in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
+            | {"enlarged": enlarged, "largest_enlargement": most}
+            for row, (enlarged, most) in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
         ],
         # those that no bucket takes, and those that `skip_image_resolution` leaves out
         "not_trained": [

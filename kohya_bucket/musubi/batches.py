@@ -78,12 +78,7 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
         )
         return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
 
-    try:
-        return make(index)
-    except MemoryError:
-        raise
-    except Exception as error:
-        return batch_of_the_readable(make, index, mine, error, held.on_bad_image)
+    return batch_of_the_readable(make, index, mine, held.on_bad_image)
 
 
 class TimestepPool:

@@ -61,14 +61,14 @@ class MusubiDoor(TrainerDoor):
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.adapter.group import GroupPlanner
-        from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
+        from kohya_bucket.adapter.sampler import PlanSampler, arguments_over, with_plan
         from kohya_bucket.musubi.batches import HELD, CachedItems, Held, TimestepPool
         from kohya_bucket.musubi.seams import handing_over
 
-        arguments = call_arguments(signature, args, kwargs)
-        group, collator = arguments.get("dataset"), arguments.get("collate_fn")
-        if not isinstance(group, self.owners.named("DatasetGroup")) or not draws_by_itself(arguments):
+        arguments = arguments_over(self.owners.named("DatasetGroup"), signature, args, kwargs)
+        if not arguments:
             return None
+        group, collator = arguments["dataset"], arguments.get("collate_fn")
         counter = getattr(collator, "current_epoch", None)
         managers: list[Any] = [getattr(dataset, "batch_manager", None) for dataset in group.datasets]
         if counter is None or None in managers or not managers:
@@ -91,12 +91,7 @@ class MusubiDoor(TrainerDoor):
         return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": handing_over(collator)}
 
 
-def install(*, quiet: bool = False, at_once: bool = False) -> None:
-    """Put this package's plans behind musubi-tuner's data set classes; see `kohya_bucket.sdscripts.install`."""
-    _door.open(quiet=quiet, at_once=at_once)
-
-
 _door = MusubiDoor()
 
-uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
-left_alone = _door.left_alone
+install, uninstall, is_active = _door.open, _door.close, _door.is_active
+why_inactive, left_alone = _door.why_inactive, _door.left_alone

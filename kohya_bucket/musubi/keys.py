@@ -21,7 +21,6 @@ from kohya_bucket.adapter.config_source import (
     TEXT,
     WHOLE,
     WHOLES,
-    Range,
     Type,
 )
 from kohya_bucket.buckets.clips import ClipBuckets
@@ -32,7 +31,7 @@ from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.checkout import clips_always_in_buckets, known_checkout
 
 
-def _key(type_: Type, default: Any, *, general: bool = False, allowed: Range | None = None) -> Any:
+def _key(type_: Type, default: Any, *, general: bool = False, allowed: Type | None = None) -> Any:
     """One key: its type and default, whether it may stand in [general], and its range."""
     return field(default=default, metadata={"type": type_, "general": general, "allowed": allowed})
 

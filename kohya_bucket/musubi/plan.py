@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
-from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.group import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
@@ -244,7 +243,7 @@ def overview(
     groups = [data.items for data in placed if len(data.items.keys)]
     if not groups and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
-    rows = gpu_rows(GroupPlanner(groups, options), gpus, accumulate) if groups else ()
+    rows = gpu_rows(groups, options, gpus, accumulate)
     return Overview(options, tuple(placed), rows)
 
 

@@ -10,7 +10,6 @@ import logging
 import os
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,39 +29,37 @@ _SHOWN = 5
 logger = logging.getLogger("kohya_bucket")
 
 
-@dataclass
-class TrainingItems:
-    """The files of one data set that are trained, by path."""
-
-    files: dict[str, tuple[CacheName, TensorFile]]
-
-    def pick_out_of(self, buckets: dict[Bucket, list[Item]]) -> None:
-        """Leave only these in the buckets, each with what has the same shapes.
-
-        musubi-tuner gives a clip the bucket of its size only where `enable_bucket` is set, but caches it at that size.
-        """
-        picked: dict[Bucket, dict[tuple[Any, ...], list[Item]]] = defaultdict(lambda: defaultdict(list))
-        seen = set()
-        for bucket, items in buckets.items():
-            for item in items:
-                path = os.path.normpath(item.latent_cache_path)
-                if path in self.files:
-                    seen.add(path)
-                    name, header = self.files[path]
-                    key = bucket if name.clip is None else (*name.size, *bucket[2:])
-                    stacked = {one: shape for one, shape in header.shapes.items() if not one.startswith("varlen_")}
-                    picked[key][tuple(sorted(stacked.items()))].append(item)
-        if len(seen) < len(self.files):
-            lost = sorted(self.files.keys() - seen)
-            _end(f"musubi-tuner does not find {some(lost)} in its cache folder: are there brackets in its path?")
-        buckets.clear()
-        for key, by_shape in picked.items():
-            for number, shape in enumerate(sorted(by_shape)):
-                buckets[key if len(by_shape) == 1 else (*key, str(number))] = by_shape[shape]
+Trained = dict[str, tuple[CacheName, TensorFile]]
+"""The files of one data set that are trained, by path."""
 
 
-def items_of_config(caches: Caches, config: str) -> TrainingItems:
-    """The items of one data set, all with current caches; the end of the run where there is one without.
+def pick_out_of(buckets: dict[Bucket, list[Item]], trained: Trained) -> None:
+    """Leave only what is trained in the buckets, each with what has the same shapes.
+
+    musubi-tuner gives a clip the bucket of its size only where `enable_bucket` is set, but caches it at that size.
+    """
+    picked: dict[Bucket, dict[tuple[Any, ...], list[Item]]] = defaultdict(lambda: defaultdict(list))
+    seen = set()
+    for bucket, items in buckets.items():
+        for item in items:
+            path = os.path.normpath(item.latent_cache_path)
+            if path in trained:
+                seen.add(path)
+                name, header = trained[path]
+                key = bucket if name.clip is None else (*name.size, *bucket[2:])
+                stacked = {one: shape for one, shape in header.shapes.items() if not one.startswith("varlen_")}
+                picked[key][tuple(sorted(stacked.items()))].append(item)
+    if len(seen) < len(trained):
+        lost = sorted(trained.keys() - seen)
+        _end(f"musubi-tuner does not find {some(lost)} in its cache folder: are there brackets in its path?")
+    buckets.clear()
+    for key, by_shape in picked.items():
+        for number, shape in enumerate(sorted(by_shape)):
+            buckets[key if len(by_shape) == 1 else (*key, str(number))] = by_shape[shape]
+
+
+def items_of_config(caches: Caches, config: str) -> Trained:
+    """The files of one data set, whose items all have current caches; the end of the run where there is one without.
 
     Args:
         caches: of the data set.
@@ -82,7 +79,7 @@ def items_of_config(caches: Caches, config: str) -> TrainingItems:
     if is_first_process():
         judged.report()
     repeated = caches.dataset.num_repeats > 0  # else musubi-tuner hands out none of them
-    return TrainingItems({os.path.normpath(path): found for path, found in judged.files.items() if repeated})
+    return {os.path.normpath(path): found for path, found in judged.files.items() if repeated}
 
 
 def _why_no_items(caches: Caches) -> str:

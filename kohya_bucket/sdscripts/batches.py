@@ -20,7 +20,7 @@ from kohya_bucket.adapter.door import Owners, TrainerDoor
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
+from kohya_bucket.adapter.sampler import PlanSampler, arguments_over, with_plan
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.planning import ORDERS, REMAINDERS
@@ -57,13 +57,8 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
             batch = drop_unwanted_masks(dataset[index], keys, owner.image_to_subset)
         return weighed(batch, index.loss_scale)
 
-    try:
-        return make(index)
-    except (MemoryError, ConfigError):
-        raise
-    except Exception as error:
-        table = dataset.buckets_indices
-        return batch_of_the_readable(make, index, table.images, error, table.options.on_bad_image)
+    table = dataset.buckets_indices
+    return batch_of_the_readable(make, index, table.images, table.options.on_bad_image)
 
 
 def numbered_item(group: Group, number: int) -> Any:
@@ -181,12 +176,10 @@ def planned_arguments(
 
     A trainer's call has a dataset group, one item a batch, no sampler of its own, and a collator that knows the epoch.
     """
-    arguments = call_arguments(signature, args, kwargs)
+    arguments = arguments_over(door.owners.named("DatasetGroup"), signature, args, kwargs)
     group: Any = arguments.get("dataset")
     collator: Any = arguments.get("collate_fn")
-    if not isinstance(group, door.owners.named("DatasetGroup")) or not draws_by_itself(arguments):
-        return None
-    if not (hasattr(collator, "current_epoch") and hasattr(collator, "current_step")):
+    if group is None or not (hasattr(collator, "current_epoch") and hasattr(collator, "current_step")):
         return None
     datasets: list[HeldDataset] = group.datasets
     tables = [table for dataset in datasets if isinstance(table := dataset.buckets_indices, BatchTable)]

@@ -30,13 +30,9 @@ class BucketManager:
     """
 
     def __init__(
-        self,
-        no_upscale: bool,
-        max_reso: Size | None,
-        min_size: int | None,
-        max_size: int | None,
+        self, no_upscale: bool, max_reso: Size | None, min_size: int | None, max_size: int | None,
         reso_steps: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.no_upscale = no_upscale
         self.max_reso = max_reso
         self.max_area = None if max_reso is None else max_reso[0] * max_reso[1]
@@ -47,8 +43,6 @@ class BucketManager:
         self.reso_to_id: dict[Size, int] = {}
         self.buckets: Any = []
         self._bucket_set: BucketSet | None = None
-
-    # -- the set -----------------------------------------------------------------------------------
 
     def make_buckets(self) -> None:
         """Generate the set from the settings."""
@@ -64,8 +58,6 @@ class BucketManager:
         if self._bucket_set is not None:
             self.predefined_aspect_ratios = self._bucket_set.aspects
             self._switch = AspectSwitch.nearest(self._bucket_set.aspects)
-
-    # -- placement ---------------------------------------------------------------------------------
 
     def place(self, sizes: Any) -> Placement:
         """Place N images, [N, 2] (width, height)."""
@@ -100,8 +92,6 @@ class BucketManager:
         """Round to whole pixels, then down to a multiple of the step."""
         whole = int(x + 0.5)
         return whole - whole % (self.reso_steps or 1)
-
-    # -- the images --------------------------------------------------------------------------------
 
     def add_if_new_reso(self, reso: Size) -> None:
         """Open a bucket for `reso` unless there is one."""

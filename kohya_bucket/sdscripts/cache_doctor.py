@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,11 +82,11 @@ def _of_any_family(parts: Sequence[LatentItems]) -> list[Lacking]:
     families: dict[float, list[str]] = {}
     for arch in sorted(ARCHITECTURES.values(), key=lambda arch: arch.values_per_pixel):
         families.setdefault(arch.values_per_pixel, []).append(arch.title)
-    return [Lacking(", ".join(titles), values, list(parts)) for values, titles in families.items()]
+    return [(", ".join(titles), values, parts) for values, titles in families.items()]
 
 
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
-    lacking = []
+    lacking: list[Lacking] = []
     for arch in ARCHITECTURES.values():
         files = paths_of_run(parts, arch, None, root)
         if not any(path.exists() for paths in files for path in paths):
@@ -101,7 +101,7 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
             reasons.update(found[0].brief for found in why if found)
             wrong.append(part.subset([i for i, found in enumerate(why) if found]))
         _say(section, arch.name, sum(map(len, parts)), reasons)
-        lacking.append(Lacking(arch.name, arch.values_per_pixel, wrong))
+        lacking.append((arch.name, arch.values_per_pixel, wrong))
     check_disk_space(section, lacking or _of_any_family(parts), None)
 
 
@@ -153,13 +153,8 @@ _NPZ_BYTES = 1500  # names, headers and the small arrays of one npz
 _ITEM_BYTES, _SHARD_BYTES = 400, 12_000  # of one item in a store, and of one of its files
 
 
-@dataclass(frozen=True)
-class Lacking:
-    """Latents to be written: of which model families, and how many values they have per pixel of the bucket."""
-
-    families: str
-    values_per_pixel: float
-    parts: Sequence[LatentItems]
+Lacking = tuple[str, float, Sequence[LatentItems]]
+"""Latents to be written: of which model families, how many values they have per pixel of the bucket, and which."""
 
 
 def check_disk_space(section: Section, lacking: Sequence[Lacking], store: Path | None) -> None:
@@ -169,15 +164,17 @@ def check_disk_space(section: Section, lacking: Sequence[Lacking], store: Path |
     images.
     """
     fits = 0
-    for one in lacking:
-        needed = _needed(one, store)
+    for families, values_per_pixel, parts in lacking:
         full = []
-        for folder, nbytes in needed.items():
-            free = _free_bytes(folder)
-            text = f"{one.families}: {human(nbytes)} to write in {folder}"
+        for folder, nbytes in _needed(parts, values_per_pixel, store).items():
+            try:
+                free = shutil.disk_usage(_existing(folder)).free
+            except OSError:
+                free = None
+            text = f"{families}: {human(nbytes)} to write in {folder}"
             section.facts.append(("room", text + ("" if free is None else f", {human(free)} free")))
             if free is not None and nbytes > free:
-                full.append(f"{folder} has {human(free)} free, but latents of {one.families} need {human(nbytes)}")
+                full.append(f"{folder} has {human(free)} free, but latents of {families} need {human(nbytes)}")
         if not full:
             fits += 1
             continue
@@ -196,13 +193,6 @@ def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
     return int((latents + masks + _ITEM_BYTES).sum()) + _SHARD_BYTES * len(np.unique(size_keys(part.bucket_sizes)))
 
 
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(_existing(folder)).free
-    except OSError:
-        return None
-
-
 def human(nbytes: int) -> str:
     """2_500_000 -> "2.5 MB"."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
@@ -211,20 +201,20 @@ def human(nbytes: int) -> str:
     return f"{nbytes / 1e3:.1f} kB"
 
 
-def _needed(one: Lacking, store: Path | None) -> dict[Path, int]:
+def _needed(parts: Sequence[LatentItems], values_per_pixel: float, store: Path | None) -> dict[Path, int]:
     """Bytes by the first folder met on each disk."""
     if store is not None:
-        total = sum(nbytes_of(part, one.values_per_pixel, npz=False) for part in one.parts)
+        total = sum(nbytes_of(part, values_per_pixel, npz=False) for part in parts)
         return {store: total} if total else {}
     first_on: dict[int, Path] = {}
     needed: dict[Path, int] = {}
-    for part in one.parts:
+    for part in parts:
         by_folder: dict[Path, list[int]] = {}
         for i, path in enumerate(part.paths):
             by_folder.setdefault(Path(path).parent, []).append(i)
         for folder, items in by_folder.items():
             place = first_on.setdefault(_existing(folder).stat().st_dev, folder)
-            needed[place] = needed.get(place, 0) + nbytes_of(part.subset(items), one.values_per_pixel, npz=True)
+            needed[place] = needed.get(place, 0) + nbytes_of(part.subset(items), values_per_pixel, npz=True)
     return needed
 
 

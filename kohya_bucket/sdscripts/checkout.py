@@ -11,18 +11,6 @@ from kohya_bucket.adapter.checkout_patch import CheckoutError, CheckoutPatch
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 
-__all__ = [
-    "PATCH",
-    "CheckoutError",
-    "SeamError",
-    "SubmoduleError",
-    "describe_folder",
-    "find_checkout",
-    "nearby_checkout",
-    "npz_version",
-    "steps_in",
-]
-
 # what versions brought, the newest first; seams are of other kinds since 0.10 and 0.11
 _BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": "strategy_base.py", "0.9": "."}
 _VERIFIED = re.compile(r"\.verify_bucket_reso_steps\(\s*(\d{1,4})\s*\)")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kohya_bucket.adapter.checkout_patch import CheckoutError
 from kohya_bucket.adapter.findings import Section, ShowProgress
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
@@ -23,7 +24,7 @@ from kohya_bucket.extras import EXTRAS, pip_install, where_this_came_from
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
-from kohya_bucket.sdscripts.checkout import PATCH, CheckoutError, describe_folder, find_checkout
+from kohya_bucket.sdscripts.checkout import PATCH, describe_folder, find_checkout
 from kohya_bucket.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.sdscripts.plan import DatasetOverview, name_unreadable, overview
 from kohya_bucket.texts import counted, some

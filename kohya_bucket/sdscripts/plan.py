@@ -6,15 +6,14 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.gpu_table import GpuRow, gpu_rows
-from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.group import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
@@ -30,13 +29,6 @@ from kohya_bucket.sdscripts.config import Config, ReadDataset
 from kohya_bucket.sdscripts.config.check import buckets_follow
 from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.texts import counted, some
-
-
-class Enlarged(NamedTuple):
-    """How many images of a bucket are scaled up, and how many times at most (of images that shrink, below 1)."""
-
-    images: int
-    most: float
 
 
 @dataclass(frozen=True)
@@ -70,13 +62,15 @@ class DatasetOverview:
         focus = self.images.focus
         return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.placements]
 
-    def enlarged_per_bucket(self) -> list[Enlarged]:
-        """One entry per bucket in use, in the order of `images.rows()`."""
+    def enlarged_per_bucket(self) -> list[tuple[int, float]]:
+        """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
+        1), in the order of `images.rows()`.
+        """
         image, bucket = self.images.pairs
         scales = np.stack([enlargement(self.sizes, placement) for placement in self.placements])
         factor = scales[self.images.resolution_of_bucket[bucket], image]
         parts = by_bucket(factor, bucket, len(self.images.buckets))
-        return [Enlarged(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
+        return [(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
 
     def image_rows(self) -> list[dict[str, Any]]:
         """One row per image that is trained, with several resolutions one for each that it is trained at.
@@ -143,7 +137,7 @@ def overview(
     if not groups and not stopped:
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
-    rows = gpu_rows(GroupPlanner(groups, options), gpus, accumulate) if groups else ()
+    rows = gpu_rows(groups, options, gpus, accumulate)
     return Overview(options, tuple(placed), rows, frozenset(unreadable))
 
 

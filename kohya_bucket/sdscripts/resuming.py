@@ -43,8 +43,7 @@ class TrainerResume(ResumeHooks):
             raise ConfigError(
                 f"--{asked[0]} is given, but this trainer computes with its initial step in a way that is not known, "
                 "so it would train other images than asked: leave it out (--resume alone continues with the next "
-                "image), "
-                "or update kohya-bucket"
+                "image), or update kohya-bucket"
             )
 
     def attach(self, sampler: PlanSampler) -> None:

@@ -1,30 +1,60 @@
-"""Every place of sd-scripts that the adapter replaces or relies on, by subject: its checks, and the replacement.
-
-Those of caches are in `cache_seams.py`.
-"""
+"""Every place of sd-scripts that the adapter replaces or relies on, by subject: its checks, and the replacement."""
 
 from __future__ import annotations
 
+import functools
 import glob
 import random
 from collections.abc import Iterator
 from typing import Any
 
 from kohya_bucket.adapter.batches import PlannedBatch
-from kohya_bucket.adapter.door import Place, Seam, Subject, calling_frame, where
+from kohya_bucket.adapter.door import Owners, Place, Seam, Subject, calling_frame, where
 from kohya_bucket.adapter.resume import Accelerator
-from kohya_bucket.adapter.shapes import Behaves, Check, Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
+from kohya_bucket.adapter.shapes import (
+    Behaves,
+    Check,
+    Fields,
+    Inherits,
+    Offers,
+    Says,
+    Takes,
+    TakesAmong,
+    Uses,
+    checksum,
+    parameters_of,
+    sample_picture,
+)
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.sdscripts import objects
 from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
-from kohya_bucket.sdscripts.cache_seams import CACHING, TEXT_CACHING, has_no_strategies, has_strategies
+from kohya_bucket.sdscripts.caching import extra_sizes
+from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable_plainly, check_one_size_each
+from kohya_bucket.sdscripts.caching.session import architecture_of
+from kohya_bucket.sdscripts.caching.text import cache_text_outputs, is_ahead
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
-from kohya_bucket.sdscripts.objects import Dataset, DelegatingDataset, Group
 from kohya_bucket.sdscripts.resuming import is_known
 from kohya_bucket.sdscripts.tables import BatchTable
+
+
+def has_strategies(owners: Owners) -> bool:
+    """Whether latents are cached by strategies, one for each model family (since 0.10)."""
+    return owners.has("LatentsCachingStrategy") or owners.has("BaseDataset.new_cache_latents")
+
+
+def has_no_strategies(owners: Owners) -> bool:
+    """Whether each data set caches latents by itself (until 0.9)."""
+    return not has_strategies(owners)
+
+
+def has_plain_caching(owners: Owners) -> bool:
+    """Whether latents can be cached without strategies: until 0.11, when data sets got modules of their own."""
+    return owners.home.__name__ == "library.train_util"
+
 
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 
@@ -73,7 +103,7 @@ def _list_metadata(place: Place, self: Any, *args: Any, skip_image_resolution: A
         self.skip_image_resolution = skip_image_resolution  # obeyed when buckets are made
 
 
-def _make_control_buckets(place: Place, self: DelegatingDataset) -> None:
+def _make_control_buckets(place: Place, self: objects.DelegatingDataset) -> None:
     if place.door.options().focus and Uses("trim_and_resize_if_required")(
         place.door.owners.find("ControlNetDataset.__getitem__")[2]
     ):
@@ -143,16 +173,16 @@ BUCKETS = Subject(
 # The order of an epoch, and the batch at a place in it.
 
 
-def _shuffle_buckets(place: Place, self: Dataset) -> None:
+def _shuffle_buckets(place: Place, self: objects.Dataset) -> None:
     if not isinstance(self.buckets_indices, BatchTable):
         place.original(self)
 
 
-def _set_current_epoch(place: Place, self: Dataset, epoch: int) -> None:
+def _set_current_epoch(place: Place, self: objects.Dataset, epoch: int) -> None:
     note_epoch(self, epoch)
 
 
-def _group_item(place: Place, self: Group, index: int, /) -> Any:
+def _group_item(place: Place, self: objects.Group, index: int, /) -> Any:
     if isinstance(index, PlannedBatch):
         return planned_item(self, index)
     tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
@@ -233,6 +263,158 @@ RESUMING = Subject(
         Seam("prepare_accelerator", (), _prepare_accelerator),
         Seam("Accelerator", (Offers(Accelerator),)),
         Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)),
+    ),
+)
+
+
+# The places where latents are cached: by strategies (since 0.10) or without (until 0.10).
+
+
+def _cache_latents(
+    place: Place, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+) -> None:
+    with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+        _refuse_unseen_crops(place, unseen=cache_to_disk)
+        run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
+        cache_the_readable_plainly(self, run, place.door.options())
+
+
+def _cache_group(
+    place: Place, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+) -> None:
+    if cache_to_disk:
+        check_one_size_each(self.datasets)
+    place.original(self, vae, vae_batch_size, cache_to_disk, **more)
+
+
+def _new_cache_latents(place: Place, self: objects.Dataset, model: Any, accelerator: Any) -> None:
+    if is_ahead():
+        return
+    strategy: objects.LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
+    to_disk = bool(strategy is not None and strategy.cache_to_disk)
+    known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
+    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
+        _refuse_unseen_crops(place, unseen=to_disk and not known)
+        cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
+
+
+def _refuse_unseen_crops(place: Place, *, unseen: bool) -> None:
+    """Raise `ConfigError` where a focus is set, and caches on disk would not be made again when it moves."""
+    if unseen and place.door.options().focus:
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
+            "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
+        )
+
+
+def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
+    """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters are others."""
+    picture = sample_picture()
+    chosen = "resize_interpolation" in parameters_of(theirs)
+    for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
+        by_name = INTERPOLATIONS[2:] if chosen else ()
+        answers = {name: theirs(False, picture, bucket, resized, name)[0] for name in by_name}
+        answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
+        for name, answer in answers.items():
+            expected = resize_and_crop(picture, resized, bucket, name)
+            yield f"60x40 to {resized} by {name}", *map(checksum, (answer, expected))
+
+
+def _trim(
+    place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
+) -> tuple[Any, Any, Any]:
+    if not isinstance(resized_size, objects.CutSize):
+        return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
+    resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
+    (left, top), (width, height) = resized_size.crop, reso
+    return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
+
+
+_CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")
+_ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
+
+
+_STRATEGY = "LatentsCachingStrategy"
+
+CACHING = Subject(
+    "caching",
+    "latents are cached by sd-scripts' own code",
+    (
+        Seam(
+            "trim_and_resize_if_required",
+            (TakesAmong("random_crop", "image", "reso", "resized_size"), Behaves(_pixels)),
+            _trim,
+        ),
+        *where(
+            has_plain_caching,
+            Seam("BaseDataset.cache_latents", (Uses("image_data", "latents_npz", "bucket_reso"),), _cache_latents),
+            Seam("DatasetGroup.cache_latents", (Uses("datasets"),), _cache_group),
+            Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
+        ),
+        *where(
+            has_strategies,
+            Seam(
+                "BaseDataset.new_cache_latents",
+                (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
+                _new_cache_latents,
+            ),
+            Seam(_STRATEGY, (Offers(objects.LatentsStrategy),)),
+            Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
+            Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
+            Seam(
+                f"{_STRATEGY}.is_disk_cached_latents_expected",
+                (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
+            ),
+            Seam(f"{_STRATEGY}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
+            Seam(f"{_STRATEGY}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
+        ),
+    ),
+)
+
+
+# Outputs of text encoders in caches.
+
+
+_CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
+
+
+def _new_cache_text_encoder_outputs(place: Place, self: objects.Dataset, models: Any, accelerator: Any) -> None:
+    named = place.door.owners.named
+    strategies = [named(name).get_strategy() for name in (_CACHING, *_BESIDE)]
+    cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
+
+
+def _keeps_dropout(owners: Owners) -> bool:
+    """Whether a caption's dropout rate is saved with the outputs (since 0.10.1), by some model families."""
+    cacheable = owners.find("BaseDataset.is_text_encoder_output_cacheable")[2]
+    return callable(cacheable) and "cache_supports_dropout" in parameters_of(cacheable)
+
+
+def _caches_texts(owners: Owners) -> bool:
+    return has_strategies(owners) or owners.has(_CACHING)
+
+
+TEXT_CACHING = Subject(
+    "text-caching",
+    "text-encoder outputs are cached by sd-scripts' own code",
+    (
+        *where(
+            lambda owners: _caches_texts(owners) and _keeps_dropout(owners),
+            Seam("ImageInfo", (Offers(objects.DroppedRecord),)),
+        ),
+        *where(
+            _caches_texts,
+            Seam(
+                "BaseDataset.new_cache_text_encoder_outputs",
+                (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
+                _new_cache_text_encoder_outputs,
+            ),
+            Seam(_CACHING, (Offers(objects.TextStrategy),)),
+            *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_CACHING, *_BESIDE)),
+            Seam(f"{_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+            Seam(f"{_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
+            Seam(f"{_CACHING}.load_outputs_npz", (Takes("npz_path"),)),
+        ),
     ),
 )
 

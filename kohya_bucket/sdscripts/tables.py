@@ -261,8 +261,11 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
     if CutSize in kinds and kinds <= {tuple, CutSize}:
         rows = [(*value, *getattr(value, "crop", (-1, -1))) for value in values]
         return Numbers(np.array(rows, dtype=np.int32), CutSize.of_row)
-    numbers = Numbers.of(values, kinds.pop()) if len(kinds) == 1 and kinds <= {tuple, list} else None
-    return values if numbers is None else numbers
+    if kinds not in ({tuple}, {list}) or len({len(row) for row in values}) > 1:
+        return values
+    numbers = np.array(values) if {type(part) for row in values for part in row} == {int} else np.empty(0)
+    small = numbers.dtype.kind == "i" and (np.abs(numbers) < 1 << 31).all()
+    return Numbers(numbers.astype(np.int32), *kinds) if small else values
 
 
 @dataclass
@@ -300,23 +303,10 @@ def _mark(value: Any) -> Any:
 
 @dataclass
 class Numbers:
-    """N tuples or lists of as many ints, or floats, each."""
+    """N tuples or lists of as many ints each."""
 
-    rows: npt.NDArray[Any]
-    kind: Callable[[list[Any]], Any]
-
-    @classmethod
-    def of(cls, values: list[Any], kind: type) -> Numbers | None:
-        """None if they are of several lengths or types."""
-        parts = {type(part) for value in values for part in value}
-        if len({len(value) for value in values}) != 1 or len(parts) != 1 or not parts <= {int, float}:
-            return None
-        try:
-            rows = np.array(values, dtype=np.int64 if parts == {int} else np.float64)
-        except OverflowError:
-            return None
-        small = parts == {int} and (np.abs(rows) < 1 << 31).all()
-        return cls(rows.astype(np.int32) if small else rows, kind)
+    rows: npt.NDArray[np.int32]
+    kind: Callable[[list[int]], Any]
 
     def __getitem__(self, row: int) -> Any:
         return self.kind(self.rows[row].tolist())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
+
+Rows = npt.NDArray[np.intp]
 
 
 def wanted_by_config(
@@ -49,8 +51,8 @@ def wanted_by_config(
         if len(images):
             refuse_lost_focus(dataset.config, options, config.release)
             sizes = images.sizes(options.metadata_cache, progress)
-            for part in cached_sizes(dataset, images, sizes, options, gpus, collection):
-                found = _of_dataset(dataset, images, sizes.rows, part, encoding, images_root, content_hash)
+            for part in _cached_sizes(dataset, images, sizes, options, gpus, collection):
+                found = _of_dataset(dataset, images, sizes.rows, encoding, images_root, content_hash, *part)
                 out += [replace(wanted, dataset=number) for wanted in found]
     return _with_shared_requests(out)
 
@@ -81,35 +83,35 @@ def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
 
 
 def _of_dataset(
-    dataset: ReadDataset, images: DatasetTable, sizes: IntArray, part: CachedSizes, encoding: EncodeOptions,
-    images_root: Path, content_hash: bool,
+    dataset: ReadDataset, images: DatasetTable, sizes: IntArray, encoding: EncodeOptions, images_root: Path,
+    content_hash: bool, rows_of_part: Rows, placement: Placement, collection: str, further: bool,
 ) -> list[LatentItems]:  # fmt: skip
     subsets = {subset.number: subset for subset in dataset.config.subsets}
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
-    for at, i in enumerate(part.rows.tolist()):
+    for at, i in enumerate(rows_of_part.tolist()):
         groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(at)
     out = []
     for way, group in groups.items():
         if way is None:
             continue
         members = np.array(group)
-        rows = part.rows[members]
+        rows = rows_of_part[members]
         paths = [images.paths[i] for i in rows.tolist()]
         flip, mask, interpolation = way
         own = replace(
             encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation,
-            collection=part.collection,
+            collection=collection,
         )  # fmt: skip
         captions = [images.captions[i] for i in rows.tolist()] if images.captions else None
         out.append(
             LatentItems.from_placement(
-                paths, sizes[rows], part.placement.select(members), own, images_root, captions=captions,
-                content_hash=content_hash, further=part.further,
+                paths, sizes[rows], placement.select(members), own, images_root, captions=captions,
+                content_hash=content_hash, further=further,
             )
         )  # fmt: skip
     reason = "its subset crops or colours at random, so that its latents cannot be cached"
-    if groups.get(None) and out and not part.further:
-        out[0].without_bucket += [(images.paths[i], reason) for i in part.rows[groups[None]].tolist()]
+    if groups.get(None) and out and not further:
+        out[0].without_bucket += [(images.paths[i], reason) for i in rows_of_part[groups[None]].tolist()]
     return out
 
 
@@ -125,28 +127,13 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
 # At which sizes the images of a dataset are cached: their own, those of other resolutions, and where they may move.
 
 
-@dataclass(frozen=True)
-class CachedSizes:
-    """Images at one size each.
-
-    Attributes:
-        rows: [M] their positions in the dataset.
-        placement: of these images.
-        collection: where in a store their latents go; no image is in one twice.
-        further: sizes besides the bucket that sd-scripts knows of.
-    """
-
-    rows: npt.NDArray[np.intp]
-    placement: Placement
-    collection: str
-    further: bool
-
-
-def cached_sizes(
+def _cached_sizes(
     dataset: ReadDataset, images: DatasetTable, sizes: Sizes, options: AdapterOptions, gpus: Iterable[int],
     collection: str,
-) -> list[CachedSizes]:  # fmt: skip
-    """What the trainer caches for some images of a dataset; those without a bucket are in the first part.
+) -> Iterator[tuple[Rows, Placement, str, bool]]:  # fmt: skip
+    """What the trainer caches for some images of a dataset, at one size each: their positions in it, their placement,
+    the collection of a store that their latents go into, which holds no image twice, and whether these are sizes
+    besides the bucket that sd-scripts knows of. Those without a bucket are in the first part.
 
     `images` are those that are trained, or those that are held back for validation. `collection` is the dataset's; with
     `resolutions`, each has its own.
@@ -159,14 +146,13 @@ def cached_sizes(
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     there = np.stack([column.placed for column in columns])
     own = np.where(there.any(axis=0), np.argmax(there, axis=0), -1)  # the first resolution with a bucket
-    out = []
     for number, column in enumerate(columns):
         here = own == number
         for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):
             if rows.any():
-                out.append(CachedSizes(np.flatnonzero(rows), column.select(rows), names[number], further))
+                yield np.flatnonzero(rows), column.select(rows), names[number], further
     if not options.moves_images:
-        return out
+        return
     placed = np.flatnonzero(placing.kept)
     image, bucket = moved_images(trained, options, gpus)
     for target in np.unique(bucket).tolist():
@@ -176,5 +162,4 @@ def cached_sizes(
         placement = InSet(sizes.rows[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
         placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
-        out.append(CachedSizes(rows, placement, name, True))
-    return out
+        yield rows, placement, name, True

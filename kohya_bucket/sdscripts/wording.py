@@ -55,17 +55,16 @@ def bucket_table_lines(images: PlacedDataset, steps: int, rule: str) -> list[str
 
 def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
     """The images that are not trained, each with its reason."""
-    lines = [f"{counted(len(failures), 'image')} will not be trained:"]
-    return lines + _shortened([one_line(f"  {key}: {reason}") for key, reason in failures])
+    return _listed(f"{counted(len(failures), 'image')} will not be trained:", failures)
 
 
 def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
     """Caches that were there and could not be used, each with its reason."""
-    lines = [f"{counted(len(reasons), 'cache')} could not be used and were made again:"]
-    return lines + _shortened([one_line(f"  {path}: {as_text(found)}") for path, found in reasons.items()])
+    found = [(path, as_text(why)) for path, why in reasons.items()]
+    return _listed(f"{counted(len(found), 'cache')} could not be used and were made again:", found)
 
 
-def _shortened(lines: list[str]) -> list[str]:
-    if len(lines) <= _SHOWN:
-        return lines
-    return [*lines[:_SHOWN], f"  … and {len(lines) - _SHOWN} more (`kohya-bucket plan --images` lists all)"]
+def _listed(title: str, reasons: Sequence[tuple[str, str]]) -> list[str]:
+    lines = [title, *(one_line(f"  {name}: {reason}") for name, reason in reasons[:_SHOWN])]
+    more = len(reasons) - _SHOWN
+    return lines if more <= 0 else [*lines, f"  … and {more} more (`kohya-bucket plan --images` lists all)"]

@@ -10,7 +10,7 @@ from kohya_bucket.adapter.door import Seam, Subject, TrainerDoor
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.placing import place_images
 from kohya_bucket.adapter.resume import ResumeHooks
-from kohya_bucket.adapter.sampler import PlanSampler, call_arguments, draws_by_itself, with_plan
+from kohya_bucket.adapter.sampler import PlanSampler, arguments_over, with_plan
 from kohya_bucket.adapter.shapes import Takes, Uses
 
 PACKAGE = "toys"
@@ -86,10 +86,10 @@ class ToyDoor(TrainerDoor):
         return type(dataset).__name__ in ("PictureGroup", "PictureSet")
 
     def planned(self, signature, args, kwargs):
-        arguments = call_arguments(signature, args, kwargs)
-        group, collate = arguments.get("dataset"), arguments.get("collate_fn")
-        if not isinstance(group, self.owners.named("PictureGroup")) or not draws_by_itself(arguments):
+        arguments = arguments_over(self.owners.named("PictureGroup"), signature, args, kwargs)
+        if not arguments:
             return None
+        group, collate = arguments["dataset"], arguments["collate_fn"]
         planner = GroupPlanner([pictures.placed for pictures in group.datasets], self.options())
         sampler = PlanSampler(planner, 0, collate.epoch)
         self.resume.attach(sampler)

@@ -15,7 +15,7 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.musubi.cache_files import made_by
 from kohya_bucket.musubi.caching import Session, save_item
-from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
+from kohya_bucket.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_models_are_known_by_their_content(tmp_path: Path) -> None:
     assert made_by(None) == {}
 
 
-def train(folder: Folder) -> TrainingItems:
+def train(folder: Folder) -> Trained:
     return items_of_config(folder.caches(), "my.toml")
 
 
@@ -112,7 +112,7 @@ def test_a_training_begins_only_with_all_that_the_config_names(
 ) -> None:
     folder.make()
     (folder.root / "cache" / "other_0064x0064_zi.safetensors").write_bytes(tensor_bytes({}, {}))
-    assert len(train(folder).files) == 3
+    assert len(train(folder)) == 3
     assert "does not ask for it: 1 file (other_0064x0064_zi.safetensors)" in caplog.text
     (folder.root / "cache" / "a1_zi_te.safetensors").unlink()
     with pytest.raises(SystemExit) as ended:
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_left_out_of_a_training(folder: Folder, caplog: p
     folder.make()
     with open(folder.paths[0], "rb+") as file:
         file.truncate(60)
-    assert len(train(folder).files) == 2
+    assert len(train(folder)) == 2
     assert "1 item left out: a0.png: cannot be read as an image" in caplog.text
 
 
@@ -145,13 +145,13 @@ def test_items_of_two_models_are_not_trained_together(folder: Folder, capsys: py
 def test_only_these_go_into_buckets_each_with_its_own_shape(folder: Folder) -> None:
     folder.make()
     items = train(folder)
-    paths = sorted(items.files)
+    paths = sorted(items)
     records: list[Any] = [SimpleNamespace(latent_cache_path=path) for path in (*paths, str(folder.root / "x"))]
-    name, header = items.files[paths[0]]
-    items.files[paths[0]] = name, type(header)(header.texts, {"latents_1x9x9_float32": (16, 9, 9)}, header.content)
+    name, header = items[paths[0]]
+    items[paths[0]] = name, type(header)(header.texts, {"latents_1x9x9_float32": (16, 9, 9)}, header.content)
     buckets: dict[Any, list[Any]] = {(64, 64): [*records, records[1]]}
-    items.pick_out_of(buckets)
+    pick_out_of(buckets, items)
     assert sorted(len(found) for found in buckets.values()) == [1, 3]
     assert all(key[:2] == (64, 64) for key in buckets)
     with pytest.raises(SystemExit):
-        items.pick_out_of({(64, 64): records[1:]})
+        pick_out_of({(64, 64): records[1:]}, items)

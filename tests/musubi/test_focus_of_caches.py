@@ -15,9 +15,9 @@ from PIL import Image
 from kohya_bucket.adapter.door import Place
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.cache_seams import _retrieve_latents
 from kohya_bucket.musubi.caching import PickedSource, Session, cut, focus_in
 from kohya_bucket.musubi.door import MusubiDoor
+from kohya_bucket.musubi.seams import _retrieve_latents
 
 LEFT, RIGHT, ALL = [0, 0, 0.1, 1], [0.9, 0, 1, 1], [0, 0, 1, 1]
 

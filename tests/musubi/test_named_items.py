@@ -11,7 +11,7 @@ from cache_folder import Dataset, Folder
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.items import table_of
-from kohya_bucket.musubi.trained_items import TrainingItems, items_of_config
+from kohya_bucket.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 
 def listed(rows: list[dict[str, Any]]) -> Any:
@@ -22,7 +22,7 @@ def listed(rows: list[dict[str, Any]]) -> Any:
     )
 
 
-def items(folder: Folder, **keys: Any) -> TrainingItems:
+def items(folder: Folder, **keys: Any) -> Trained:
     caches = folder.caches()
     vars(caches.dataset).update(keys)
     return items_of_config(caches, "my.toml")
@@ -56,9 +56,9 @@ def test_a_data_set_whose_folder_is_not_there_ends_the_run(tmp_path: Path, capsy
 def test_a_data_set_that_is_repeated_0_times_trains_nothing(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.make()
-    assert len(items(folder).files) == 3
+    assert len(items(folder)) == 3
     nothing = items(folder, num_repeats=0)
-    nothing.pick_out_of(buckets := {(64, 64): []})
+    pick_out_of(buckets := {(64, 64): []}, nothing)
     assert buckets == {}
 
 

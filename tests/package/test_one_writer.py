@@ -48,11 +48,10 @@ ALLOWED = {
     ("images/scan_worker.py", "pickle.dump((look, paths), self._process.stdin)"): "into a pipe",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
     ("cli/commands/sizes.py", "tars.save(output)"): "a TarIndex",
-    ("sdscripts/caching/session.py", "self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, "
-     "bool(key_reso_suffix))"): "an npz or a store",
-    ("sdscripts/caching/shards.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)"): "a store",
+    ("sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
+     "sized=bool(key_reso_suffix))"): "an npz or a store",
     ("sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
-    ("sdscripts/caching/text_shards.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
+    ("sdscripts/caching/text.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
     ("musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
     ("musubi/cache_files.py", "open(temporary, 'wb')"): "for `replacing`",

@@ -24,8 +24,9 @@ def caching(dataset, runs, fails=None):
     """sd-scripts' loop: loads each image when its turn comes."""
 
     def cache():
-        runs.append(len(dataset.image_data))
-        for info in dataset.image_data.values():
+        asked = [info for info in dataset.image_data.values() if info.latents_npz is None]
+        runs.append(len(asked))
+        for info in asked:
             with Image.open(info.absolute_path) as image:
                 image.load()
             if fails is not None:

@@ -183,7 +183,7 @@ def chart(
     path: Annotated[list[str] | None, typer.Argument(help="Images to show as bars on the axis.")] = None,
     *,
     options: RuleOptions,
-    output: Path | None = opt(None, "Draw to this .svg or .png file.", "--output", "-o"),
+    output: Path | None = opt(None, "Draw to this .svg file.", "--output", "-o"),
     arch: Family = None,
     recursive: Recursive = True,
 ) -> None:

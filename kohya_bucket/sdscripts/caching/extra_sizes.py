@@ -22,10 +22,8 @@ from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.datasets.agreement import world
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.sdscripts.objects import CutSize, Dataset, HeldDataset, ImageRecord, inner_of
+from kohya_bucket.sdscripts.objects import CutSize, Dataset, HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.sdscripts.tables import BatchTable
-
-Size = tuple[int, int]
 
 _SLOTS = ("latents", "latents_flipped", "latents_npz", "latents_original_size", "latents_crop_ltrb", "alpha_mask")
 _KEPT = "kohya_bucket_variants"  # attribute of a dataset: {(image key, size): cached latents}, see `_SLOTS`

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from PIL import Image
 
@@ -24,14 +25,15 @@ from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.pixels import NO_IMAGE
-from kohya_bucket.latents.fingerprint import Reason, module_hash
+from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.fingerprint import Reason, Stale, module_hash
 from kohya_bucket.latents.npz.check import holds_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
-    CachingSession,
+    Requested,
     architecture_of,
     architecture_read_by,
     ensure_npz_current,
@@ -39,8 +41,8 @@ from kohya_bucket.sdscripts.caching.session import (
     save_latents,
     shared_by,
 )
-from kohya_bucket.sdscripts.caching.shards import ShardSession
-from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, inner_of
+from kohya_bucket.sdscripts.caching.shards import ShardCache, cache_of_run
+from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import one_line
 
@@ -64,13 +66,12 @@ def cache_latents(
     if arch is None or not dataset.image_data:
         cache_the_readable(dataset, cache, options)
         return
-    kind = ShardSession if in_shards else NpzSession
-    session = kind(dataset, strategy, arch, options, _hash_of(model))
+    session = CachingSession(dataset, strategy, arch, options, _hash_of(model))
     with replaced(strategy, session.methods()):
         try:
             cache_the_readable(dataset, cache, options)
         except BaseException:
-            session.keep()
+            session.cache.keep()
             raise
     session.finish()
     if is_first_process() and session.reasons:
@@ -92,56 +93,50 @@ def _hash_of(model: Any) -> str:
     return known[1]
 
 
-# Latents in sd-scripts' own npz files, for one caching call.
-
-
-class NpzSession(CachingSession):
+@dataclass
+class NpzCache:
     """sd-scripts' own npz files and names, each written whole and checked before it counts.
 
     Attributes:
         moved: how many latents of other versions' files were put where this sd-scripts finds them.
     """
 
+    arch: Architecture
     moved: int = 0
     _pool: ThreadPoolExecutor | None = None
     _groups: GroupedSync | None = None
 
-    def paths_of(self, infos: list[Any]) -> list[str]:
-        shared = shared_by(self.strategy)
-        shared.names = shared.names or NpzNames(self.arch)
-        paths = shared.names.add(
-            [str(info.absolute_path) for info in infos],
-            [as_pair(info.image_size) for info in infos],
-            [as_pair(info.bucket_reso) for info in infos],
-            [as_pair(info.resized_size) for info in infos],
-            [isinstance(info.absolute_path, SizedPath) for info in infos],
-            self.strategy.get_latents_npz_path,
-        )
-        return [str(path) for path in paths]
+    def holds(self, item: CacheItem) -> bool:
+        """Whether there is anything on disk, good or not."""
+        return holds_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
 
-    def exists(self, path: str, item: CacheItem) -> bool:
-        return holds_npz(Path(path), as_pair(item.bucket_reso), self.arch)
+    def why_missing(self, item: CacheItem) -> list[Reason]:
+        """Why an item must be encoded; none if it is on disk as it should be.
 
-    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
-        """Also puts latents that serve where this sd-scripts finds them: another version may have written them."""
-        reasons, moved = ensure_npz_current(path, item, self.arch)
+        Also puts latents that serve where this sd-scripts finds them: another version may have written them.
+        """
+        reasons, moved = ensure_npz_current(item.path, item, self.arch)
         self.moved += moved
         return reasons
 
     def save(
-        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
+        self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, sized: bool
     ) -> None:
-        save_latents(path, item, self.arch.with_sizes(sized), latents, crop_ltrb, flipped, alpha_mask, sync=False)
+        """Write an item, where it has keys with its size or plain ones: as sd-scripts' own `save` is told."""
+        arch = self.arch.with_sizes(sized)
+        save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
         if self._groups is None:
             self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
             self._groups = GroupedSync(self._pool)
-        self._groups.add(Path(path))
+        self._groups.add(Path(item.path))
 
-    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
-        found = read_npz(Path(path), as_pair(item.bucket_reso), self.arch)
+    def stored(self, item: CacheItem) -> tuple[Any, Any]:
+        """Flipped latents and mask of an item that is on disk."""
+        found = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
         return found.flipped, found.alpha_mask
 
     def keep(self) -> None:
+        """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
         with suppress(LatentStoreError):  # there is an error already
             self._wait_for_the_disk()
 
@@ -155,44 +150,173 @@ class NpzSession(CachingSession):
             self._pool = self._groups = None
 
     def finish(self) -> None:
+        """After the loop."""
         self._wait_for_the_disk()
         if self.moved:
             logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
         wait_for_ranks()
 
 
+# One caching call. For its time, methods of sd-scripts' strategy *object* are replaced; its classes are not touched.
+
+
+@dataclass
+class CachingSession:
+    """What each cache path stands for, and why some are made again.
+
+    Attributes:
+        items: by cache path and bucket.
+        sizes: bucket by cache path and the height and width of its latents.
+        paths: cache path by image, and by size where that is not the image's own.
+        shared: what data sets before this one need of an item that is theirs too, by cache path and bucket.
+        reasons: why an image is encoded again.
+    """
+
+    dataset: Any
+    strategy: Any
+    arch: Architecture
+    options: AdapterOptions
+    vae: str
+    items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
+    paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
+    sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
+    shared: Requested = field(default_factory=dict)
+    reasons: dict[str, list[Reason]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        infos = list(self.dataset.image_data.values())
+        shared = shared_by(self.strategy)
+        earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
+        mine: Requested = {}
+        shared.requested.append((ref(self.dataset), mine))
+        images = paths = [str(info.absolute_path) for info in infos]
+        in_shards = self.options.latent_cache == "shards"
+        if not in_shards:
+            paths = self._npz_paths(images, infos)
+        for info, image, path in zip(infos, images, paths, strict=True):
+            subset = self.dataset.image_to_subset[info.image_key]
+            self.paths[image, _variant_size(info.absolute_path)] = path
+            bucket = tuple(info.bucket_reso)
+            self.sizes[path, self.arch.shape(bucket)[-2:]] = bucket
+            self.items[path, bucket] = item = CacheItem(
+                image=image,
+                bucket_reso=info.bucket_reso,
+                original_size=tuple(info.image_size),
+                flip=bool(subset.flip_aug),
+                alpha_mask=bool(subset.alpha_mask),
+                resized_size=info.resized_size,
+                vae=self.vae,
+                interpolation=info.resize_interpolation,
+                further=isinstance(info.absolute_path, SizedPath),
+                path=path,
+            )
+            file = file_key(image), bucket
+            mine[file] = item.flip, item.alpha_mask
+            if known := [requested[file] for requested in earlier if file in requested]:
+                self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
+        self.cache: NpzCache | ShardCache = (
+            cache_of_run(images, self.arch, self.dataset, self.options) if in_shards else NpzCache(self.arch)
+        )
+
+    def _npz_paths(self, images: list[str], infos: list[Any]) -> list[str]:
+        shared = shared_by(self.strategy)
+        shared.names = shared.names or NpzNames(self.arch)
+        names = ("image_size", "bucket_reso", "resized_size")
+        sizes, buckets, resized = ([as_pair(getattr(info, name)) for info in infos] for name in names)
+        further = [isinstance(info.absolute_path, SizedPath) for info in infos]
+        name_of = self.strategy.get_latents_npz_path
+        return list(map(str, shared.names.add(images, sizes, buckets, resized, further, name_of)))
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """Replacements for the strategy's methods, by name."""
+        return {
+            "get_latents_npz_path": self._path,
+            "is_disk_cached_latents_expected": self._is_expected,
+            "save_latents_to_disk": self._save,
+        }
+
+    def finish(self) -> None:
+        """After sd-scripts' loop."""
+        self.cache.finish()
+        if isinstance(self.cache, ShardCache):
+            self.cache.serve(self.dataset, self.strategy, self.items)
+
+    def _path(self, absolute_path: str, image_size: Any) -> str:
+        return self.paths[str(absolute_path), _variant_size(absolute_path)]
+
+    def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
+        item = self.items[path, tuple(bucket_reso)]
+        if self.strategy.skip_disk_cache_validity_check and self.cache.holds(item):
+            return True
+        reasons = self.cache.why_missing(item)
+        if any(reason.kind is not Stale.MISSING for reason in reasons):
+            self.reasons[item.image] = reasons
+        return not reasons
+
+    def _save(
+        self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,
+        key_reso_suffix: str = "",
+    ) -> None:  # fmt: skip
+        size = self.sizes[path, tuple(latents.shape[-2:])]
+        item = self.items[path, size]
+        flip, mask = self.shared.get((path, size), (False, False))
+        kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
+        if (kept.flip or kept.alpha_mask) and not self.cache.why_missing(kept):
+            stored_flipped, stored_mask = self.cache.stored(item)
+            flipped = stored_flipped if kept.flip else flipped
+            alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
+            item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
+        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, sized=bool(key_reso_suffix))
+
+
+def _variant_size(path: str) -> Size | None:
+    return path.bucket if isinstance(path, SizedPath) else None
+
+
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
 
+FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
 
-def cache_the_readable(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
+
+def cache_the_readable(
+    dataset: Any, cache: Callable[[], None], options: AdapterOptions, find_bad: FindBad | None = None,
+    at_fault: tuple[type[Exception], ...] = (Exception,),
+) -> None:  # fmt: skip
     """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
 
-    It loads images ahead, and ends where one cannot be loaded. Such images are left without latents: training finds
-    them unreadable in its turn, and leaves them out.
+    Such images are left without latents: training finds them unreadable in its turn, and leaves them out.
+
+    Args:
+        find_bad: which of the images that have no latents yet ended the loop, each with its error; by default those
+            that sd-scripts could not load ahead.
+        at_fault: errors that may be an image's fault.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
         Exception: as sd-scripts raised it, where no image is at fault.
     """
     mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
-    bad: set[int] = set()
+    left = mine
     try:
         while True:
             try:
                 cache()
                 return
-            except Exception:
-                found = [(info, why) for info in mine if (why := _failure(info.image)) is not None]
+            except at_fault:
+                left = [info for info in left if getattr(info, "latents", None) is None]
+                found = list((find_bad or not_loaded_ahead)(left))
                 if not found:
                     raise
                 for info, why in found:
                     tell(info, why, options)
                     info.image = None
-                    bad.add(id(info))
+                bad = {id(info) for info, _ in found}
+                left = [info for info in left if id(info) not in bad]
                 # Each process takes every so many images of the list, which must therefore stay as long as it is.
                 for info in mine:
-                    in_memory = getattr(info, "latents", None) is not None
-                    info.latents_npz = _DONE if in_memory or id(info) in bad else None
+                    info.latents_npz = _DONE
+                for info in left:
+                    info.latents_npz = None
     finally:
         for info in mine:
             if info.latents_npz == _DONE:
@@ -211,46 +335,21 @@ def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
     logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
 
 
-def _failure(image: Any) -> BaseException | None:
-    """Why an image that was loaded ahead could not be."""
-    return image.exception() if isinstance(image, Future) and image.done() and not image.cancelled() else None
-
-
-# The same for sd-scripts until 0.9, which caches without strategies and loads each image when its batch comes.
+def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
+    """The images that sd-scripts loads ahead, on other threads, and could not load."""
+    for info in infos:
+        ahead = info.image
+        if isinstance(ahead, Future) and ahead.done() and not ahead.cancelled() and (why := ahead.exception()):
+            yield info, why
 
 
 def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
-    """Run sd-scripts' loop over a dataset's images, and again without each that it stumbles over.
-
-    Raises:
-        KohyaBucketError: `on_bad_image` is "stop".
-        Exception: as sd-scripts raised it, where no image is at fault.
-    """
-    everything = dataset.image_data
-    named = {key: info.latents_npz for key, info in everything.items()}
-    left = dict(everything)
-    try:
-        while True:
-            try:
-                cache()
-                return
-            except NO_IMAGE:  # anything else, such as a GPU without memory, is no image's fault
-                left = {key: info for key, info in left.items() if getattr(info, "latents", None) is None}
-                found = _first_unreadable(left[key] for key in left if named[key] is None)
-                if found is None:
-                    raise
-                info, why = found
-                tell(info, why, options)
-                del left[info.image_key]
-                for key, one in left.items():  # files that are whole are found to be so again
-                    one.latents_npz = named[key]
-                info.latents_npz = None
-                dataset.image_data = left
-    finally:
-        dataset.image_data = everything
+    """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
+    # anything else, such as a GPU without memory, is no image's fault
+    cache_the_readable(dataset, cache, options, _first_unreadable, NO_IMAGE)
 
 
-def _first_unreadable(infos: Iterable[Any]) -> tuple[Any, Exception] | None:
+def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
     """The image at which the loop ended: it takes small buckets first, and those without a file."""
     in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
     for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
@@ -258,8 +357,8 @@ def _first_unreadable(infos: Iterable[Any]) -> tuple[Any, Exception] | None:
             with Image.open(info.absolute_path) as image:
                 image.load()
         except NO_IMAGE as error:
-            return info, error
-    return None
+            yield info, error
+            return
 
 
 # Caching without strategies, as sd-scripts 0.9 does: one file on disk for each image, with one size in it.

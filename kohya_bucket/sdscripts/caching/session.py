@@ -1,8 +1,4 @@
-"""One call of sd-scripts' own loop over images, with a cache of this package under it, and one image of that call.
-
-Nothing here imports sd-scripts. For the time of the call, some methods of sd-scripts' strategy *object* are replaced;
-its classes are not touched. sd-scripts goes on deciding what is encoded in which batch.
-"""
+"""One image of a caching call, and what the data sets of a run share while they cache. Nothing imports sd-scripts."""
 
 from __future__ import annotations
 
@@ -18,12 +14,10 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.patching import Patches, Replacement
 from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity
@@ -32,8 +26,7 @@ from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
-from kohya_bucket.sdscripts.objects import CutSize
+from kohya_bucket.sdscripts.objects import CutSize, Size
 
 
 @dataclass(frozen=True)
@@ -47,6 +40,7 @@ class CacheItem:
         vae: hash of the VAE's weights, "" where it is not known yet: then it is not compared.
         interpolation: sd-scripts' `resize_interpolation`, None for its default.
         further: a size besides the bucket that sd-scripts knows of.
+        path: of its npz; the image itself where latents are in a store.
     """
 
     image: str
@@ -58,6 +52,7 @@ class CacheItem:
     vae: str = ""
     interpolation: str | None = None
     further: bool = False
+    path: str = ""
 
     def fingerprint(self, dtype: str = "float32") -> Fingerprint:
         """What the item's latents depend on, with the image file as it is now.
@@ -172,8 +167,6 @@ def finite_arrays(item: CacheItem, latents: Any, flipped: Any) -> list[npt.NDArr
     return parts
 
 
-Size = tuple[int, int]
-
 Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
 
 
@@ -204,124 +197,6 @@ def shared_by(strategy: Any) -> Shared:
 def forget_shared() -> None:
     """Let go of it, once all data sets have cached."""
     _shared.clear()
-
-
-@dataclass
-class CachingSession:
-    """One caching call: what each cache path stands for, and why some are made again.
-
-    Attributes:
-        items: by cache path and bucket.
-        sizes: bucket by cache path and the height and width of its latents.
-        paths: cache path by image, and by size where that is not the image's own.
-        shared: what data sets before this one need of an item that is theirs too, by cache path and bucket.
-        reasons: why an image is encoded again.
-    """
-
-    dataset: Any
-    strategy: Any
-    arch: Architecture
-    options: AdapterOptions
-    vae: str
-    items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
-    paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
-    sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
-    shared: Requested = field(default_factory=dict)
-    reasons: dict[str, list[Reason]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        infos = list(self.dataset.image_data.values())
-        shared = shared_by(self.strategy)
-        earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
-        mine: Requested = {}
-        shared.requested.append((ref(self.dataset), mine))
-        for info, path in zip(infos, self.paths_of(infos), strict=True):
-            subset = self.dataset.image_to_subset[info.image_key]
-            self.paths[str(info.absolute_path), _variant_size(info.absolute_path)] = path
-            bucket = tuple(info.bucket_reso)
-            self.sizes[path, self.arch.shape(bucket)[-2:]] = bucket
-            self.items[path, bucket] = item = CacheItem(
-                image=str(info.absolute_path),
-                bucket_reso=info.bucket_reso,
-                original_size=tuple(info.image_size),
-                flip=bool(subset.flip_aug),
-                alpha_mask=bool(subset.alpha_mask),
-                resized_size=info.resized_size,
-                vae=self.vae,
-                interpolation=info.resize_interpolation,
-                further=isinstance(info.absolute_path, SizedPath),
-            )
-            file = file_key(item.image), bucket
-            mine[file] = item.flip, item.alpha_mask
-            if known := [requested[file] for requested in earlier if file in requested]:
-                self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
-
-    def paths_of(self, infos: list[Any]) -> list[str]:
-        """The cache path of each image."""
-        raise NotImplementedError
-
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for the strategy's methods, by name."""
-        return {
-            "get_latents_npz_path": self._path,
-            "is_disk_cached_latents_expected": self._is_expected,
-            "save_latents_to_disk": self._save,
-        }
-
-    def finish(self) -> None:
-        """After sd-scripts' loop."""
-
-    def keep(self) -> None:
-        """Where that loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
-
-    def _path(self, absolute_path: str, image_size: Any) -> str:
-        return self.paths[str(absolute_path), _variant_size(absolute_path)]
-
-    def exists(self, path: str, item: CacheItem) -> bool:
-        """Whether there is anything on disk, good or not."""
-        raise NotImplementedError
-
-    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
-        """Why an item must be encoded; none if it is on disk as it should be."""
-        raise NotImplementedError
-
-    def save(
-        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
-    ) -> None:
-        """Put an item on disk, where it has keys with its size or plain ones: as sd-scripts' own `save` is told."""
-        raise NotImplementedError
-
-    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
-        """Flipped latents and mask of an item that is on disk."""
-        raise NotImplementedError
-
-    def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
-        item = self.items[path, tuple(bucket_reso)]
-        if self.strategy.skip_disk_cache_validity_check and self.exists(path, item):
-            return True
-        reasons = self.why_missing(path, item)
-        if any(reason.kind is not Stale.MISSING for reason in reasons):
-            self.reasons[item.image] = reasons
-        return not reasons
-
-    def _save(
-        self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,
-        key_reso_suffix: str = "",
-    ) -> None:  # fmt: skip
-        size = self.sizes[path, tuple(latents.shape[-2:])]
-        item = self.items[path, size]
-        flip, mask = self.shared.get((path, size), (False, False))
-        kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
-        if (kept.flip or kept.alpha_mask) and not self.why_missing(path, kept):
-            stored_flipped, stored_mask = self.stored(path, item)
-            flipped = stored_flipped if kept.flip else flipped
-            alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
-            item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
-        self.save(path, item, latents, crop_ltrb, flipped, alpha_mask, bool(key_reso_suffix))
-
-
-def _variant_size(path: str) -> Size | None:
-    return path.bucket if isinstance(path, SizedPath) else None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.options import store_folder
+from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.adapter.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.buckets.sizes import IntArray, as_pair
@@ -28,8 +28,8 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.sdscripts.caching.session import CacheItem, CachingSession, as_array, finite_arrays
-from kohya_bucket.sdscripts.objects import HeldDataset, inner_of
+from kohya_bucket.sdscripts.caching.session import CacheItem, as_array, finite_arrays
+from kohya_bucket.sdscripts.objects import HeldDataset, Size, inner_of
 from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
@@ -155,9 +155,10 @@ class ShardCache(StoreCache):
         return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
 
     def save(
-        self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None
-    ) -> None:
-        """Add an item; it is on disk after `flush`. Arguments as `save_latents`."""
+        self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None,
+        *, sized: bool = False,
+    ) -> None:  # fmt: skip
+        """Add an item; it is on disk after `flush`. Arguments as `save_latents`; `sized` is for npz."""
         source = self._source(item.image)
         collection = self.collection or self.arch.name
         if item.further:
@@ -174,6 +175,10 @@ class ShardCache(StoreCache):
         self._writing().add(
             entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space
         )  # fmt: skip
+
+    def stored(self, item: CacheItem) -> tuple[Any, Any]:
+        """Flipped latents and mask of an item that is there."""
+        return self.load(item.image, item.bucket_reso)[3:]
 
     def load(self, image: str, bucket_reso: tuple[int, int]) -> Loaded:
         """What a strategy's `load_latents_from_disk` returns: float32 arrays and lists.
@@ -197,11 +202,19 @@ class ShardCache(StoreCache):
         i = self._find(image, bucket_reso)
         return "" if i is None else f"{self.root}/{self.opened().info(i).name}"
 
-    def find_all(self, items: Iterable[tuple[str, tuple[int, int]]]) -> None:
-        """Look for these images and bucket sizes now, and not each when it is read."""
+    def serve(self, dataset: HeldDataset, strategy: Any, items: Iterable[tuple[str, Size]]) -> None:
+        """Let the loaders of a data set, whose latents are all here, read these images and bucket sizes from here."""
+        # looked for now, and not each when it is read
         wanted = [(str(image), int(size[0]), int(size[1])) for image, size in items]
-        sources = relative_source([image for image, _, _ in wanted], self._names_from)
+        images = [image for image, _, _ in wanted]
+        sources = relative_source(images, self._names_from)
         self._known = {key: self._at.get((source, *key[1:])) for key, source in zip(wanted, sources, strict=True)}
+        _caches[dataset] = self
+        # Stays: loader workers read through it.
+        readers: dict[str, ShardCache] = getattr(strategy, "_kohya_bucket_readers", {})
+        readers.update(dict.fromkeys(images, self))
+        strategy._kohya_bucket_readers = readers
+        strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         key = image, int(bucket_reso[0]), int(bucket_reso[1])
@@ -215,50 +228,16 @@ class ShardCache(StoreCache):
         return relative_source([image], self._names_from)[0]
 
 
-class ShardSession(CachingSession):
-    """A store of shards; sd-scripts is given image paths in place of npz paths."""
-
-    cache: ShardCache
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        images = [item.image for item in self.items.values()]
-        root = store_folder(self.options, images[0])
-        collection = f"{self.arch.name} {self.dataset.width}x{self.dataset.height}"
-        self.cache = ShardCache(root, common_root(images, None), self.arch, collection=collection)
-        self.cache.refresh()
-        if is_first_process():
-            logger.info("latents are kept in %s", one_line(root))
-
-    def paths_of(self, infos: list[Any]) -> list[str]:
-        return [str(info.absolute_path) for info in infos]
-
-    def exists(self, path: str, item: CacheItem) -> bool:
-        return self.cache.holds(item)
-
-    def why_missing(self, path: str, item: CacheItem) -> list[Reason]:
-        return self.cache.why_missing(item)
-
-    def save(
-        self, path: str, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, sized: bool
-    ) -> None:
-        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask)
-
-    def stored(self, path: str, item: CacheItem) -> tuple[Any, Any]:
-        return self.cache.load(item.image, item.bucket_reso)[3:]
-
-    def keep(self) -> None:
-        self.cache.keep()
-
-    def finish(self) -> None:
-        self.cache.finish()
-        self.cache.find_all(self.items)
-        _caches[self.dataset] = self.cache
-        # Stays: loader workers read through it.
-        readers: dict[str, ShardCache] = getattr(self.strategy, "_kohya_bucket_readers", {})
-        readers.update(dict.fromkeys((path for path, _ in self.items), self.cache))
-        self.strategy._kohya_bucket_readers = readers
-        self.strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
+def cache_of_run(
+    images: Sequence[str], arch: Architecture, dataset: HeldDataset, options: AdapterOptions
+) -> ShardCache:
+    """The store that a data set's latents go into, as it is now."""
+    collection = f"{arch.name} {dataset.width}x{dataset.height}"
+    cache = ShardCache(store_folder(options, images[0]), common_root(images, None), arch, collection=collection)
+    cache.refresh()
+    if is_first_process():
+        logger.info("latents are kept in %s", one_line(cache.root))
+    return cache
 
 
 def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int]) -> Any:

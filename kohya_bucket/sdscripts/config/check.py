@@ -27,9 +27,6 @@ from kohya_bucket.sdscripts.config.keys import (
     required_keys,
 )  # fmt: skip
 
-#: Codes of the findings for which sd-scripts refuses the whole config.
-REFUSALS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "missing-key", "mixed-kinds", "not-a-table"})
-
 _TABLE = "kohya_bucket"
 _TOP = ("general", "datasets", _TABLE)
 # What keys are called on sd-scripts' command line, by its GUI and by musubi-tuner, where the names do not resemble.
@@ -207,7 +204,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
     where = dataset.place
     if dataset.resolution is None:
         findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", "resolution = 512")
-    elif not SIDES.holds(dataset.resolution):
+    elif not SIDES.fits(dataset.resolution):
         return
     elif dataset.enable_bucket:
         try:

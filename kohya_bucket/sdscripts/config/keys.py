@@ -25,7 +25,6 @@ from kohya_bucket.adapter.config_source import (
     TABLE,
     TEXT,
     WHOLE,
-    Range,
     Type,
 )  # fmt: skip
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
@@ -136,7 +135,7 @@ class Key:
     kinds: frozenset[Kind] = frozenset(Kind)
     required: frozenset[Kind] = frozenset()
     since: Change | None = None
-    allowed: Range | None = None
+    allowed: Type | None = None
     option: bool = True
     decides: bool = True
 
@@ -144,8 +143,8 @@ class Key:
 _DB, _FT, _CN = (frozenset({kind}) for kind in Kind)
 _OF_DATASETS, _EVERYWHERE, _OWN = (Level.GENERAL, Level.DATASET), tuple(Level), (Level.SUBSET,)
 _INTERPOLATIONS = ("lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box")
-_FILTER = Range(f"one of {', '.join(_INTERPOLATIONS)}", _INTERPOLATIONS.__contains__)
-_SHARE = Range("from 0 to 1", lambda value: 0 <= value <= 1)
+_FILTER = Type(f"one of {', '.join(_INTERPOLATIONS)}", _INTERPOLATIONS.__contains__)
+_SHARE = Type("from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _key(type_: Type, default: Any, levels: tuple[Level, ...], **more: Any) -> Any:
