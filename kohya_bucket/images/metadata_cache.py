@@ -191,10 +191,10 @@ class MetadataCache:
             job.run()
         except KeyboardInterrupt:
             interrupted = ScanInterrupted(self.scan())
-            hashes[missing] = job.rows["hash"]
             interrupted.cache = replace(self, hashes=hashes)
             raise interrupted from None
-        hashes[missing] = job.rows["hash"]
+        finally:
+            hashes[missing] = job.rows["hash"]
         return replace(self, hashes=hashes)
 
     @classmethod

@@ -125,11 +125,9 @@ class HeaderFile(io.BufferedReader):
         self._length, self._left = length_of(source), MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0 or size > _BUFFER:
+        if size is None or not 0 <= size <= _BUFFER:
             there = max(0, self._length - self.tell())
-            whole = size is None or not 0 <= size < there
-            self._spend(there if whole else size or 0)
-            return super().read(-1 if whole else size)
+            size = there if size is None or size < 0 else min(size, there)
         self._spend(size)
         return super().read(size)
 

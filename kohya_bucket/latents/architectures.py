@@ -48,9 +48,8 @@ class LatentSpace:
         """The same of what a file states. Raises `ValueError` or `TypeError` if numbers cannot mean that."""
         space = cls(**stated)
         numbers = (space.scale_factor, space.shift_factor, space.downsample_factor)
-        if not all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
-            raise ValueError(f"latents cannot be scaled by {numbers}")
-        if space.scale_factor == 0 or type(space.downsample_factor) is not int or space.downsample_factor < 1:
+        usable = all(type(n) in (int, float) and math.isfinite(n) for n in numbers) and space.scale_factor != 0
+        if not usable or type(space.downsample_factor) is not int or space.downsample_factor < 1:
             raise ValueError(f"latents cannot be scaled by {numbers}")
         if space.values not in ("raw", "scaled", "text") or not isinstance(space.architecture, str):
             raise ValueError(f"latents cannot be {space.values!r} of {space.architecture!r}")

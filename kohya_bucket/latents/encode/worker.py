@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import heapq
 import os
 import sys
 import threading
@@ -110,12 +109,11 @@ def shares(pixels: npt.NDArray[np.integer], batch: npt.NDArray[np.integer], proc
     Batches stay whole, and the next one goes to who has the fewest pixels: the pixels of two processes differ by those
     of one batch at most.
     """
-    loads = [(0.0, process) for process in range(processes)]
+    loads = np.zeros(processes)
     owner = np.zeros(int(batch.max(initial=-1)) + 1, dtype=np.int32)
     for number, added in enumerate(np.bincount(batch, weights=pixels, minlength=len(owner)).tolist()):
-        load, process = loads[0]
-        owner[number] = process
-        heapq.heapreplace(loads, (load + added, process))
+        owner[number] = loads.argmin()
+        loads[owner[number]] += added
     return np.asarray(owner[batch])
 
 

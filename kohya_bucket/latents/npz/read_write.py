@@ -225,15 +225,11 @@ def write_npz(
             f"{path.name}: latents of shape {list(item.latents.shape)} do not belong to {arch.name} at "
             f"{bucket_size[0]}x{bucket_size[1]}, which has {list(arch.shape(bucket_size))}"
         )
+    floats = {"latents": item.latents, "latents_flipped": item.flipped, "alpha_mask": item.alpha_mask}
     parts: dict[str, npt.NDArray[Any]] = {
-        "latents": np.asarray(item.latents, dtype=np.float32),
-        "original_size": np.array(item.original_size),
-        "crop_ltrb": np.array(item.crop_ltrb),
+        name: np.asarray(array, dtype=np.float32) for name, array in floats.items() if array is not None
     }
-    if item.flipped is not None:
-        parts["latents_flipped"] = np.asarray(item.flipped, dtype=np.float32)
-    if item.alpha_mask is not None:
-        parts["alpha_mask"] = np.asarray(item.alpha_mask, dtype=np.float32)
+    parts |= {"original_size": np.array(item.original_size), "crop_ltrb": np.array(item.crop_ltrb)}
     if fingerprint is not None:
         parts[NOTE] = note_of(fingerprint, source_name, parts["latents"])
     _put(path, parts, bucket_size, arch, sync=sync)

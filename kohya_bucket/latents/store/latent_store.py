@@ -212,10 +212,7 @@ class LatentStore(ItemTable):
         first = rows[0]
         if any(row.shape != first.shape or row.dtype != first.dtype for row in rows):
             raise LatentStoreError(f"items of different shapes in one batch: {sorted({r.shape for r in rows})}")
-        out = np.empty((len(rows), *first.shape), dtype=first.dtype)
-        for k, row in enumerate(rows):
-            out[k] = row
-        return out
+        return np.stack(rows)
 
     def arrays(self, i: int) -> dict[str, npt.NDArray[Any]]:
         """The outputs of caption `i` by name, each as the encoder's were given to the writer, as new arrays.

@@ -296,11 +296,14 @@ class DiffusersEncoder:
 
     def posterior(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation, unscaled, [B, C, h, w] each, on the encoder's device."""
+        found = self._encoded(pixels).latent_dist
+        return found.mean, found.std
+
+    def _encoded(self, pixels: torch.Tensor) -> Any:
         import torch
 
         with torch.inference_mode():
-            found = self.vae.encode(pixels.to(device=self.device, dtype=self.dtype)).latent_dist
-            return found.mean, found.std
+            return self.vae.encode(pixels.to(device=self.device, dtype=self.dtype))
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """The posterior's mean, scaled for training."""
@@ -335,11 +338,8 @@ class TinyEncoder(DiffusersEncoder):
         self.shift_factor = 0.0 if family is None else family.shift_factor
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        with torch.inference_mode():
-            out: torch.Tensor = self.vae.encode(pixels.to(device=self.device, dtype=self.dtype)).latents
-            return out
+        out: torch.Tensor = self._encoded(pixels).latents
+        return out
 
 
 class QwenImageEncoder(DiffusersEncoder):
