@@ -71,7 +71,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     other = np.arange(len(rectangles)) < len(names)
     other[at] = False
     others = [name for i in np.flatnonzero(other).tolist() if not is_url(name := names[i])]
-    there = are_there(os.path.join(folder, name) for name in others)
+    there = are_there(others, folder)
     return rectangles[at], [name for name, known in zip(others, there, strict=True) if not known]
 
 

@@ -29,16 +29,18 @@ def file_key(path: str | os.PathLike[str]) -> str:
     return os.path.normcase(os.path.abspath(path))
 
 
-def are_there(paths: Iterable[str]) -> list[bool]:
-    """Whether each is there, by one listing of each folder: on a network disk a look at every file is slow."""
+def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
+    """Whether each, relative to `base`, is there, by one listing of each folder: on a network disk a look at every file
+    is slow."""
     listed: dict[str, frozenset[str]] = {}
     out = []
-    for path in map(os.path.normcase, paths):
+    for path in map(os.path.normcase, paths) if os.name == "nt" else paths:
         folder, separator, name = path.rpartition(os.sep)
         if folder not in listed:
             listed[folder] = frozenset()
             with suppress(OSError, ValueError):  # no such folder, or one that may not be looked at, or no name of one
-                listed[folder] = frozenset(map(os.path.normcase, os.listdir(folder + separator or os.curdir)))
+                names = os.listdir(os.path.join(base, folder + separator) or os.curdir)
+                listed[folder] = frozenset(map(os.path.normcase, names))
         out.append(name in listed[folder])
     return out
 
