@@ -242,6 +242,11 @@ def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]
         yield f"{alone[0]} is set without resolutions: say which, e.g. [512, 768]"
     if options.focus_weight and options.focus is None:
         yield "focus_weight is set without focus, which says what crops must keep: set focus, or leave it out"
+    if options.focus_weight and options.moves_images:
+        yield (
+            "focus_weight is set, and remainder or small_buckets would move images away again from the bucket that "
+            "holds their focus: set 'keep', 'pad' or 'drop' there, or leave focus_weight out"
+        )
     if "small_buckets" in given and not REMAINDERS[options.remainder].leaves_out:
         yield (
             f"small_buckets is set, but remainder is {options.remainder!r}, which trains the images of all buckets: "

@@ -246,6 +246,10 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
         remedy = "train from the images" if own_sizes else "set enable_bucket = true"
         raise ConfigError(f"[kohya_bucket] focus is set, but {why}, so that no crop can be moved: {remedy}, or leave "
                           "focus out")  # fmt: skip
+    if options.focus_weight and (options.rule == "exact" or (options.rule == "kohya" and keys.bucket_no_upscale)):
+        why = "bucket_no_upscale" if keys.bucket_no_upscale else f"rule {options.rule!r}"
+        raise ConfigError(f"[kohya_bucket] focus_weight is {options.focus_weight}, but with {why} buckets follow from "
+                          "each image, so that there is no other to move to: leave one of them out")  # fmt: skip
     policies = zip(("remainder", "small_buckets"), policies_of(options.remainder, options.small_buckets), strict=False)
     moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in policies if policy.moves_images]
     moving = moved_by[0][0] if moved_by else ""

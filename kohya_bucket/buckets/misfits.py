@@ -92,17 +92,17 @@ class Shortened:
         )
 
 
-def shortened(rule: BucketRule, sizes: IntArray, placement: Placement, longest: int) -> Shortened | None:
+def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> Shortened | None:
     """What the rule's `max_bucket_reso` costs these images against `longest`; None for less than 1% of all pixels.
 
     Args:
         rule: only sd-scripts' rule with enlarging has such a limit.
         sizes: [N, 2] the images.
-        placement: where the rule puts them.
         longest: the usual limit.
     """
     if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.max_size >= longest:
         return None
+    placement = rule.place(sizes)
     try:
         after = rule.changed(max_size=longest).place(sizes)
     except BucketSettingsError:

@@ -155,7 +155,9 @@ def _checkout(option: str, given: str | None) -> Path | None:
     try:
         return find_checkout(Path(given)) if given else nearby_checkout()
     except CheckoutError as error:
-        raise ConfigError(f"{option} is {given!r}, but must be a version such as 0.11.1, or: {error}") from error
+        raise ConfigError(
+            f"{option} is {given!r}, but must be a version such as 0.11.1, or a checkout: {error}"
+        ) from error
 
 
 Arch = Annotated[

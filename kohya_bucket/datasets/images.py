@@ -149,7 +149,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         check_rule(rule)
         check_focus_weight(focus_weight, rule)
         if focus_weight and focus is None:
-            raise KohyaBucketError("focus_weight is set without focus, which says what crops must keep")
+            raise KohyaBucketError(
+                f"focus_weight is {focus_weight} without focus, which says what crops must keep: give both, or none"
+            )
         settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,

@@ -35,11 +35,12 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
     listed: dict[str, frozenset[str]] = {}
     out = []
     for path in map(os.path.normcase, paths) if os.name == "nt" else paths:
-        folder, separator, name = path.rpartition(os.sep)
+        name = path[path.rfind(os.sep) + 1 :]
+        folder = path[: len(path) - len(name)]
         if folder not in listed:
             listed[folder] = frozenset()
             with suppress(OSError, ValueError):  # no such folder, or one that may not be looked at, or no name of one
-                names = os.listdir(os.path.join(base, folder + separator) or os.curdir)
+                names = os.listdir(os.path.join(base, folder) or os.curdir)
                 listed[folder] = frozenset(map(os.path.normcase, names))
         out.append(name in listed[folder])
     return out

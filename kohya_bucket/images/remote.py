@@ -125,9 +125,11 @@ class HeaderFile(io.BufferedReader):
         self._length, self._left = length_of(source), MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= _BUFFER:
+        if size is None or size < 0 or size > _BUFFER:
             there = max(0, self._length - self.tell())
-            size = there if size is None or size < 0 else min(size, there)
+            whole = size is None or not 0 <= size < there
+            self._spend(there if whole else size or 0)
+            return super().read(-1 if whole else size)
         self._spend(size)
         return super().read(size)
 

@@ -37,7 +37,8 @@ class Explanation:
 
     `bucket` is None where there is none, and `reason` says why. `neighbours` are the next narrower and the next
     wider bucket; empty where buckets follow from the images. Of an image with a focus, `focus` is its rectangle in
-    shares, and `focus_cut` are the shares of it that the middle crop would cut off, and that this crop does.
+    shares, and `focus_cut` are the shares of it that the middle crop would cut off, and that this crop does;
+    `moved_from` is the bucket that its size alone would give it, where the focus moves it from there.
     """
 
     size: tuple[int, int]
@@ -52,6 +53,7 @@ class Explanation:
     neighbours: tuple[Neighbour, ...] = ()
     focus: tuple[float, ...] | None = None
     focus_cut: tuple[float, float] | None = None
+    moved_from: Bucket | None = None
 
     @property
     def aspect(self) -> float:
@@ -75,8 +77,9 @@ def explain(
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)
     resized = tuple(placement.resized_sizes[0].tolist())
-    lost = None
+    lost, own = None, placement.bucket(0)
     if rectangle is not None:
+        own = rule.place([(width, height)]).bucket(0)
         middle = replace(placement, crops=None)
         lost = float(cut_rectangles(middle, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
     return Explanation(
@@ -92,6 +95,7 @@ def explain(
         neighbours=_neighbours(rule, bucket, width / height),
         focus=focus,
         focus_cut=lost,
+        moved_from=None if own == bucket else own,
     )
 
 

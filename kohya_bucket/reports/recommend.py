@@ -23,6 +23,7 @@ from kohya_bucket.buckets import (
     list_presets,
     load_preset,
 )
+from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.misfits import (
     BARELY,
     LONGEST_ASPECT,
@@ -222,13 +223,13 @@ def _too_long(analysis: Analysis) -> Mask:
 
 
 def _turned(analysis: Analysis) -> Iterator[Recommendation]:
-    images, before = analysis.images, analysis.summary
+    images, before, subject = analysis.images, analysis.summary, analysis.subject
     turned = analysis.rotated
     if len(turned):
         sizes = np.where(images.orientation[:, None] >= 5, images.sizes[:, ::-1], images.sizes)
-        placement = analysis.subject.rule.place(sizes)
+        placement = place_keeping(subject.rule, sizes, subject.focus, subject.focus_weight)
         after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
-        moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes).any(axis=1).sum())
+        moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels, drop the EXIF tag",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
@@ -256,8 +257,10 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
-    sizes = analysis.images.sizes[kept]
-    return summarize(sizes, rule.place(sizes), analysis.images.repeats[kept], analysis.subject.batch_size)
+    subject, sizes = analysis.subject, analysis.images.sizes[kept]
+    focus = None if subject.focus is None else subject.focus[kept]
+    placement = place_keeping(rule, sizes, focus, subject.focus_weight)
+    return summarize(sizes, placement, analysis.images.repeats[kept], subject.batch_size)
 
 
 def _samples(before: Summary, after: Summary) -> str:
@@ -327,7 +330,7 @@ def _limits(rule: KohyaBuckets, trainer: Trainer, sizes: IntArray, enlarged: flo
     longest = trainer.longest(rule.max_reso, steps)
     lowest = max(steps, int(math.isqrt(rule.max_area) / LONGEST_ASPECT**0.5) // steps * steps)
     if longest > rule.max_size:
-        loss = shortened(rule, sizes, rule.place(sizes), longest)
+        loss = shortened(rule, sizes, longest)
         why = loss.text if loss else f"no bucket is longer than {rule.max_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
@@ -434,6 +437,8 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
     found: list[Recommendation] = []
     for change in changes(subject.rule, subject.trainer, images.sizes[kept], before.enlarged):
+        if subject.focus_weight and change.rule.bucket_set is None:  # which refuses it
+            continue
         after = _summary_of(analysis, kept, change.rule)
         if worth(before, after) > 0 or change.must:
             texts = *change[:3], change.why + beside, *differences(before, after)

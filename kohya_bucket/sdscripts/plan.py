@@ -186,9 +186,9 @@ def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trai
     config = seen.read.config
     if options.rule != "kohya" or not config.enable_bucket:
         return
-    for keys, placement in zip(at_resolutions(config.dataset_keys, options), seen.placements, strict=True):
+    for keys in at_resolutions(config.dataset_keys, options):
         longest = trainer.longest(keys.resolution, keys.bucket_reso_steps)
-        loss = shortened(rule_for(keys, options), seen.sizes, placement, longest)
+        loss = shortened(rule_for(keys, options), seen.sizes, longest)
         if loss is not None:
             message = f"at resolution {keys.resolution[0]}x{keys.resolution[1]} {loss.text}"
             findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")

@@ -56,7 +56,7 @@ def test_no_crop_keeps_less_of_a_rectangle_than_the_middle_at_any_size(tmp_path,
                     assert cut_rectangles(here, focus)[0] <= cut_rectangles(there, focus)[0]
 
 
-@pytest.mark.parametrize("table", [{}, {"resolutions": [256, 320]}, {"remainder": "merge", "merge_max_crop": 0.9}])
+@pytest.mark.parametrize("table", [{}, {"resolutions": [256, 320]}, {"remainder": "drop", "small_buckets": "pad"}])
 def test_with_a_weight_the_bucket_holds_the_whole_rectangle_where_one_does(tmp_path, table) -> None:
     sizes, boxes = [(300, 340)] * 4, {name: [0.2, 0, 0.8, 1] for name in ROWS}
     tables = [options(tmp_path, boxes, **table, focus_weight=weight) for weight in (0, 0.4)]
@@ -113,6 +113,10 @@ def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
             refuse_conflicts(keys, table, own_sizes=own_sizes)
     with pytest.raises(ConfigError, match="focus_weight is set without focus"):
         AdapterOptions.from_tables(("here", {"focus_weight": 0.3}))
+    with pytest.raises(ConfigError, match="move images away again"):
+        AdapterOptions.from_tables(("here", {"focus": "beside", "focus_weight": 0.3, "remainder": "merge"}))
+    with pytest.raises(ConfigError, match="focus_weight"):
+        refuse_conflicts(replace(KEYS, bucket_no_upscale=True), replace(table, focus_weight=0.3))
     with pytest.raises(BucketSettingsError, match="focus_weight"):
         place_all(replace(KEYS, bucket_no_upscale=True), replace(table, focus_weight=0.3), SIZES)
     with pytest.raises(ConfigError, match="random_crop"):

@@ -277,7 +277,7 @@ def test_the_release_of_sd_scripts_counts(folder):
     result = run("plan", file, "--sd-scripts", "v0.9.1")
     assert result.exit_code == 1
     assert "new in sd-scripts 0.10" in result.output
-    message = "--sd-scripts is 'newest', but must be a version such as 0.11.1, or: newest does not exist"
+    message = "--sd-scripts is 'newest', but must be a version such as 0.11.1, or a checkout: newest does not exist"
     assert message in exit_message("plan", file, "--sd-scripts", "newest")
 
 

@@ -64,7 +64,7 @@ def test_with_a_weight_an_image_trains_in_the_bucket_that_holds_its_rectangle(ma
         assert item["bucket_idx"] == dataset.bucket_indices[i]
         assert item["image"].shape[:0:-1] == item["bucket"].as_tuple()
     assert np.array_equal(_of(dataset)[1].bucket_index, dataset.bucket_indices)
-    with pytest.raises(KohyaBucketError, match="focus_weight is set without focus"):
+    with pytest.raises(KohyaBucketError, match="without focus"):
         BucketedDataset(["absent.png"], rule, focus_weight=0.3)
 
 

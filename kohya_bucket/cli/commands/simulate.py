@@ -115,7 +115,7 @@ def simulate(
         for name, explanation, taken in found:
             more = taken.lines() if taken else []
             if config is None and not given(context, ["max_bucket_reso"]):
-                more = [*more, *_with_longer_sides(options, explanation)]
+                more = [*more, *_with_longer_sides(options, explanation, weight)]
             _print(name, explanation, orientation, foreign, more)
     if preview is not None:
         still = None if is_clip else file  # of a clip, a grid stands for its frames
@@ -151,14 +151,14 @@ def _focus_of(
     return rectangle or (None if file is None else focus_in(given, str(file))), weight or 0.0
 
 
-def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
+def _with_longer_sides(options: RuleOptions, e: Explanation, focus_weight: float) -> list[tuple[str, str]]:
     """What the longest side of buckets costs that nobody chose, as a line; none where it costs nothing."""
     from kohya_bucket.reports.explain import explain
 
     longest = 2 * max(options.size)
     if options.brings_sizes or options.max_bucket_reso >= longest:
         return []
-    other = explain(replace(options, max_bucket_reso=longest).make(), *e.size)
+    other = explain(replace(options, max_bucket_reso=longest).make(), *e.size, e.focus, focus_weight)
     if other.crop_loss >= e.crop_loss - 0.01:
         return []
     then = f"with {longest}, it is {other.bucket} and loses {other.crop_loss:.1%}"
@@ -217,6 +217,8 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
     if e.focus_cut is not None:
         middle, now = e.focus_cut
         line("focus", f"{'whole' if not now else f'{now:.1%} of it cut off'}; the middle would cut off {middle:.1%}")
+        if e.moved_from is not None:
+            line("", f"{e.moved_from}, its own bucket by its size, does not hold it whole")
     for label, text in more:
         line(label, text)
 

@@ -93,6 +93,7 @@ class Config {
     if (kept.size) out.push(`Kept as written, and not shown here: ${[...kept].join(", ")}.`);
     const rule = this.our("rule");
     if (!bucketsOf(rule, sets)) out.push(`rule = ${JSON.stringify(rule)} cannot be shown here: images are placed as by sd-scripts. kohya-bucket analyze --config shows it.`);
+    if (this.our("focus_weight") && !this.our("focus")) out.push("focus_weight is set without focus = \"FILE\" under [kohya_bucket]: training refuses that.");
     for (const [d] of this.datasets.entries()) if (this.get(d, "resolution") === null) out.push(`Data set ${d + 1} has no resolution: it is shown with the one on this page, and saved with it.`);
     return out;
   }
