@@ -58,7 +58,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         status = os.stat(where)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is no file")
-        folder, names, rectangles, rows = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
+        folder, names, rectangles, keys = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
@@ -66,8 +66,10 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
             f"focus is {where!r}, which cannot be read ({error}): name a .jsonl or .parquet file, or {BESIDE!r} for "
             f"files beside the images; {path_meant(where)}"
         ) from None
-    keys = (path if is_url(path) else file_key(path) for path in paths)
-    at = np.array([rows.get(_inside(key, folder), -1) for key in keys], dtype=np.intp)
+    asked = [_inside(path if is_url(path) else file_key(path), folder) for path in paths]
+    wanted = set(asked)
+    rows = {key: row for row, key in enumerate(keys) if key in wanted}  # of all, it is a third of the time to read them
+    at = np.array([rows.get(key, -1) for key in asked], dtype=np.intp)
     other = np.arange(len(rectangles)) < len(names)
     other[at] = False
     others = [name for i in np.flatnonzero(other).tolist() if not is_url(name := names[i])]
@@ -78,8 +80,8 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
 @lru_cache(maxsize=2)  # all data sets of a run ask for it
 def _table(
     path: str, nbytes: int, mtime: int  # noqa: ARG001  (what tells states apart)
-) -> tuple[str, list[str], FloatArray, dict[str, int]]:  # fmt: skip
-    """(folder, N names relative to it, [N + 1, 4] their rectangles and one of NaN, rows by what `_inside` says)."""
+) -> tuple[str, list[str], FloatArray, list[str]]:  # fmt: skip
+    """(folder, N names relative to it, [N + 1, 4] their rectangles and one of NaN, N names as `_inside` says them)."""
     folder = os.path.join(file_key(os.path.dirname(path)), "")
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
     names, rectangles = by_columns(path)
@@ -87,11 +89,11 @@ def _table(
     text = "/" + "/".join(names)
     if os.name == "nt" or any(odd in text for odd in _ODD_NAMES):
         keys = [name if is_url(name) else _inside(file_key(os.path.join(folder, name)), folder) for name in names]
-    rows = dict(zip(keys, range(len(keys)), strict=True))
-    if len(rows) < len(keys):
-        twice = next(name for i, (name, key) in enumerate(zip(names, keys, strict=True)) if rows[key] != i)
+    if len(set(keys)) < len(keys):
+        last = {key: row for row, key in enumerate(keys)}
+        twice = next(name for row, (name, key) in enumerate(zip(names, keys, strict=True)) if last[key] != row)
         raise ConfigError(f"{path}: {twice!r} has more than one focus; keep one, or one rectangle around all")
-    return folder, names, np.concatenate([rectangles, _none(1)]), rows
+    return folder, names, np.concatenate([rectangles, _none(1)]), keys
 
 
 def _inside(key: str, folder: str) -> str:
