@@ -7,12 +7,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket import buckets
 from kohya_bucket._version import __version__
 from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets import *  # noqa: F403
+    from kohya_bucket.buckets import (
+        AutoBuckets,
+        Bucket,
+        BucketRule,
+        BucketSet,
+        ExactBuckets,
+        FixedBuckets,
+        KohyaBuckets,
+        NovelAIBuckets,
+        Placement,
+        Reason,
+        SwitchingPoint,
+        assign_many,
+        assign_many_indices,
+        best_bucket,
+        bucket_set_to_toml,
+        crop_loss,
+        generate_buckets,
+        list_presets,
+        load_from_json,
+        load_from_toml,
+        load_preset,
+        rule_from_name,
+        switching_points,
+    )
     from kohya_bucket.cli.preview import NotTrained, Preview, PreviewBucket, preview
     from kohya_bucket.datasets.images import BucketedDataset, bucketed_loader
     from kohya_bucket.datasets.items import BucketResize
@@ -29,8 +52,10 @@ if TYPE_CHECKING:
         bucket_distribution,
         crop_loss_summary,
         underutilized_buckets,
-    )  # fmt: skip
+    )
 else:
+    from kohya_bucket import buckets
+
     __getattr__ = importer(
         __name__,
         {
@@ -47,19 +72,67 @@ else:
             "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
             "kohya_bucket.planning": ["EpochPlan", "plan_epoch"],
             "kohya_bucket.reports.summary": [
-                "aspect_ratio_summary", "bucket_distribution", "crop_loss_summary", "underutilized_buckets"
+                "aspect_ratio_summary",
+                "bucket_distribution",
+                "crop_loss_summary",
+                "underutilized_buckets",
             ],
         },
-    )  # fmt: skip
+    )
 
 __all__ = [
-    "BucketBatchSampler", "BucketResize", "BucketSettingsError", "BucketedDataset", "BucketedLatentDataset",
-    "ConfigError", "EpochPlan", "InvalidBucketError", "KohyaBucketError", "MetadataCache", "MetadataRow", "NotTrained",
-    "Preview", "PreviewBucket", "StreamingBuckets", "VAEEncoder", "__version__", "aspect_ratio_summary",
-    "bucket_distribution", "bucketed_loader", "crop_loss_summary", "dataset_from_shards", "plan_epoch",
-    "precompute_latents", "preview", "read_sizes", "stream_from_shards", "underutilized_buckets",
-]  # fmt: skip
-__all__ += buckets.__all__
+    "AutoBuckets",
+    "Bucket",
+    "BucketBatchSampler",
+    "BucketResize",
+    "BucketRule",
+    "BucketSet",
+    "BucketSettingsError",
+    "BucketedDataset",
+    "BucketedLatentDataset",
+    "ConfigError",
+    "EpochPlan",
+    "ExactBuckets",
+    "FixedBuckets",
+    "InvalidBucketError",
+    "KohyaBucketError",
+    "KohyaBuckets",
+    "MetadataCache",
+    "MetadataRow",
+    "NotTrained",
+    "NovelAIBuckets",
+    "Placement",
+    "Preview",
+    "PreviewBucket",
+    "Reason",
+    "StreamingBuckets",
+    "SwitchingPoint",
+    "VAEEncoder",
+    "__version__",
+    "aspect_ratio_summary",
+    "assign_many",
+    "assign_many_indices",
+    "best_bucket",
+    "bucket_distribution",
+    "bucket_set_to_toml",
+    "bucketed_loader",
+    "crop_loss",
+    "crop_loss_summary",
+    "dataset_from_shards",
+    "generate_buckets",
+    "list_presets",
+    "load_from_json",
+    "load_from_toml",
+    "load_preset",
+    "plan_epoch",
+    "precompute_latents",
+    "preview",
+    "read_sizes",
+    "rule_from_name",
+    "stream_from_shards",
+    "switching_points",
+    "underutilized_buckets",
+]
 
 
 def __dir__() -> list[str]:
