@@ -37,17 +37,15 @@ _MAX_THREADS = 48
 _MAX_PROCESSES = 8
 _COMPUTING = 0.3
 _WORTH_PROCESSES_S = 0.5
-_SENDING_S = 1e-5  # per path; what takes less, such as `os.stat`, gains nothing from another process
+_SENDING_S = 4e-6  # per path; what takes less, such as `os.stat`, gains nothing from another process
 _REPORT_EVERY_S = 0.1
 
 
 class Work(NamedTuple):
-    """What is asked of each file, the columns of its answer as numpy describes them, and whether helper processes may
-    be asked: not where they would import more than they save."""
+    """What is asked of each file, and the columns of its answer as numpy describes them."""
 
     look: Look
     columns: list[tuple[str, str]]
-    in_helpers: bool = True
 
 
 def _stat(path: str) -> tuple[int, int]:
@@ -89,7 +87,7 @@ class Job:
         self.done: npt.NDArray[np.bool_] = np.zeros(len(paths), dtype=bool)
         self.failures: dict[int, str] = {}
         self.engines: list[Engine] = []
-        self._look, self._in_helpers = work.look, work.in_helpers
+        self._look = work.look
         self._nothing = np.zeros((), self.rows.dtype).item()
         self._engine = "alone" if workers == 1 and engine == "auto" else engine
         self._workers = workers
@@ -141,7 +139,7 @@ class Job:
         if wall > 0.002 and cpu < _COMPUTING * wall:
             return "threads"
         each = wall / max(1, self._finished - first)
-        worth = self._in_helpers and each > _SENDING_S and each * left > _WORTH_PROCESSES_S and self._processes() > 1
+        worth = each > _SENDING_S and each * left > _WORTH_PROCESSES_S and self._processes() > 1
         return "processes" if worth else "alone"
 
     def _processes(self) -> int:

@@ -40,16 +40,23 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
     ordinary: list[Entry] = []
     regular: list[Entry] = []
     seen: set[str | None] = set()
+    captioned: list[tuple[SubsetConfig, Folder, list[Entry]]] = []
     for subset in dataset.subsets:
         if not is_used(subset, seen, training, reading.findings):
             continue
-        images = _images_of(subset, dataset, registry, reading, training)
+        images = _images_of(subset, dataset, registry, reading, training, captioned)
         if images:
             seen.add(subset.source)
         repeats = subset.num_repeats if training else 1
         for entry in images:
             entry.repeats, entry.subset, entry.is_reg = repeats, subset.number, subset.is_reg
         (regular if subset.is_reg else ordinary).extend(images)
+    found = read_captions(
+        [(subset, folder, [e.path for e in images]) for subset, folder, images in captioned], reading.findings
+    )
+    for (_, _, images), captions in zip(captioned, found, strict=True):
+        for entry, caption in zip(images, captions, strict=True):
+            entry.caption = caption
     wanted = sum(entry.repeats for entry in ordinary)
     counts = balanced([entry.repeats for entry in regular], wanted)
     for entry in ordinary:
@@ -71,7 +78,12 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
 
 
 def _images_of(
-    subset: SubsetConfig, dataset: DatasetConfig, registry: Registry, reading: Reading, training: bool
+    subset: SubsetConfig,
+    dataset: DatasetConfig,
+    registry: Registry,
+    reading: Reading,
+    training: bool,
+    captioned: list[tuple[SubsetConfig, Folder, list[Entry]]],
 ) -> list[Entry]:
     findings, where = reading.findings, subset.place
     if subset.image_dir is None:
@@ -98,9 +110,7 @@ def _images_of(
         truly = are_stated_truly(paths, [written_ns(cache)] * len(paths))
         images = [image if true else replace(image, size=None) for image, true in zip(images, truly, strict=True)]
     elif reading.captions:
-        captions = read_captions(paths, folder.names, subset, findings)
-        for image, caption in zip(images, captions, strict=True):
-            image.caption = caption
+        captioned.append((subset, folder, images))
     check_stems(paths, where, findings)
     # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
     if 0 < dataset.validation_split < math.inf:

@@ -10,9 +10,10 @@ import importlib.util
 import ntpath
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -150,27 +151,38 @@ _USUAL = (".txt", ".caption", ".tags", ".text")
 
 
 def read_captions(
-    images: Sequence[str], names: frozenset[str], subset: SubsetConfig, findings: Findings
-) -> list[str | None]:
-    """[N] the captions that sd-scripts trains of images of a folder; None where there is none.
+    folders: Sequence[tuple[SubsetConfig, Folder, Sequence[str]]], findings: Findings
+) -> list[list[str | None]]:
+    """The captions that sd-scripts trains of images of folders, for each folder; None where there is none.
 
     The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
-    there is no file. Images without a file, and files at which sd-scripts stops, are named. `names` are of everything
-    in their folder.
+    there is no file. Images without a file, and files at which sd-scripts stops, are named.
     """
+    settings = [(subset.caption_extension, subset.enable_wildcard) for subset, _, _ in folders]
+    answers: dict[tuple[str, bool], Iterator[tuple[str | None, str | None]]] = {}
+    for extension, whole in dict.fromkeys(settings):
+        paths = [
+            p
+            for own, (_, _, images) in zip(settings, folders, strict=True)
+            if own == (extension, whole)
+            for p in images
+        ]
+        job = Job(Work(partial(_caption_row, extension=extension, whole=whole), [("caption", "O")]), paths).run()
+        answers[extension, whole] = zip(job.rows["caption"].tolist(), map(job.failures.get, range(len(paths))))
+    captions = []
+    for (subset, folder, images), setting in zip(folders, settings, strict=True):
+        found = list(islice(answers[setting], len(images)))
+        if broken := [reason for _, reason in found if reason]:
+            message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
+            findings.error("broken-caption", subset.place, message, names=broken)
+        if missing := [path for path, (caption, _) in zip(images, found, strict=True) if caption is None]:
+            _report_missing(missing, folder.names, len(images), subset, findings)
+        captions.append([caption if isinstance(caption, str) else subset.class_tokens for caption, _ in found])
+    return captions
 
-    def look(image: str) -> tuple[str | None]:
-        return (read_caption(image, subset.caption_extension, subset.enable_wildcard),)
 
-    job = Job(Work(look, [("caption", "O")], in_helpers=False), images)
-    job.run()
-    found: list[str | None] = job.rows["caption"].tolist()
-    if broken := [job.failures[i] for i in sorted(job.failures)]:
-        message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
-        findings.error("broken-caption", subset.place, message, names=broken)
-    if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
-        _report_missing(missing, names, len(images), subset, findings)
-    return [caption if isinstance(caption, str) else subset.class_tokens for caption in found]  # 0 of a broken one
+def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None]:
+    return (read_caption(image, extension, whole),)
 
 
 def _report_missing(
