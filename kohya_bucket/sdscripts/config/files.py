@@ -10,10 +10,9 @@ import importlib.util
 import ntpath
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -158,26 +157,24 @@ def read_captions(
     The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
     there is no file. Images without a file, and files at which sd-scripts stops, are named.
     """
+    captions: list[list[str | None]] = [[] for _ in folders]
     settings = [(subset.caption_extension, subset.enable_wildcard) for subset, _, _ in folders]
-    answers: dict[tuple[str, bool], Iterator[tuple[str | None, str | None]]] = {}
     for extension, whole in dict.fromkeys(settings):
-        paths = [
-            p
-            for own, (_, _, images) in zip(settings, folders, strict=True)
-            if own == (extension, whole)
-            for p in images
-        ]
+        same = [i for i, own in enumerate(settings) if own == (extension, whole)]
+        paths = [path for i in same for path in folders[i][2]]
         job = Job(Work(partial(_caption_row, extension=extension, whole=whole), [("caption", "O")]), paths).run()
-        answers[extension, whole] = zip(job.rows["caption"].tolist(), map(job.failures.get, range(len(paths))))
-    captions = []
-    for (subset, folder, images), setting in zip(folders, settings, strict=True):
-        found = list(islice(answers[setting], len(images)))
-        if broken := [reason for _, reason in found if reason]:
-            message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
-            findings.error("broken-caption", subset.place, message, names=broken)
-        if missing := [path for path, (caption, _) in zip(images, found, strict=True) if caption is None]:
-            _report_missing(missing, folder.names, len(images), subset, findings)
-        captions.append([caption if isinstance(caption, str) else subset.class_tokens for caption, _ in found])
+        end = 0
+        for i in same:
+            subset, folder, images = folders[i]
+            start, end = end, end + len(images)
+            found = job.rows["caption"][start:end].tolist()
+            if broken := [job.failures[k] for k in range(start, end) if k in job.failures]:
+                message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
+                findings.error("broken-caption", subset.place, message, names=broken)
+            if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
+                _report_missing(missing, folder.names, len(images), subset, findings)
+            # 0 of a broken one
+            captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in found]
     return captions
 
 
