@@ -25,9 +25,10 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.focus import focused, place_keeping
+from kohya_bucket.buckets.focus import check_focus_weight, focused, place_keeping
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import InSet
+from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 from kohya_bucket.files import user_cache
@@ -239,17 +240,15 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
     With `own_sizes`, its metadata prescribes the bucket of each image, and comes with latents of that size.
 
     Raises:
-        ConfigError: with what to change.
+        ConfigError, BucketSettingsError: with what to change.
     """
     if options.focus and (own_sizes or not keys.enable_bucket):
         why = "this dataset's metadata comes with finished latents" if own_sizes else "enable_bucket is off"
         remedy = "train from the images" if own_sizes else "set enable_bucket = true"
         raise ConfigError(f"[kohya_bucket] focus is set, but {why}, so that no crop can be moved: {remedy}, or leave "
                           "focus out")  # fmt: skip
-    if options.focus_weight and (options.rule == "exact" or (options.rule == "kohya" and keys.bucket_no_upscale)):
-        why = "bucket_no_upscale" if keys.bucket_no_upscale else f"rule {options.rule!r}"
-        raise ConfigError(f"[kohya_bucket] focus_weight is {options.focus_weight}, but with {why} buckets follow from "
-                          "each image, so that there is no other to move to: leave one of them out")  # fmt: skip
+    if options.focus_weight and not named_rule(options.rule).from_images:  # which make a set, once sizes are read
+        check_focus_weight(options.focus_weight, rule_for(at_resolutions(keys, options)[0], options))
     policies = zip(("remainder", "small_buckets"), policies_of(options.remainder, options.small_buckets), strict=False)
     moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in policies if policy.moves_images]
     moving = moved_by[0][0] if moved_by else ""

@@ -13,16 +13,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.arrays import CHUNK_ROWS
+from kohya_bucket.buckets.geometry import covering_sizes, cut_pixels
+from kohya_bucket.buckets.limits import Limits
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.rule import BucketRule, InSet
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
 from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.texts import counted
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
 _TOLERANCE = 10**6  # a thousandth of a pixel beyond a border is none
-_ROWS = 1 << 16  # images that look for another bucket at a time
 
 
 def focus_pixels(focus: FloatArray, sizes: IntArray) -> npt.NDArray[np.int64]:
@@ -125,20 +127,22 @@ def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | No
     lost = (cut_rectangles(placement, focus) > 0) | (placement.reasons == Reason.CROP_LIMIT)
     may_move = np.flatnonzero(lost & ~np.isnan(focus).any(axis=1))
     columns = {one.name: getattr(placement, one.name) for one in fields(Placement) if one.name != "bucket_set"}
-    columns["crops"] = placement.cuts[:, :2]
-    for at in np.split(may_move, range(_ROWS, len(may_move), _ROWS)):
-        least, best = np.full(len(at), np.inf), np.full(len(at), -1, dtype=np.int32)
-        for k in sorted(range(len(buckets)), key=lambda k: -buckets[k].pixel_count):
-            there = InSet(sizes[at], buckets, np.full(len(at), k, dtype=np.int32)).placement()
-            fits = cut_rectangles(focused(there, focus[at]), focus[at]) == 0
-            if getattr(rule, "no_upscale", False):
-                fits &= (buckets.sizes[k] <= sizes[at]).all(axis=1)
-            better = fits & (there.crop_loss <= weight) & (there.crop_loss < least)
-            least[better], best[better] = there.crop_loss[better], k
+    columns["crops"], columns["moved"] = placement.cuts[:, :2], np.zeros(len(sizes), dtype=np.bool_)
+    limits = Limits(buckets, max_crop=None, no_upscale=bool(getattr(rule, "no_upscale", False)))
+    for at in np.split(may_move, range(CHUNK_ROWS, len(may_move), CHUNK_ROWS)):
+        rows, least, best = sizes[at], np.full(len(at), np.inf), np.full(len(at), -1, dtype=np.int32)
+        for k in limits.candidates:
+            index = np.full(len(at), k, dtype=np.int32)
+            loss, fits = limits.judge(rows, index)
+            better = np.flatnonzero(fits & (loss <= weight) & (loss < least))
+            pixels = focus_pixels(focus[at[better]], covering_sizes(rows[better], buckets.sizes[index[better]]))
+            better = better[(pixels[:, 2:] - pixels[:, :2] <= buckets.sizes[k]).all(axis=1)]
+            least[better], best[better] = loss[better], k
         at, best = at[best >= 0], best[best >= 0]
-        moved = focused(InSet(sizes[at], buckets, best).placement(), focus[at])
+        there = focused(InSet(sizes[at], buckets, best).placement(), focus[at])
+        there = replace(there, crops=there.cuts[:, :2], moved=best >= 0)
         for name, column in columns.items():
-            column[at] = moved.cuts[:, :2] if name == "crops" else getattr(moved, name)
+            column[at] = getattr(there, name)
     return replace(placement, **columns)
 
 
@@ -156,21 +160,24 @@ def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
 
 
 class FocusCuts(NamedTuple):
-    """How many rectangles there are of placed images, and of how many a part is cut off."""
+    """Of how many rectangles of placed images a part is cut off, and how many images moved to another bucket."""
 
     rectangles: int
     cut_in_middle: int
     cut: int
+    moved: int
 
     @classmethod
     def of(cls, placement: Placement, focus: FloatArray) -> FocusCuts:
         """With the crops of a placement, and with those in the middle."""
         middle, now = (cut_rectangles(one, focus) for one in (replace(placement, crops=None), placement))
-        return cls(int((~np.isnan(now)).sum()), int((middle > 0).sum()), int((now > 0).sum()))
+        moved = 0 if placement.moved is None else placement.moved & placement.placed
+        return cls(*(int(np.sum(one)) for one in (~np.isnan(now), middle > 0, now > 0, moved)))
 
     def __str__(self) -> str:
         middle = f"the middle would cut {self.cut_in_middle:,}, these crops cut {self.cut:,}"
-        return f"focus: {self.rectangles:,} rectangles; {middle}"
+        moved = f"; focus_weight moves {counted(self.moved, 'image')} to another bucket" if self.moved else ""
+        return f"focus: {self.rectangles:,} rectangles; {middle}{moved}"
 
 
 def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:

@@ -41,7 +41,7 @@ class Limits:
         self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self._set, self._most = bucket_set, 1.0 if self.max_crop is None else self.max_crop
         # Larger buckets first, so that the first of the smallest losses is the one wanted.
-        self._candidates = sorted(range(len(bucket_set)), key=lambda k: -bucket_set[k].pixel_count)
+        self.candidates = sorted(range(len(bucket_set)), key=lambda k: -bucket_set[k].pixel_count)
 
     @property
     def active(self) -> bool:
@@ -53,14 +53,14 @@ class Limits:
         def work(start: int, stop: int) -> None:
             rows, at = sizes[start:stop], index[start:stop]
             checked = np.flatnonzero(at >= 0)
-            loss, fits = self._judge(rows[checked], at[checked])
+            loss, fits = self.judge(rows[checked], at[checked])
             broken = checked[~fits | (loss > self._most)]
             if len(broken):
                 at[broken], reasons[start:stop][broken] = self._choose_again(rows[broken])
 
         for_chunks(len(sizes), work)
 
-    def _judge(self, sizes: IntArray, index: IntArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    def judge(self, sizes: IntArray, index: IntArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """[M] crop loss of each image in its bucket, and whether the bucket may be used for its size."""
         (width, height), (bucket_width, bucket_height) = sizes.T, self._set.sizes[index].T
         resized = geometry.cover_resize(
@@ -76,8 +76,8 @@ class Limits:
     def _choose_again(self, sizes: IntArray) -> tuple[IntArray, npt.NDArray[np.uint8]]:
         best_loss = np.full(len(sizes), np.inf)
         best = np.full(len(sizes), -1, dtype=np.int32)
-        for k in self._candidates:
-            loss, fits = self._judge(sizes, np.full(len(sizes), k, dtype=np.int32))
+        for k in self.candidates:
+            loss, fits = self.judge(sizes, np.full(len(sizes), k, dtype=np.int32))
             better = fits & (loss < best_loss)
             best[better], best_loss[better] = k, loss[better]
         reasons = np.where(best >= 0, Reason.PLACED, Reason.NO_SMALLER_BUCKET).astype(np.uint8)

@@ -68,6 +68,8 @@ class Placement:
         reasons: [N] uint8 values of `Reason`.
         crops: [N, 2] int32 left and top of the crop in the resized image, where a focus decides them
             (`buckets/focus.py`); None: all crops are in the middle.
+        moved: [N] bool, the bucket is not the one that the image's size gives it, but one that holds its focus whole;
+            None: no image was to move.
     """
 
     bucket_set: BucketSet | None
@@ -79,6 +81,7 @@ class Placement:
     crop_loss: FloatArray
     reasons: npt.NDArray[np.uint8]
     crops: IntArray | None = None
+    moved: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.bucket_index)

@@ -77,9 +77,8 @@ def explain(
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)
     resized = tuple(placement.resized_sizes[0].tolist())
-    lost, own = None, placement.bucket(0)
+    lost, moved = None, placement.moved is not None and placement.moved[0]
     if rectangle is not None:
-        own = rule.place([(width, height)]).bucket(0)
         middle = replace(placement, crops=None)
         lost = float(cut_rectangles(middle, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
     return Explanation(
@@ -95,7 +94,7 @@ def explain(
         neighbours=_neighbours(rule, bucket, width / height),
         focus=focus,
         focus_cut=lost,
-        moved_from=None if own == bucket else own,
+        moved_from=rule.place([(width, height)]).bucket(0) if moved else None,
     )
 
 

@@ -115,8 +115,10 @@ def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
         AdapterOptions.from_tables(("here", {"focus_weight": 0.3}))
     with pytest.raises(ConfigError, match="move images away again"):
         AdapterOptions.from_tables(("here", {"focus": "beside", "focus_weight": 0.3, "remainder": "merge"}))
-    with pytest.raises(ConfigError, match="focus_weight"):
-        refuse_conflicts(replace(KEYS, bucket_no_upscale=True), replace(table, focus_weight=0.3))
+    for keys, rule in ((replace(KEYS, bucket_no_upscale=True), "kohya"), (KEYS, "exact")):
+        with pytest.raises(BucketSettingsError, match="focus_weight"):
+            refuse_conflicts(keys, replace(table, focus_weight=0.3, rule=rule))
+    refuse_conflicts(KEYS, replace(table, focus_weight=0.3, rule="auto"))
     with pytest.raises(BucketSettingsError, match="focus_weight"):
         place_all(replace(KEYS, bucket_no_upscale=True), replace(table, focus_weight=0.3), SIZES)
     with pytest.raises(ConfigError, match="random_crop"):

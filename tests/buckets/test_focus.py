@@ -9,6 +9,7 @@ from PIL import Image, ImageOps
 from kohya_bucket import BucketSet, BucketSettingsError, ExactBuckets, FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.buckets.focus import (
     NO_FOCUS,
+    FocusCuts,
     cut_rectangles,
     focus_crops,
     focus_pixels,
@@ -179,14 +180,17 @@ def test_only_an_image_whose_rectangle_is_cut_moves_and_to_the_bucket_that_crops
         for name in ("bucket_sizes", "resized_sizes", "cuts", "crop_ltrb", "aspect_errors", "crop_loss", "reasons"):
             assert np.array_equal(getattr(found, name)[i], getattr(wanted, name)[0], equal_nan=name != "cuts")
         assert found.bucket(i) == wanted.bucket(0)
+        assert (found.moved is not None and bool(found.moved[i])) == bool(fitting)
 
 
 def test_a_portrait_whose_head_and_feet_no_crop_of_its_bucket_holds_moves_to_a_taller_one() -> None:
     size, box = np.array([(900, 1100)], dtype=np.int32), np.array([(0.2, 0.0, 0.8, 1.0)])
     rule = FixedBuckets(BucketSet.from_dims([(832, 832), (640, 1024)]))
     assert focused(rule.place(size), box).bucket(0).as_tuple() == (832, 832)
-    assert place_keeping(rule, size, box, 0.3).bucket(0).as_tuple() == (640, 1024)
-    assert place_keeping(rule, size, box, 0.2).bucket(0).as_tuple() == (832, 832)
+    for weight, bucket, counts in ((0.3, (640, 1024), (1, 0, 0, 1)), (0.2, (832, 832), (1, 1, 1, 0))):
+        found = place_keeping(rule, size, box, weight)
+        assert found.bucket(0).as_tuple() == bucket
+        assert FocusCuts.of(found, box) == counts
 
 
 @pytest.mark.parametrize(

@@ -216,12 +216,17 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
     path = config(folder)
     plan = json.loads(run("plan", path, "--images", "--json").stdout)
     (dataset,) = plan["datasets"]
-    assert dataset["focus"] == [{"rectangles": 2, "cut_in_middle": 2, "cut": 0}]
+    assert dataset["focus"] == [{"rectangles": 2, "cut_in_middle": 2, "cut": 0, "moved": 0}]
     assert [row["cut"] for row in dataset["image_rows"]] == [[0, 0, 128, 0], [0, 128, 0, 0]]
     page = folder / "report.html"
     result = run("analyze", "--config", path, "--html", page, "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["datasets"][0]["focus"] == {"rectangles": 2, "cut_in_middle": 2, "cut": 0}
+    assert json.loads(result.stdout)["datasets"][0]["focus"] == {
+        "rectangles": 2,
+        "cut_in_middle": 2,
+        "cut": 0,
+        "moved": 0,
+    }
     assert '"focus":{' in page.read_text(encoding="utf-8").replace(" ", "")
     plain = json.loads(run("plan", config(folder, table=""), "--json").stdout)["datasets"][0]
     assert plain["focus"] == []
@@ -276,5 +281,5 @@ def test_in_a_config_of_musubi_tuner(run, folder) -> None:
     for name in ("a", "b", "deep/c"):
         (folder / "images" / name).with_suffix(".txt").write_text("a dog")
     (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
-    assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0}]
+    assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0, "moved": 0}]
     assert "focus: 1 rectangles; the middle would cut 1" in run("plan", path).output

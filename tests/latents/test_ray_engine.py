@@ -74,6 +74,7 @@ def cluster(s3):
         patch.setenv("PYTHONPATH", ROOT)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.shutdown()  # of a cluster that a test of another file joined
         made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
         for _ in range(2):
             made.add_node(**NODE)

@@ -268,9 +268,9 @@ class NodeCache:
 
         def write(file: BinaryIO) -> None:
             file.truncate(nbytes)
-            rivals = [path for path in self._files(coming=True) if _kept_as(path) == self.folder / name]
-            first = all(path >= Path(file.name) for path in rivals)
-            if self.holds(name, nbytes) or not first or not self._make_room():
+            coming = self._files(coming=True)
+            first = all(path >= Path(file.name) for path in coming if _kept_as(path) == self.folder / name)
+            if self.holds(name, nbytes) or not first or not self._make_room(coming):
                 raise _GivenUpError  # of several processes that began at once, one goes on
             fill(file)
 
@@ -291,9 +291,9 @@ class NodeCache:
             return False
         return True
 
-    def _make_room(self) -> bool:
+    def _make_room(self, arriving: dict[Path, tuple[float, int]]) -> bool:
         """Let go of shards until what is there and what is coming fits; False if it does not. Each counts once."""
-        coming = {_kept_as(path): nbytes for path, (_, nbytes) in self._files(coming=True).items()}
+        coming = {_kept_as(path): nbytes for path, (_, nbytes) in arriving.items()}
         shards = self._files(coming=False)  # after these: one that becomes a shard in between is not missed
         total = sum((coming | {path: nbytes for path, (_, nbytes) in shards.items()}).values())
         for path, (_, nbytes) in sorted(shards.items(), key=lambda item: item[1]):

@@ -88,7 +88,9 @@ class View {
     const result = place(rule, width, height);
     this.answerBox.dataset.result = JSON.stringify(result);
     const row = result.bucket && d.buckets.find((b) => b[0] === result.bucket[0] && b[1] === result.bucket[1]);
-    this.answerBox.replaceChildren(...answerParts(rule, width, height, result, { name, picture, count: row && row[2], reasons: DATA.reasons }));
+    const parts = answerParts(rule, width, height, result, { name, picture, count: row && row[2], reasons: DATA.reasons });
+    if (d.focus) parts.push(h("p", { class: "soft" }, "This goes by the size alone: an image's focus can move its crop, and with focus_weight give it another bucket."));
+    this.answerBox.replaceChildren(...parts);
     this.setAsked({ width, height });
   }
 }
