@@ -46,19 +46,21 @@ def where_this_came_from() -> str:
 
     checkout = Path(__file__).resolve().parents[1]
     if (checkout / "pyproject.toml").is_file():
-        return _quoted(str(checkout))
+        return argument(checkout)
     try:
         origin = json.loads(metadata.distribution("kohya-bucket").read_text("direct_url.json") or "{}")
         url, commit = str(origin.get("url", "")), origin.get("vcs_info", {}).get("commit_id")
     except (metadata.PackageNotFoundError, AttributeError, ValueError):
         return "kohya-bucket"
     if url.startswith("file:"):
-        return _quoted(url2pathname(url.removeprefix("file://")))
+        return argument(url2pathname(url.removeprefix("file://")))
     return f"git+{url}@{commit}" if commit else url or "kohya-bucket"
 
 
-def _quoted(path: str) -> str:
-    return f'"{path}"' if " " in path else path
+def argument(path: object) -> str:
+    """A path in a command that is to be copied into a terminal: in double quotes, as Windows takes them, if need be."""
+    text = str(path)
+    return f'"{text}"' if set(text) & set(" \t&()';") else text
 
 
 _EXTRA_OF = {"kohya_bucket.datasets": "torch", "kohya_bucket.latents": "train"}

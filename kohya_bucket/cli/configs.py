@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import argument
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
         raise ConfigError(f"{path}: {wrong[0].text}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
     adapter = adapter_options(read)
     if named_rule(adapter.rule).from_images:
-        instead = f"`kohya-bucket plan {path} --images` shows them"
+        instead = f"`kohya-bucket plan {argument(path)} --images` shows them"
         raise ConfigError(f"{path}: rule {adapter.rule!r} depends on all images; {instead}")
     rules = []
     for number, dataset in enumerate(read.datasets, 1):

@@ -26,7 +26,7 @@ from kohya_bucket.cli.options import (
 )
 from kohya_bucket.cli.sources import ImageSource
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.extras import pip_install
+from kohya_bucket.extras import argument, pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
@@ -115,7 +115,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
     given = {} if train_batch_size is None else {"train_batch_size": train_batch_size}
     read = read_config(config, given, release=release_at_hand(sd_scripts or None)[0])
     if errors := read.findings.of(Severity.ERROR):
-        raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {config}` lists everything")
+        raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {argument(config)}` lists everything")
     # Every process must come to the same list, whatever devices it sees.
     return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
 

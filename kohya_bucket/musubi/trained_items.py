@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kohya_bucket.adapter.ranks import end_run, is_first_process
+from kohya_bucket.extras import argument
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.musubi.cache_files import TensorFile, why_made_otherwise
@@ -177,9 +178,9 @@ class _Judged:
         kinds = {kind for wrong in self.wrong.values() for kind in wrong}
         made = [getattr(self.caches.family, kind) for kind in ("latents", "text") if kind in kinds]
         package = self.caches.package or Path()
+        scripts = [argument(from_here(f"{package / name}.py")) for name in made]
         commands = " and ".join(
-            f"`python -m kohya_bucket.launch {from_here(str(package / name))}.py --dataset_config {config} …`"
-            for name in made
+            f"`python -m kohya_bucket.launch {script} --dataset_config {argument(config)} …`" for script in scripts
         )
         return (
             f"{len(lines)} of {counted(len(names), 'item')} in {where} cannot be trained from their caches: "

@@ -20,7 +20,7 @@ from kohya_bucket.adapter.findings import Section, ShowProgress
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.extras import EXTRAS, pip_install, where_this_came_from
+from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_from
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
@@ -108,7 +108,7 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
     config, images = dataset.read.config, dataset.images
     if not config.enable_bucket:
         return
-    lists = f"`kohya-bucket analyze --config {path} --list-bad bad.txt` writes the paths into a file"
+    lists = f"`kohya-bucket analyze --config {argument(path)} --list-bad bad.txt` writes the paths into a file"
     long = np.any([too_long(dataset.sizes, p) for p in dataset.placements], axis=0)
     losses = np.nanmax([p.crop_loss for p in dataset.placements], axis=0)
     if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
@@ -171,11 +171,11 @@ def _patch(section: Section, root: Path) -> None:
     elif status.installed:
         section.findings.warning(
             "patch-version", "", f"{status.file} holds the block of another kohya_bucket version",
-            f"kohya-bucket patch install {root}",
+            f"kohya-bucket patch install {argument(root)}",
         )  # fmt: skip
     else:
         start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …"
-        section.facts.append(("patch", f"none; {start}, or: kohya-bucket patch install {root}"))
+        section.facts.append(("patch", f"none; {start}, or: kohya-bucket patch install {argument(root)}"))
 
 
 def _probe(section: Section, root: Path) -> None:
@@ -200,9 +200,10 @@ def _remedy(root: Path) -> str:
     for name in ("venv", ".venv"):
         for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
             if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
+                there = f"{argument(python)} -m"
                 return (
-                    f"check the environment that you train in: {python} -m pip install {where_this_came_from()}, then "
-                    f"{python} -m kohya_bucket doctor"
+                    f"check the environment that you train in: {there} pip install {where_this_came_from()}, then "
+                    f"{there} kohya_bucket doctor"
                 )
     needed = f"pip install -r requirements.txt in {root}"
     return f"run doctor in the environment that you train in, or install here what it needs ({needed})"

@@ -2,8 +2,10 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
+import pytest
 import toml
 
 from kohya_bucket import extras
@@ -46,6 +48,11 @@ def test_the_package_names_no_address_of_its_own() -> None:
 def test_commands() -> None:
     assert extras.pip_install("parquet") == "pip install pyarrow"
     assert extras.pip_install("ray") == 'pip install "ray[data]"'
+
+
+@pytest.mark.parametrize("path", ["/a/b.toml", "/my photos/b.toml", "/a & b", "/it's", "/lora (2)/x.toml", "D:/x;y"])
+def test_a_path_in_a_command_is_one_argument(path: str) -> None:
+    assert shlex.split(f"plan {extras.argument(path)} --images") == ["plan", path, "--images"]
 
 
 def test_a_checkout_is_named_by_its_folder() -> None:

@@ -16,6 +16,7 @@ from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import argument
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.texts import counted
 
@@ -70,7 +71,7 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
     say(f"{counted(len(opened), 'item')} read, {len(bad)} damaged, {counted(len(files), 'file')} unusable")
     if bad or files:
         again = "precompute encodes it again" if opened.of_images else "training encodes these captions again"
-        say(f"kohya-bucket cache prune {store} --damaged takes that out, and {again}", err=True)
+        say(f"kohya-bucket cache prune {argument(store)} --damaged takes that out, and {again}", err=True)
         raise typer.Exit(1)
 
 
@@ -235,7 +236,7 @@ def _arch(name: str, known: Iterable[str] = ARCHITECTURES, option: str = "--arch
 
 
 def _print_status(found: StoreStatus, store: Path) -> None:
-    per_item = found.nbytes / max(1, found.items)
+    given, per_item = argument(store), found.nbytes / max(1, found.items)
     say(
         f"{store}: {counted(found.items, 'item')}, {found.nbytes / 1e6:.1f} MB, {counted(found.shards, 'shard')}, "
         f"{per_item:.0f} B an item"
@@ -247,9 +248,9 @@ def _print_status(found: StoreStatus, store: Path) -> None:
         else:
             say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
     for count, what, text in (
-        (found.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {store}` frees the space"),
-        (found.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {store}`"),
-        (len(found.temporary), "unfinished file", f"there: if no run is active, `cache prune {store}` removes that"),
+        (found.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {given}` frees the space"),
+        (found.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {given}`"),
+        (len(found.temporary), "unfinished file", f"there: if no run is active, `cache prune {given}` removes that"),
     ):
         if count:
             say(f"{counted(count, what, 'is', 'are')} {text}")
@@ -258,11 +259,11 @@ def _print_status(found: StoreStatus, store: Path) -> None:
     again = "run the same `precompute` again" if found.of_images else "training encodes these captions again"
     for names, what, remedy in (
         (found.absent * (not found.no_images), "its image is gone",
-         f"if it was moved, give its new folder with --images; else `cache prune {store} --gone` drops the latent"),
+         f"if it was moved, give its new folder with --images; else `cache prune {given} --gone` drops the latent"),
         (found.changed, "its image changed",
-         f"{again}, which encodes it anew; `cache prune {store} --stale` drops the old latent"),
+         f"{again}, which encodes it anew; `cache prune {given} --stale` drops the old latent"),
         ([f"{name}: {problem}" for name, problem in found.damage], "damaged",
-         f"`cache prune {store} --damaged` takes it out; then {again}"),
+         f"`cache prune {given} --damaged` takes it out; then {again}"),
     ):  # fmt: skip
         if names:
             say(f"{what}: {len(names):,}; what to do: {remedy}")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.extras import argument
 from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
@@ -231,7 +232,8 @@ class LatentStore(ItemTable):
                     return self.packed(i)
                 raise LatentStoreError(
                     f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
-                    f"run `kohya-bucket cache prune {self.layout.root} --damaged` and train again, which encodes them"
+                    f"run `kohya-bucket cache prune {argument(self.layout.root)} --damaged` and train again, which "
+                    "encodes them"
                 )
             self._files.checked(self.info(i), SPANS)[self._row[i]] = True
         return found

@@ -16,6 +16,7 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import argument
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
 from kohya_bucket.sdscripts.config.check import check_values, read_datasets
 from kohya_bucket.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
@@ -107,7 +108,7 @@ def read_config(
     else:
         raise ConfigError(
             f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
-            f"or `kohya-bucket plan {source.path} --train-data-dir FOLDER`"
+            f"or `kohya-bucket plan {argument(source.path)} --train-data-dir FOLDER`"
         )
     read = _read(source, given, findings, release, trainer, check_captions, family)
     if length.computed and dataset_config is None:
