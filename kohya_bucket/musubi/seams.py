@@ -35,7 +35,7 @@ from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.musubi.caches import Caches, holds_clips
-from kohya_bucket.musubi.caching import Session, cut, focus_in, save_item
+from kohya_bucket.musubi.caching import Session, bucket_in, cut, focus_in, save_item
 from kohya_bucket.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.objects import BatchManager, CachedDataset, Dataset, Group, Item, Selector
@@ -318,7 +318,7 @@ def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
 
 def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
     focus = focus_in(image)
-    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
+    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_in(image, bucket_reso), focus)
 
 
 def _saving(*, text: bool) -> Callable[..., None]:

@@ -91,16 +91,20 @@ def simulate(
     by_musubi = is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
     if by_musubi:
         from kohya_bucket.cli.clips import ways_to_train
+        from kohya_bucket.musubi.config import check_options
 
         rules = ways_to_train(context, config, options, clip_options, clip)
         if config is not None:
-            focus = focus or adapter_options(musubi_config(config, clip_options.arch)).focus
+            read = musubi_config(config, clip_options.arch)
+            own = adapter_options(read)
+            focus, focus_weight = focus or own.focus, own.focus_weight if focus_weight is None else focus_weight
+            check_options(replace(own, focus_weight=focus_weight), read.datasets)
     elif config is not None:
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    if by_musubi and focus_weight:
-        raise KohyaBucketError("--focus-weight: musubi-tuner trains each image in its own bucket; leave it out")
+    if is_clip and focus_weight:
+        raise KohyaBucketError("--focus-weight: a clip is trained in its own bucket; leave it out")
     kept, weight = _focus_of(focus, focus_weight, None if by_musubi else config, file)
     found = [(name, explain(rule, *size, kept, weight), taken) for name, rule, taken in rules]
     if as_json:
