@@ -238,10 +238,10 @@ def check_options(options: AdapterOptions, datasets: Iterable[Any] = ()) -> None
             "have one size each: use 'keep', 'pad' or 'drop'"
         )
     for keys in datasets if options.focus_weight else ():
-        why = "with bucket_no_upscale buckets follow from each image" if keys.bucket_no_upscale else ""
-        why = why if keys.enable_bucket else "enable_bucket is off"
+        why = "" if keys.enable_bucket else "enable_bucket is off"
+        why = "with bucket_no_upscale buckets follow from each image" if keys.bucket_no_upscale else why
         if why := "a data set is of clips" if hasattr(keys, "frame_extraction") else why:
             raise ConfigError(
                 f"[{TABLE}] focus_weight is {options.focus_weight}, but {why}, so that there is no other bucket to "
-                "move to: leave one of them out, or focus_weight"
+                "move to: leave focus_weight out, or change that"
             )
