@@ -98,14 +98,15 @@ def controls(case):
 
 
 # Pictures whose rectangle their own bucket cuts, and which another holds; and those of that other bucket.
-NEAR, FAR, STAYS = [0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]
+NEAR, FAR, STAYS = [0, 3, 6], [1, 4, 7, 9, 10], [2, 5, 8, 11]
 MOVES = {"near": ((144, SIDE), (SIDE, SIDE), (144, 112)), "far": ((160, SIDE), (144, 112), (SIDE, SIDE))}
 
 
 def moving(i):
     """(size, rectangle, own bucket, the bucket that holds it) of a picture; no resize for that bucket."""
     if i in STAYS:
-        return (SIDE, SIDE) if i % 2 else (144, 112), (0, 0, 8 * i, 112), *[(SIDE, SIDE) if i % 2 else (144, 112)] * 2
+        size = (144, 112) if i == STAYS[0] else (SIDE, SIDE)
+        return size, (0, 0, 8 * i, 112), size, size
     size, own, other = MOVES["near" if i in NEAR else "far"]
     rectangle = (0, 0, 144, 30 + i) if i in NEAR else (160 - 30 - i, 0, 160, SIDE)
     return size, rectangle, own, other

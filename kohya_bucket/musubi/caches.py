@@ -131,7 +131,7 @@ class Caches:
         found_focus = focus_of(self.options, [source.key for source in sources])
         rows = zip(sources, () if found_focus is None else found_focus.tolist(), strict=False)
         self.focus: dict[int, Focus] = {source.number: tuple(row) for source, row in rows if row[0] == row[0]}
-        self._placed: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}  # what has a focus, with a weight
+        self._placed: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}  # buckets of what a focus may move
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
@@ -158,7 +158,7 @@ class Caches:
         self._placed.update(zip(asked, [(w, h) for w, h in placement.bucket_sizes.tolist()], strict=True))
 
     def bucket_of(self, number: int, size: tuple[int, int]) -> tuple[int, int]:
-        """Where an image of a size goes, which a focus may move, or the frames of a clip."""
+        """The bucket of an image of that size, to which its focus may have moved it; or of the frames of a clip."""
         if not self.options.focus_weight or number not in self.focus:
             return self.selector.get_bucket_resolution(size)
         if (number, size) not in self._placed:
@@ -166,7 +166,7 @@ class Caches:
         return self._placed[number, size]
 
     def _moved_to(self, source: Source) -> tuple[int, int] | None:
-        """The bucket to which its focus moves an image; `OSError` where it cannot be read."""
+        """The bucket to which its focus moves an image, which is read for its size; None where it stays."""
         from PIL import Image
 
         if not self.options.focus_weight or source.number not in self.focus:
@@ -204,8 +204,9 @@ class Caches:
             given["further keys"] = source.further
         several = self.clips or len(source.files) > 1
         given[_FOCUS] = self.focus.get(source.number) if several else None
-        with suppress(OSError):  # an image that is gone moves no more
-            given[_MOVED] = self._moved_to(source) if text and several else None
+        if text:
+            with suppress(Exception):  # an image that cannot be read, which is said elsewhere
+                given[_MOVED] = self._moved_to(source) if several else None
         return dict(json.loads(json.dumps(given)))
 
     def latents(self, source: Source) -> Found:
