@@ -207,7 +207,7 @@ class DiffusionPipeBuckets(SetTrainer):
         return np.asarray(self._position, dtype=np.int32)[nearest]
 
 
-class MusubiTunerBuckets(SetTrainer):
+class MusubiTunerBuckets(RuleBase):
     """musubi-tuner: sd-scripts' idea with fewer buckets, and a no-upscale mode that only floors. Source:
     kohya-ss/musubi-tuner, `dataset/bucket.py`, `BucketSelector`; the step is 16 for nearly every model.
 
@@ -229,16 +229,17 @@ class MusubiTunerBuckets(SetTrainer):
         widths = range(side // 2 - side // 2 % steps, side + steps, steps)
         pairs = [(w, self.area // w - self.area // w % steps) for w in widths]
         dims = sorted({*pairs, *((h, w) for w, h in pairs)})
-        super().__init__(BucketSet.from_dims(dims, name="musubi-tuner", vae_factor=steps))
+        self._of_area = SetTrainer(BucketSet.from_dims(dims, name="musubi-tuner", vae_factor=steps))
+        self._bucket_set = None if no_upscale else self._of_area.bucket_set
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._resolution}, steps={self.steps}, no_upscale={self.no_upscale})"
 
     def _assign(self, sizes: IntArray) -> Assignment:
-        return _assign_readable(sizes, self._floored) if self.no_upscale else super()._assign(sizes)
+        return _assign_readable(sizes, self._floored) if self.no_upscale else self._of_area._assign(sizes)
 
     def _floored(self, width: FloatArray, height: FloatArray) -> SizeColumns:
-        chosen = self.bucket_set.sizes[self._switch.index(width / height)]
+        chosen = self._of_area.bucket_set.sizes[self._of_area._switch.index(width / height)]
         small = width * height <= self.area
         return (
             np.where(small, width - width % self.steps, chosen[:, 0]),

@@ -160,7 +160,7 @@ def from_musubi_config(
 ) -> tuple[list[Subject], list[Finding]]:
     """The same of musubi-tuner."""
     read = musubi_config(path, arch)
-    model = read.model
+    model, adapter = read.model, adapter_options(read)
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
     subjects = []
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
@@ -180,7 +180,8 @@ def from_musubi_config(
             images = images.without(reading.undecodable(images))
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * max(keys.num_repeats, 0), captions=endings)
-        subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts))
+        focus = focus_of(adapter, images.paths)
+        subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts, focus, adapter.focus_weight))
     findings = _serious(read.findings)
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])

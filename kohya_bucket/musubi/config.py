@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
         _check_values(keys, place, model, findings)
     options = AdapterOptions.of_config(source, findings)
     try:
-        check_options(options or AdapterOptions())
+        check_options(options or AdapterOptions(), datasets)
     except ConfigError as error:
         findings.error("settings", source.line_of(TABLE).rstrip(", "), str(error))
         options = None
@@ -214,12 +214,12 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Architecture, finding
 
 _OPTIONS = {
     "remainder", "small_buckets", "order", "run_length", "same_shape", "on_bad_image", "max_pixels", "max_tokens",
-    "max_cost", "model", "cost", "focus",
+    "max_cost", "model", "cost", "focus", "focus_weight",
 }  # fmt: skip
 
 
-def check_options(options: AdapterOptions) -> None:
-    """Refuse options that caches cannot have.
+def check_options(options: AdapterOptions, datasets: Iterable[Any] = ()) -> None:
+    """Refuse options that caches cannot have, or not those of these data sets: of a config, or of musubi-tuner.
 
     Raises:
         ConfigError: with what to change.
@@ -237,3 +237,11 @@ def check_options(options: AdapterOptions) -> None:
             f"[{TABLE}] remainder is {options.remainder!r}, which trains images at other sizes, but caches "
             "have one size each: use 'keep', 'pad' or 'drop'"
         )
+    for keys in datasets if options.focus_weight else ():
+        why = "" if keys.enable_bucket else "enable_bucket is off"
+        why = "with bucket_no_upscale buckets follow from each image" if keys.bucket_no_upscale else why
+        if why := "a data set is of clips" if hasattr(keys, "frame_extraction") else why:
+            raise ConfigError(
+                f"[{TABLE}] focus_weight is {options.focus_weight}, but {why}, so that there is no other bucket to "
+                "move to: leave focus_weight out, or change that"
+            )

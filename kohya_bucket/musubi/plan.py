@@ -17,7 +17,7 @@ from kohya_bucket.adapter.group import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
-from kohya_bucket.buckets.focus import FocusCuts, focused
+from kohya_bucket.buckets.focus import FocusCuts, focused, place_keeping
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
@@ -105,7 +105,7 @@ def _place(
         scan = read_clips(paths, decode=decode, progress=progress)
         return _place_clips(keys, place, paths, scan, model, findings, focus)
     sizes = scan_sizes(paths, progress=progress)
-    placement = focused(keys.picture_rule(model).place(sizes.sizes), focus)
+    placement = place_keeping(keys.picture_rule(model), sizes.sizes, focus, options.focus_weight)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
     buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]

@@ -35,7 +35,8 @@ from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.musubi.caches import Caches, holds_clips
-from kohya_bucket.musubi.caching import Session, cut, focus_in, save_item
+from kohya_bucket.musubi.caching import Session, bucket_in, cut, focus_in, save_item
+from kohya_bucket.musubi.config import check_options
 from kohya_bucket.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.objects import BatchManager, CachedDataset, Dataset, Group, Item, Selector
@@ -211,6 +212,7 @@ def _knows(dataset: Any) -> bool:
 
 def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
     package = Path(str(door.owners.home.__file__)).parent.parent
+    check_options(door.options(), [dataset])
     if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
         selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
         if selector is None:
@@ -318,7 +320,7 @@ def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
 
 def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
     focus = focus_in(image)
-    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
+    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_in(image, bucket_reso), focus)
 
 
 def _saving(*, text: bool) -> Callable[..., None]:
@@ -333,7 +335,8 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
         place.original(self, *args, **kwargs)
         return
     config = getattr(_given[0], "dataset_config", "") if _given else ""
-    _trained[:] = [items_of_config(_caches(self, place.door), config)]
+    with exit_with_message():
+        _trained[:] = [items_of_config(_caches(self, place.door), config)]
     try:
         place.original(self, *args, **kwargs)
     finally:

@@ -20,7 +20,7 @@ from kohya_bucket.latents.fingerprint import Reason
 from kohya_bucket.musubi.cache_files import TensorFile, why_made_otherwise
 from kohya_bucket.musubi.caches import Caches, Found
 from kohya_bucket.musubi.caching import why_unreadable
-from kohya_bucket.musubi.items import CacheName, Source, folder_of, foreign_names
+from kohya_bucket.musubi.items import Source, folder_of, foreign_names
 from kohya_bucket.musubi.objects import Bucket, Item
 from kohya_bucket.texts import counted, one_line, some
 
@@ -30,14 +30,15 @@ _SHOWN = 5
 logger = logging.getLogger("kohya_bucket")
 
 
-Trained = dict[str, tuple[CacheName, TensorFile]]
-"""The files of one data set that are trained, by path."""
+Trained = dict[str, tuple[tuple[int, int], TensorFile]]
+"""The files of one data set that are trained, by path, with the sizes of their buckets."""
 
 
 def pick_out_of(buckets: dict[Bucket, list[Item]], trained: Trained) -> None:
     """Leave only what is trained in the buckets, each with what has the same shapes.
 
-    musubi-tuner gives a clip the bucket of its size only where `enable_bucket` is set, but caches it at that size.
+    musubi-tuner finds buckets by the sizes in names. But an image may have been cached in another, for its focus; and
+    a clip that is cached at the size of its bucket gets that one only where `enable_bucket` is set.
     """
     picked: dict[Bucket, dict[tuple[Any, ...], list[Item]]] = defaultdict(lambda: defaultdict(list))
     seen = set()
@@ -46,8 +47,8 @@ def pick_out_of(buckets: dict[Bucket, list[Item]], trained: Trained) -> None:
             path = os.path.normpath(item.latent_cache_path)
             if path in trained:
                 seen.add(path)
-                name, header = trained[path]
-                key = bucket if name.clip is None else (*name.size, *bucket[2:])
+                size, header = trained[path]
+                key = (*size, *bucket[2:])
                 stacked = {one: shape for one, shape in header.shapes.items() if not one.startswith("varlen_")}
                 picked[key][tuple(sorted(stacked.items()))].append(item)
     if len(seen) < len(trained):
@@ -130,7 +131,7 @@ class _Judged:
         self._compare_makers()
         self._leave_out_unreadable()
         self.files = {
-            name.path: (name, header)
+            name.path: (caches.bucket_of(number, name.size), header)
             for number, latents in found.items()
             if number not in self.left_out
             for name, header in latents.latents

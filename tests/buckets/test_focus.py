@@ -19,6 +19,7 @@ from kohya_bucket.buckets.focus import (
 )
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rules.fixed import OneBucket
+from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 
 share = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 1000).map(lambda n: n / 1000), st.floats(0, 1))
 interval = st.tuples(share, share).map(sorted)
@@ -195,7 +196,13 @@ def test_a_portrait_whose_head_and_feet_no_crop_of_its_bucket_holds_moves_to_a_t
 
 @pytest.mark.parametrize(
     ("rule", "weight"),
-    [(RULES[0], 1.0), (RULES[0], -0.1), (KohyaBuckets(1024, no_upscale=True), 0.3), (ExactBuckets(), 0.3)],
+    [
+        (RULES[0], 1.0),
+        (RULES[0], -0.1),
+        (KohyaBuckets(1024, no_upscale=True), 0.3),
+        (ExactBuckets(), 0.3),
+        (MusubiTunerBuckets(1024, no_upscale=True), 0.3),
+    ],
 )
 def test_a_weight_that_is_no_share_or_can_move_nothing_is_refused(rule, weight) -> None:
     with pytest.raises(BucketSettingsError, match="focus_weight"):

@@ -283,3 +283,48 @@ def test_in_a_config_of_musubi_tuner(run, folder) -> None:
     (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
     assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0, "moved": 0}]
     assert "focus: 1 rectangles; the middle would cut 1" in run("plan", path).output
+
+
+def musubi_weight(folder, *, general="enable_bucket = true", source="image_directory", weight=0.2):
+    """A config of one image that its own bucket, 272x240, cuts, and 256x256 holds."""
+    images = folder / "one"
+    images.mkdir(exist_ok=True)
+    Image.new("RGB", (288, 256)).save(images / "a.png")
+    (images / "a.txt").write_text("a dog")
+    (images / "a.focus.json").write_text("[0, 0, 0.5, 1]")
+    path = folder / "musubi.toml"
+    table = f"[kohya_bucket]\nfocus = 'beside'\nfocus_weight = {weight}"
+    data = f"[[datasets]]\nresolution = [256, 256]\n{source} = '{images}'\ncaption_extension = '.txt'"
+    path.write_text(f"[general]\n{general}\n{table}\n{data}\n")
+    return path
+
+
+@pytest.mark.parametrize(("weight", "bucket"), [(0, [272, 240]), (0.1, [272, 240]), (0.2, [256, 256])])
+def test_every_command_shows_where_a_weight_moves_an_image_of_musubi_tuner(run, folder, weight, bucket) -> None:
+    path, image = musubi_weight(folder, weight=weight), folder / "one" / "a.png"
+    (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
+    assert [row["bucket"] for row in planned["buckets"]] == [bucket]
+    assert planned["focus"][0]["cut"] == int(weight < 0.2)
+    (seen,) = json.loads(run("analyze", path, "--json").stdout)["datasets"]
+    assert [[row["width"], row["height"]] for row in seen["buckets"] if row["images"]] == [bucket]
+    written_out = ["--arch", "zi", "--resolution", "256", "--focus", "0,0,0.5,1", "--focus-weight", weight]
+    for more in (["--config", path], written_out):
+        (row,) = json.loads(run("simulate", image, *more, "--json").stdout)
+        assert list(row["bucket"].values()) == bucket
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"general": "enable_bucket = false"}, "enable_bucket is off"),
+        ({"general": "enable_bucket = true\nbucket_no_upscale = true"}, "bucket_no_upscale"),
+        ({"source": "video_directory"}, "a data set is of clips"),
+    ],
+)
+def test_musubi_tuner_refuses_a_weight_where_there_is_no_other_bucket(run, folder, change, word) -> None:
+    path = musubi_weight(folder, **change)
+    for command in (["plan", path], ["analyze", path], ["simulate", folder / "one" / "a.png", "--config", path]):
+        result = run(*command)
+        assert result.exit_code in (1, 2)
+        assert word in " ".join(result.output.split())
+    assert run("simulate", "320x256x9", "--arch", "wan", "--focus", "0,0,1,1", "--focus-weight", 0.2).exit_code == 2

@@ -77,8 +77,10 @@ class Folder:
             Image.new("RGB", self.size, (i, i, i)).save(path)
             Path(path).with_suffix(".txt").write_text(f"caption {i}", encoding="utf-8")
 
-    def caches(self, side: int | None = None, focus: Path | None = None, **arguments: Any) -> Caches:
-        """With a focus file, and what a caching program is given."""
+    def caches(
+        self, side: int | None = None, focus: Path | None = None, weight: float = 0.0, **arguments: Any
+    ) -> Caches:
+        """With a focus file, its weight, and what a caching program is given."""
         source = DirectorySource(self.paths)
         source.control_paths = self.controls
         dataset: Any = Dataset(
@@ -88,7 +90,7 @@ class Folder:
         )  # fmt: skip
         made = made_by(Namespace(**arguments)) if arguments else {}
         return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"),
-                      AdapterOptions(focus=None if focus is None else str(focus)))  # fmt: skip
+                      AdapterOptions(focus=None if focus is None else str(focus), focus_weight=weight))  # fmt: skip
 
     def make(self, **arguments: Any) -> None:
         """All caches, as if they were encoded through the door."""
@@ -99,11 +101,11 @@ class Folder:
                 self.save(session, source)
 
     def save(self, session: Session, source: Any) -> None:
-        side, cache = session.caches.selector.side, self.root / "cache"
+        bucket, cache = session.caches.bucket_of(source.number, self.size), self.root / "cache"
         size = f"{self.size[0]:04d}x{self.size[1]:04d}"
         item = SimpleNamespace(
             item_key=source.key, caption=f"caption {source.number}", frame_count=None,
-            original_size=self.size, bucket_size=(side, side),
+            original_size=self.size, bucket_size=bucket,
             latent_cache_path=str(cache / f"{source.stem}_{size}_{self.family}.safetensors"),
             text_encoder_output_cache_path=str(cache / f"{source.stem}_{self.family}_te.safetensors"),
         )  # fmt: skip
@@ -112,8 +114,8 @@ class Folder:
             content = tensor_bytes({"varlen_t_float32": (4, 8)}, {"caption1": item.caption})
             save_item(item, lambda: Path(item.text_encoder_output_cache_path).write_bytes(content), text=True)
         else:
-            name = f"latents_1x{side // 8}x{side // 8}_float32"
-            content = tensor_bytes({name: (16, side // 8, side // 8)}, {})
+            width, height = (side // 8 for side in bucket)
+            content = tensor_bytes({f"latents_1x{height}x{width}_float32": (16, height, width)}, {})
             save_item(item, lambda: Path(item.latent_cache_path).write_bytes(content), text=False)
 
     def reasons(self, **arguments: Any) -> list[list[str]]:

@@ -93,15 +93,13 @@ def simulate(
         from kohya_bucket.cli.clips import ways_to_train
 
         rules = ways_to_train(context, config, options, clip_options, clip)
-        if config is not None:
-            focus = focus or adapter_options(musubi_config(config, clip_options.arch)).focus
     elif config is not None:
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    if by_musubi and focus_weight:
-        raise KohyaBucketError("--focus-weight: musubi-tuner trains each image in its own bucket; leave it out")
-    kept, weight = _focus_of(focus, focus_weight, None if by_musubi else config, file)
+    if is_clip and focus_weight:
+        raise KohyaBucketError("--focus-weight: a clip is trained in its own bucket; leave it out")
+    kept, weight = _focus_of(focus, focus_weight, config, clip_options.arch, file)
     found = [(name, explain(rule, *size, kept, weight), taken) for name, rule, taken in rules]
     if as_json:
         rows = [
@@ -125,15 +123,22 @@ def simulate(
 
 
 def _focus_of(
-    given: str | None, weight: float | None, config: Path | None, file: Path | None
+    given: str | None, weight: float | None, config: Path | None, arch: str | None, file: Path | None
 ) -> tuple[tuple[float, ...] | None, float]:
     """The rectangle that `--focus` gives, or that a file has for the image, None where there is none; and its weight.
 
-    Of sd-scripts' `config` its own count where none are given; what training would not keep is refused.
+    Of a `config` its own count where none are given; what training would not keep is refused.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
-    if config is not None:
+    if config is not None and is_musubi_config(config):
+        from kohya_bucket.musubi.config import check_options
+
+        of_musubi = musubi_config(config, arch)
+        options = adapter_options(of_musubi)
+        given, weight = given or options.focus, options.focus_weight if weight is None else weight
+        check_options(replace(options, focus_weight=weight), of_musubi.datasets)
+    elif config is not None:
         from kohya_bucket.sdscripts.config import read_config
         from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 
