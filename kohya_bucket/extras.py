@@ -6,6 +6,7 @@ And names of a package that are imported when they are first used.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,11 @@ def where_this_came_from() -> str:
 
 
 def argument(path: object) -> str:
-    """A path in a command that is to be copied into a terminal: in double quotes, as Windows takes them, if need be."""
-    text = str(path)
-    return f'"{text}"' if set(text) & set(" \t&()';") else text
+    """A path in a command that is to be copied into a terminal: in quotes if need be."""
+    import shlex
+    import subprocess
+
+    return subprocess.list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
 
 
 _EXTRA_OF = {"kohya_bucket.datasets": "torch", "kohya_bucket.latents": "train"}

@@ -4,7 +4,7 @@ Each pixel of the result is the mean over the part of the image that it covers; 
 by the share that lies in it. Source: the behaviour of OpenCV 4 and 5 (`resize` with INTER_AREA, 8 bits per channel):
 shares are float32 of float64 ratios, slivers below a thousandth of a pixel are left out, sums run from left to right
 and then from top to bottom in float32. Where both sides shrink by whole factors, whole numbers are summed. Exact halves
-are rounded to even, but up where both factors are 2.
+are rounded to even, but up where both factors are 2 (and there are 1, 3 or 4 channels).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _sum(parts: Iterable[Floats], shares: Floats) -> Floats:
 def _by_whole_factors(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     height, width, channels = pixels.shape
     across, down = width // size[0], height // size[1]
-    half_up, part = across == down == 2, np.float32(1) / np.float32(across * down)
+    half_up, part = across == down == 2 != channels, np.float32(1) / np.float32(across * down)
     lines = pixels.reshape(size[1], down, width * channels)
     out = np.empty((size[1], size[0], channels), np.uint8)
     step = max(1, _BAND // (width * channels))

@@ -125,7 +125,7 @@ def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
     cv2, (flag, by_pillow) = _cv2(), _FILTERS[name]
     if cv2 is not None and flag:
         out: Pixels = cv2.resize(pixels, size, interpolation=getattr(cv2, flag))
-        return out
+        return out.reshape(size[1], size[0], -1)  # of one channel, OpenCV drops the axis
     if name == "area" and size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]:
         return shrink_by_area(pixels, size)
     if pixels.shape[2] == 3 or not flag:

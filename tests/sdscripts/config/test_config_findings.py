@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, read_config, read_folders
+from kohya_bucket.images.scan import Job
+from kohya_bucket.sdscripts.config import Config, Finding, Release, Severity, files, read_config, read_folders
 
 
 @pytest.fixture(autouse=True)
@@ -250,6 +252,26 @@ def test_captions_under_another_extension() -> None:
     assert finding.severity is Severity.WARNING
     config = read(GOOD.replace("'.txt'", "'.caption'") + "class_tokens = 'cat'\n")
     assert "the class tokens 'cat' would be trained" in found(config, "caption-extension").text
+
+
+@pytest.mark.parametrize("engine", ["alone", "threads", "processes"])
+def test_every_engine_reads_the_same_captions(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    names = [f"{i:03}.png" for i in range(200)]
+    for folder in ("images", "more"):
+        images(Path(folder), names)
+        for i, name in enumerate(names):
+            if i % 10:
+                text = f"{folder} {i}\nsecond\n" if i % 7 else ""
+                Path(folder, name).with_suffix(".txt").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(files, "Job", partial(Job, engine=engine, workers=3))
+    config = read(GOOD + "[[datasets.subsets]]\nimage_dir = 'more'\ncaption_extension = '.txt'\nclass_tokens = 'cat'\n")
+    assert [len(f.names) for f in config.findings if f.code == "broken-caption"] == [26, 26]
+    for key, caption in zip(config.datasets[0].images.keys, config.datasets[0].images.captions, strict=True):
+        folder, i = os.path.dirname(key), Path(key).stem
+        if i.isdigit() and int(i) % 10 and int(i) % 7:
+            assert caption == f"{folder} {int(i)}"
+        elif folder == "more":
+            assert caption == "cat"
 
 
 def test_empty_foreign_and_missing_captions() -> None:
