@@ -131,7 +131,7 @@ def generate_buckets(
     """
     sizes = readable_sizes(dims)
     if not len(sizes):
-        raise BucketSettingsError("dims holds no image: a bucket set cannot be made from nothing")
+        raise BucketSettingsError("not one image can be read, and a bucket set cannot be made from nothing")
     size = as_resolution("target", target)
     positive(num_buckets=num_buckets, target=min(size), vae_factor=vae_factor)
     if num_buckets > _MOST_BUCKETS:
