@@ -23,7 +23,7 @@ from kohya_bucket.buckets import (
     list_presets,
     load_preset,
 )
-from kohya_bucket.buckets.focus import place_keeping
+from kohya_bucket.buckets.focus import place_keeping, upright_to_stored
 from kohya_bucket.buckets.misfits import (
     BARELY,
     LONGEST_ASPECT,
@@ -227,13 +227,20 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
     turned = analysis.rotated
     if len(turned):
         sizes = np.where(images.orientation[:, None] >= 5, images.sizes[:, ::-1], images.sizes)
-        placement = place_keeping(subject.rule, sizes, subject.focus, subject.focus_weight)
+        focus, cost = subject.focus, ""
+        if focus is not None:
+            count = int((~np.isnan(focus[turned]).any(axis=1)).sum())
+            cost = f"{counted(count, 'focus rectangle')} of them must be turned along" if count else ""
+            asked = images.orientation
+            # the other quarter turn undoes a quarter turn, and everything else undoes itself
+            focus = upright_to_stored(focus, np.where((asked == 6) | (asked == 8), 14 - asked, asked))
+        placement = place_keeping(subject.rule, sizes, focus, subject.focus_weight)
         after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels, drop the EXIF tag",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
-            f"trained as they are seen, {moved:,} of them in another bucket", "", before, after, "exif_rotated",
+            f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after, "exif_rotated",
         )  # fmt: skip
 
 
