@@ -100,7 +100,7 @@ def check_focus_weight(weight: float, rule: BucketRule) -> None:
     if weight and rule.bucket_set is None:
         raise BucketSettingsError(
             f"focus_weight is {weight}, but here buckets follow from each image, so that there is no other to move to: "
-            "leave it out, or take a rule with a set, without bucket_no_upscale"
+            "leave it out, or take a rule with a set (that of kohya has none with bucket_no_upscale)"
         )
 
 
