@@ -266,7 +266,9 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
     subject, sizes = analysis.subject, analysis.images.sizes[kept]
     focus = None if subject.focus is None else subject.focus[kept]
-    placement = place_keeping(rule, sizes, focus, subject.focus_weight)
+    # a rule without a set refuses a weight
+    weight = 0.0 if rule.bucket_set is None else subject.focus_weight
+    placement = place_keeping(rule, sizes, focus, weight)
     return summarize(sizes, placement, analysis.images.repeats[kept], subject.batch_size)
 
 
@@ -444,11 +446,12 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
     found: list[Recommendation] = []
     for change in changes(subject.rule, subject.trainer, images.sizes[kept], before.enlarged):
-        if subject.focus_weight and change.rule.bucket_set is None:  # which refuses it
-            continue
         after = _summary_of(analysis, kept, change.rule)
         if worth(before, after) > 0 or change.must:
-            texts = *change[:3], change.why + beside, *differences(before, after)
+            gain, cost = differences(before, after)
+            if subject.focus_weight and change.rule.bucket_set is None:
+                cost = "; ".join(filter(None, ("focus_weight, which it refuses, must be left out", cost)))
+            texts = *change[:3], change.why + beside, gain, cost
             found.append(Recommendation(*texts, before, after, must=change.must))
     out: list[Recommendation] = []
     # The best for each setting, and of several that come to the same the first, which is the simplest.

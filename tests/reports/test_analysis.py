@@ -152,6 +152,19 @@ def test_rectangles_are_turned_with_their_images(orientation, upright) -> None:
     assert advice.cost
 
 
+def test_a_setting_that_refuses_focus_weight_is_measured_without_and_says_so() -> None:
+    sizes, rule = [(896, 704), (640, 960)] * 5, KohyaBuckets(1024, 256, 2048)
+    focus = np.tile([(0.0, 0.0, 1.0, 1.0)], (len(sizes), 1))
+    costs = {}
+    for weight in (0.0, 0.3):
+        found = recommend(analyze(Subject("set", table(sizes), rule, focus=focus, focus_weight=weight)))
+        (advice,) = [r for r in found if r.setting == "bucket_no_upscale"]
+        assert advice.after.enlarged == 0
+        costs[weight] = advice.cost
+    assert "focus_weight" in costs[0.3]
+    assert "focus_weight" not in costs[0.0]
+
+
 def test_a_good_set_asks_for_nothing() -> None:
     rule = KohyaBuckets(1024, 256, 2048)
     sizes = [b.as_tuple() for b in rule.bucket_set for _ in range(8)]
