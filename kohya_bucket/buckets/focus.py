@@ -7,8 +7,8 @@ upright (`obey_exif`), it is of the upright picture. A point is a rectangle with
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -126,8 +126,7 @@ def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | No
         return placement
     lost = (cut_rectangles(placement, focus) > 0) | (placement.reasons == Reason.CROP_LIMIT)
     may_move = np.flatnonzero(lost & ~np.isnan(focus).any(axis=1))
-    names = {one.name for one in fields(Placement)} - {"bucket_set", "middle_cut"}
-    columns = {name: getattr(placement, name) for name in names}
+    columns: dict[str, Any] = {name: one for name, one in vars(placement).items() if isinstance(one, np.ndarray)}
     columns["crops"], columns["moved"] = placement.cuts[:, :2], np.zeros(len(sizes), dtype=np.bool_)
     middle = middle_cuts(placement, focus)
     limits = Limits(buckets, max_crop=None, no_upscale=bool(getattr(rule, "no_upscale", False)))

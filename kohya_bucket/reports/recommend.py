@@ -230,7 +230,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         focus, cost = subject.focus, ""
         if focus is not None:
             count = int((~np.isnan(focus[turned]).any(axis=1)).sum())
-            cost = f"{counted(count, 'focus rectangle')} of them must be turned along" if count else ""
+            cost = f"{counted(count, 'focus rectangle')} must be turned with them" if count else ""
             asked = images.orientation
             # the other quarter turn undoes a quarter turn, and everything else undoes itself
             focus = upright_to_stored(focus, np.where((asked == 6) | (asked == 8), 14 - asked, asked))
@@ -266,9 +266,7 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
     subject, sizes = analysis.subject, analysis.images.sizes[kept]
     focus = None if subject.focus is None else subject.focus[kept]
-    # a rule without a set refuses a weight
-    weight = 0.0 if rule.bucket_set is None else subject.focus_weight
-    placement = place_keeping(rule, sizes, focus, weight)
+    placement = place_keeping(rule, sizes, focus, 0.0 if rule.bucket_set is None else subject.focus_weight)
     return summarize(sizes, placement, analysis.images.repeats[kept], subject.batch_size)
 
 
