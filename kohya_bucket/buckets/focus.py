@@ -7,8 +7,8 @@ upright (`obey_exif`), it is of the upright picture. A point is a rectangle with
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +100,7 @@ def check_focus_weight(weight: float, rule: BucketRule) -> None:
     if weight and rule.bucket_set is None:
         raise BucketSettingsError(
             f"focus_weight is {weight}, but here buckets follow from each image, so that there is no other to move to: "
-            "leave it out, or take a rule with a set, without bucket_no_upscale"
+            "leave it out, or take a rule with a set (that of kohya has none with bucket_no_upscale)"
         )
 
 
@@ -126,8 +126,9 @@ def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | No
         return placement
     lost = (cut_rectangles(placement, focus) > 0) | (placement.reasons == Reason.CROP_LIMIT)
     may_move = np.flatnonzero(lost & ~np.isnan(focus).any(axis=1))
-    columns = {one.name: getattr(placement, one.name) for one in fields(Placement) if one.name != "bucket_set"}
+    columns: dict[str, Any] = {name: one for name, one in vars(placement).items() if isinstance(one, np.ndarray)}
     columns["crops"], columns["moved"] = placement.cuts[:, :2], np.zeros(len(sizes), dtype=np.bool_)
+    middle = middle_cuts(placement, focus)
     limits = Limits(buckets, max_crop=None, no_upscale=bool(getattr(rule, "no_upscale", False)))
     for at in np.split(may_move, range(CHUNK_ROWS, len(may_move), CHUNK_ROWS)):
         rows, least, best = sizes[at], np.full(len(at), np.inf), np.full(len(at), -1, dtype=np.int32)
@@ -143,7 +144,7 @@ def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | No
         there = replace(there, crops=there.cuts[:, :2], moved=best >= 0)
         for name, column in columns.items():
             column[at] = getattr(there, name)
-    return replace(placement, **columns)
+    return replace(placement, **columns, middle_cut=middle)
 
 
 def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
@@ -159,6 +160,13 @@ def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
     return out
 
 
+def middle_cuts(placement: Placement, focus: FloatArray) -> FloatArray:
+    """[N] the same of the middle crop, and of images that moved in the bucket that their size gives them."""
+    if placement.middle_cut is None:
+        return cut_rectangles(replace(placement, crops=None), focus)
+    return np.where(placement.placed, placement.middle_cut, np.nan)
+
+
 class FocusCuts(NamedTuple):
     """Of how many rectangles of placed images a part is cut off, and how many images moved to another bucket."""
 
@@ -169,15 +177,15 @@ class FocusCuts(NamedTuple):
 
     @classmethod
     def of(cls, placement: Placement, focus: FloatArray) -> FocusCuts:
-        """With the crops of a placement, and with those in the middle."""
-        middle, now = (cut_rectangles(one, focus) for one in (replace(placement, crops=None), placement))
+        """With the crops of a placement, and without a focus: in the middle, in the buckets that sizes alone give."""
+        middle, now = middle_cuts(placement, focus), cut_rectangles(placement, focus)
         moved = 0 if placement.moved is None else placement.moved & placement.placed
         return cls(*(int(np.sum(one)) for one in (~np.isnan(now), middle > 0, now > 0, moved)))
 
     def __str__(self) -> str:
         middle = f"the middle would cut {self.cut_in_middle:,}, these crops cut {self.cut:,}"
         moved = f"; focus_weight moves {counted(self.moved, 'image')} to another bucket" if self.moved else ""
-        return f"focus: {self.rectangles:,} rectangles; {middle}{moved}"
+        return f"focus: {counted(self.rectangles, 'rectangle')}; {middle}{moved}"
 
 
 def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:

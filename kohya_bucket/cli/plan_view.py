@@ -138,7 +138,8 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     if dataset.turned:
         asked = say_orientations(dataset.turned)
         below.append(f"with an EXIF turn or mirroring, which sd-scripts ignores: {len(dataset.turned):,} ({asked})")
-    below += [str(cuts) for cuts in dataset.focus_cuts]
+    at = [f"{_size(size)}, " for size in options.resolutions or ()] or [""]
+    below += [f"{where}{cuts}" for where, cuts in zip(at, dataset.focus_cuts, strict=False)]
     rows = dataset.image_rows() if images else []
     entry = {
         "kind": kind,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
-from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, place_keeping
+from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, middle_cuts, place_keeping
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
@@ -175,7 +175,7 @@ class Analysis:
         focus = self.subject.focus
         if focus is None:
             return np.empty(0, dtype=np.intp)
-        middle = np.nan_to_num(cut_rectangles(replace(self.placement, crops=None), focus))
+        middle = np.nan_to_num(middle_cuts(self.placement, focus))
         order = np.lexsort((-middle, -np.nan_to_num(self.focus_cut)))
         return np.asarray(order[middle[order] > 0])
 

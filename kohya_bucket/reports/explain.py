@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kohya_bucket.buckets import Bucket, BucketRule
-from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, place_keeping
+from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, middle_cuts, place_keeping
 from kohya_bucket.buckets.switching import switching_points
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ class Explanation:
 
     `bucket` is None where there is none, and `reason` says why. `neighbours` are the next narrower and the next
     wider bucket; empty where buckets follow from the images. Of an image with a focus, `focus` is its rectangle in
-    shares, and `focus_cut` are the shares of it that the middle crop would cut off, and that this crop does;
-    `moved_from` is the bucket that its size alone would give it, where the focus moves it from there.
+    shares, and `focus_cut` are the shares of it that the middle crop would cut off in the bucket of its size, and that
+    this crop does. Where the focus has `moved` it, `moved_from` is that bucket; None (and the first share, too) where
+    `max_crop` would leave it out.
     """
 
     size: tuple[int, int]
@@ -52,7 +53,8 @@ class Explanation:
     exact: bool = False
     neighbours: tuple[Neighbour, ...] = ()
     focus: tuple[float, ...] | None = None
-    focus_cut: tuple[float, float] | None = None
+    focus_cut: tuple[float | None, float] | None = None
+    moved: bool = False
     moved_from: Bucket | None = None
 
     @property
@@ -77,10 +79,10 @@ def explain(
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)
     resized = tuple(placement.resized_sizes[0].tolist())
-    lost, moved = None, placement.moved is not None and placement.moved[0]
+    lost, moved = None, placement.moved is not None and bool(placement.moved[0])
     if rectangle is not None:
-        middle = replace(placement, crops=None)
-        lost = float(cut_rectangles(middle, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
+        middle, now = float(middle_cuts(placement, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
+        lost = None if np.isnan(middle) else middle, now
     return Explanation(
         size=(width, height),
         bucket=bucket,
@@ -94,6 +96,7 @@ def explain(
         neighbours=_neighbours(rule, bucket, width / height),
         focus=focus,
         focus_cut=lost,
+        moved=moved,
         moved_from=rule.place([(width, height)]).bucket(0) if moved else None,
     )
 

@@ -14,6 +14,7 @@ from kohya_bucket.buckets.focus import (
     focus_crops,
     focus_pixels,
     focused,
+    middle_cuts,
     place_keeping,
     upright_to_stored,
 )
@@ -188,10 +189,25 @@ def test_a_portrait_whose_head_and_feet_no_crop_of_its_bucket_holds_moves_to_a_t
     size, box = np.array([(900, 1100)], dtype=np.int32), np.array([(0.2, 0.0, 0.8, 1.0)])
     rule = FixedBuckets(BucketSet.from_dims([(832, 832), (640, 1024)]))
     assert focused(rule.place(size), box).bucket(0).as_tuple() == (832, 832)
-    for weight, bucket, counts in ((0.3, (640, 1024), (1, 0, 0, 1)), (0.2, (832, 832), (1, 1, 1, 0))):
+    for weight, bucket, counts in ((0.3, (640, 1024), (1, 1, 0, 1)), (0.2, (832, 832), (1, 1, 1, 0))):
         found = place_keeping(rule, size, box, weight)
         assert found.bucket(0).as_tuple() == bucket
         assert FocusCuts.of(found, box) == counts
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_middle_would_cut_is_the_same_with_and_without_a_weight(rule) -> None:
+    random = np.random.default_rng(0)
+    sizes = random.integers(200, 2000, (300, 2)).astype(np.int32)
+    focus = np.sort(random.random((300, 2, 2)), axis=1).reshape(300, 4)
+    focus[:150, [1, 3]], focus[-5:] = (0.0, 1.0), np.nan
+    plain, found = rule.place(sizes), place_keeping(rule, sizes, focus, 0.5)
+    assert found.moved.sum() > 20
+    assert np.array_equal(
+        middle_cuts(found, focus)[plain.placed], cut_rectangles(plain, focus)[plain.placed], equal_nan=True
+    )
+    assert np.isnan(middle_cuts(found, focus)[~plain.placed]).all()
+    assert FocusCuts.of(found, focus).cut_in_middle == FocusCuts.of(plain, focus).cut_in_middle
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,25 @@ def test_simulate_says_what_is_kept(run, folder) -> None:
     assert run("simulate", "400x200", "--focus", "0.9,0,0.1,1").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("weight", "max_crop", "bucket", "cut", "moved_from"),
+    [
+        (0, 0.5, (512, 512), (0.182, 0.182), None),
+        (0.3, 0.5, (384, 640), (0.182, 0), {"width": 512, "height": 512}),
+        (0.3, 0.01, (384, 640), (None, 0), None),
+    ],
+)
+def test_simulate_says_from_where_a_weight_moves_an_image(run, weight, max_crop, bucket, cut, moved_from) -> None:
+    sizes = "--resolution", 512, "--min-bucket-reso", 256, "--bucket-reso-steps", 128, "--max-crop", max_crop
+    asked = ["simulate", "900x1100", *sizes, "--focus", "0.2,0,0.8,1", "--focus-weight", weight]
+    (row,) = json.loads(run(*asked, "--json").stdout)
+    assert tuple(row["bucket"].values()) == bucket
+    assert tuple(share and round(share, 3) for share in row["focus_cut"]) == cut
+    assert row["moved"] == bool(weight)
+    assert row["moved_from"] == moved_from
+    assert run(*asked).exit_code == 0
+
+
 def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
     path = config(folder)
     plan = json.loads(run("plan", path, "--images", "--json").stdout)
@@ -282,7 +301,7 @@ def test_in_a_config_of_musubi_tuner(run, folder) -> None:
         (folder / "images" / name).with_suffix(".txt").write_text("a dog")
     (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
     assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0, "moved": 0}]
-    assert "focus: 1 rectangles; the middle would cut 1" in run("plan", path).output
+    assert "focus: 1 rectangle; the middle would cut 1" in run("plan", path).output
 
 
 def musubi_weight(folder, *, general="enable_bucket = true", source="image_directory", weight=0.2):

@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, cli
-from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused, place_keeping
+from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused, middle_cuts, place_keeping
 from kohya_bucket.images.focus_files import focus_in, read_focus
 
 pytestmark = pytest.mark.slow
@@ -137,17 +137,22 @@ def test_with_a_weight_buckets_and_crops_are_those_of_python(browser, tmp_path, 
     open_explorer(browser, tmp_path)
     change(browser, resolution=[1024, 1024], min=512, max=2048, steps=64, maxCrop=max_crop)
     script = """return JSON.parse(args[0]).map(([w, h, ...box]) => {
-        const { bucket, cut } = placeKeeping(explorer.rule, w, h, box, 0.3);
-        return bucket ? [...bucket, ...cut] : [0, 0, 0, 0, 0, 0];
+        const { bucket, cut, focusCut } = placeKeeping(explorer.rule, w, h, box, 0.3);
+        return bucket ? [...bucket, ...cut, focusCut.middle ?? -1, focusCut.moved ? 1 : 0] : [0, 0, 0, 0, 0, 0, -1, 0];
     })"""
     found = np.array(asked(browser, script, json.dumps(np.concatenate([sizes, corners], axis=1).tolist())))
     rule = KohyaBuckets(1024, 512, 2048, max_crop=max_crop)
     placement = place_keeping(rule, sizes, corners, 0.3)
-    assert np.array_equal(found, np.concatenate([placement.bucket_sizes, placement.cuts], axis=1))
+    middle = np.nan_to_num(middle_cuts(placement, corners), nan=-1)
+    counted = [placement.bucket_sizes, placement.cuts, middle[:, None], placement.moved[:, None]]
+    assert np.array_equal(found, np.concatenate(counted, axis=1))
     assert (placement.bucket_index != rule.place(sizes).bucket_index).sum() > 20
 
 
-def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(browser, images, tmp_path) -> None:
+@pytest.mark.parametrize(("weight", "max_crop"), [(0, None), (0.8, 0.3)])
+def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(
+    browser, images, tmp_path, weight, max_crop
+) -> None:
     boxes = {
         "a/wide.png": [0.0, 0.1, 0.2, 0.9],
         "a/tall.png": [0.1, 0.0, 0.9, 0.6],
@@ -155,12 +160,15 @@ def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(browse
     }
     show(browser, images, tmp_path)
     load(browser, write(tmp_path / "focus.jsonl", *({"image": f"set/{n}", "focus": box} for n, box in boxes.items())))
-    placement = placement_of(SIZES.values())
+    change(browser, focusWeight=weight, maxCrop=max_crop)
     focus = np.array(list(boxes.values()))
-    counts = FocusCuts.of(focused(placement, focus), focus)
+    counts = FocusCuts.of(
+        place_keeping(KohyaBuckets(1024, 768, 1280, max_crop=max_crop), list(SIZES.values()), focus, weight), focus
+    )
+    assert counts.moved == (weight > 0)
     line = browser.execute_script("return explorer.focusLine.textContent")
     assert line == f"{str(counts).removeprefix('focus: ')}."
-    assert counts.cut_in_middle > 0
+    assert (counts.cut_in_middle > 0) == (not counts.moved)
 
 
 def test_a_focus_is_drawn_moved_resized_and_removed(browser, images, tmp_path) -> None:

@@ -191,6 +191,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
 
 
 def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequence[tuple[str, str]]) -> None:
+    from kohya_bucket.buckets import Reason
     from kohya_bucket.images.headers import ORIENTATIONS
 
     console = plain_console()
@@ -221,9 +222,16 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
     line("crop", f"{', '.join(parts)}  ({e.crop_loss:.1%} of the picture)" if parts else "nothing")
     if e.focus_cut is not None:
         middle, now = e.focus_cut
-        line("focus", f"{'whole' if not now else f'{now:.1%} of it cut off'}; the middle would cut off {middle:.1%}")
+        kept = "whole" if not now else f"{now:.1%} of it cut off"
+        if middle is None:
+            by_size = f"by its size alone it has no bucket: {Reason.CROP_LIMIT.text}"
+        else:
+            by_size = f"the middle would cut off {middle:.1%} of it"
+        if e.moved:
+            kept = "whole, as focus_weight moves the image here"
         if e.moved_from is not None:
-            line("", f"{e.moved_from}, its own bucket by its size, does not hold it whole")
+            by_size = f"in {e.moved_from}, the bucket of its size, no crop holds it whole, and {by_size}"
+        line("focus", f"{kept}; {by_size}")
     for label, text in more:
         line(label, text)
 

@@ -170,8 +170,15 @@ class Explorer extends WithConfig {
   about(item) {
     const bucket = item.bucket && this.result.buckets.find((one) => String(one.bucket) === String(item.bucket));
     const result = this.placed(item), cut = result.focusCut;
-    const more = [...(cut ? [["focus", `${cut.now ? `${percent(cut.now)} of it cut off` : "whole"}; the middle would cut off ${percent(cut.middle)}`]] : []), ["stored as", size([item.width, item.height])], ...(item.orientation > 1 ? [["EXIF", `asks for orientation ${item.orientation}; trained as stored`]] : [])];
+    const more = [...(cut ? [["focus", this.aboutFocus(cut)]] : []), ["stored as", size([item.width, item.height])], ...(item.orientation > 1 ? [["EXIF", `asks for orientation ${item.orientation}; trained as stored`]] : [])];
     return { rule: this.rule, result, about: { reasons: DATA.reasons, count: bucket && bucket.items.length, more } };
+  }
+
+  /* What the crop keeps of a focus, and what would be without one, as `simulate` says it. */
+  aboutFocus({ now, middle, moved, from }) {
+    const kept = moved ? "whole, as focus_weight moves the image here" : now ? `${percent(now)} of it cut off` : "whole";
+    if (middle === null) return `${kept}; by its size alone it has no bucket: ${DATA.reasons[CROP_LIMIT]}`;
+    return `${kept}; ${from ? `in ${size(from)}, the bucket of its size, no crop holds it whole, and ` : ""}the middle would cut off ${percent(middle)} of it`;
   }
 
   /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */
@@ -234,9 +241,9 @@ class Explorer extends WithConfig {
   }
 
   drawFocus() {
-    const found = this.mine().filter((item) => item.bucket && item.focusCut), cut = (when) => int(found.filter((item) => item.focusCut[when] > 0).length);
+    const found = this.mine().filter((item) => item.bucket && item.focusCut), cut = (when) => int(found.filter((item) => item.focusCut[when] > 0).length), moved = found.filter((item) => item.focusCut.moved).length;
     this.focusBar.hidden = !(this.focus.rows.size || this.focus.loose.length || this.focus.name);
-    this.focusLine.textContent = !found.length ? "" : `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
+    this.focusLine.textContent = !found.length ? "" : `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}${moved ? `; focus_weight moves ${plural(moved)} to another bucket` : ""}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
     this.focusNotes.replaceChildren(...this.focus.notes().map((line) => h("p", {}, line)));
   }
 

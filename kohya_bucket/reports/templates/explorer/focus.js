@@ -17,7 +17,7 @@ function pixelsAlong(from, to, side) {
   return [between(before, 0, side - 1), between(after, 1, side)];
 }
 
-/* A placement with the crop that keeps most of a rectangle, and what of it the middle and this crop cut off. */
+/* A placement with the crop that keeps most of a rectangle, and what of it the middle and this crop cut off, as shares. */
 function keeping(result, box) {
   if (!box || !result.bucket) return result;
   const { resized, bucket } = result, axes = [0, 1].map((i) => pixelsAlong(box[i], box[i + 2], resized[i]));
@@ -31,18 +31,19 @@ function keeping(result, box) {
   return { ...result, cut: [...crop, excess[0] - crop[0], excess[1] - crop[1]], focus: box, focusCut: { middle: lost(middle), now: lost(crop) } };
 }
 
-/* An image's placement with its focus kept; with a weight in the bucket that holds it whole and cuts off least, if that is at most the weight. */
+/* An image's placement with its focus kept; with a weight in the bucket that holds it whole and cuts off least, if that is at most the weight.
+ * Of an image that this moved, the middle is that of the bucket of its size: `from`, null where max_crop would leave it out. */
 function placeKeeping(rule, width, height, box, weight) {
-  let result = keeping(place(rule, width, height), box);
-  if (!box || !weight || rule.kind !== "set" || !(result.focusCut ? result.focusCut.now > 0 : result.reason === CROP_LIMIT)) return result;
-  let least = Infinity;
+  const own = keeping(place(rule, width, height), box);
+  if (!box || !weight || rule.kind !== "set" || !(own.focusCut ? own.focusCut.now > 0 : own.reason === CROP_LIMIT)) return own;
+  let result = own, least = Infinity;
   for (const index of rule.by_area) {
     const bucket = rule.sizes[index];
     if (tooLong(width, height, bucket) || (rule.no_upscale && (bucket[0] > width || bucket[1] > height))) continue;
     const other = keeping({ ...outcome(width, height, bucket, coverResize(width, height, bucket)), index }, box);
     if (other.focusCut.now === 0 && other.cropLoss <= weight && other.cropLoss < least) [result, least] = [other, other.cropLoss];
   }
-  return result;
+  return result === own ? own : { ...result, focusCut: { middle: own.focusCut ? own.focusCut.middle : null, now: 0, moved: true, from: own.bucket } };
 }
 
 /* The four shares of a row; a point is a rectangle without width and height. Throws what is wrong with it. */
