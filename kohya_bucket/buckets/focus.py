@@ -95,8 +95,8 @@ def focused(placement: Placement, focus: FloatArray | None) -> Placement:
 
 def check_focus_weight(weight: float, rule: BucketRule) -> None:
     """Raise `BucketSettingsError` for a weight that is no share, or one for a rule that has no set."""
-    if not isinstance(weight, (int, float)) or not 0 <= weight < 1:
-        raise BucketSettingsError(f"focus_weight is {weight!r}, but is a share of the image: at least 0 and below 1")
+    if not isinstance(weight, (int, float, np.floating)) or not 0 <= weight < 1:
+        raise BucketSettingsError(f"focus_weight is {weight!r}, but must be a share of the image, below 1")
     if weight and rule.bucket_set is None:
         raise BucketSettingsError(
             f"focus_weight is {weight}, but here buckets follow from each image, so that there is no other to move to: "
