@@ -112,9 +112,8 @@ def moving(i):
     return size, rectangle, own, other
 
 
-def weighted(case, weight, **keys):
-    table = f"[kohya_bucket]\nfocus = '{case.folder / 'focus.jsonl'}'\nfocus_weight = {weight}"
-    case.table = table
+def weighted(case, weight, second="", **keys):
+    case.table = f"[kohya_bucket]\nfocus = '{case.folder / 'focus.jsonl'}'\nfocus_weight = {weight}\n{second}"
     case.dataset((SIDE, SIDE), **keys)
 
 
@@ -172,6 +171,14 @@ def unmovable(case):
         case.train()
 
 
+def unmovable_second(case):
+    moving_pictures(case)
+    folders = f"image_directory = '{case.folder / 'im'}'\ncache_directory = '{case.folder / 'second'}'"
+    weighted(case, 0.25, f"[[datasets]]\nenable_bucket = false\n{folders}\n")
+    case.both()
+    case.train()
+
+
 def unmovable_clips(case):
     clips(case, weight="focus_weight = 0.2")
 
@@ -198,7 +205,7 @@ def played(musubi_source, tmp_path_factory):
     own = family(musubi_source)
     scenarios = (
         (images, own), (controls, "qie"), (clips, "wan"), (moves, own), (moved_controls, "qie"), (unmovable, own),
-        (unmovable_clips, "wan"),
+        (unmovable_second, own), (unmovable_clips, "wan"),
     )  # fmt: skip
     for scenario, of in scenarios:
         cases[scenario.__name__] = case = Case(folder / scenario.__name__, of)
@@ -340,7 +347,14 @@ def test_where_there_is_no_other_bucket_a_weight_is_refused_in_one_line(played) 
     results = played[1]["unmovable"]
     for (_, _, *after), why in ((results[:4], "enable_bucket is off"), (results[4:], "bucket_no_upscale")):
         for result in after:
-            assert result["exit"].startswith("kohya_bucket: [kohya_bucket] focus_weight is 0.25, but ")
+            assert result["exit"].startswith("kohya_bucket: dataset 1: [kohya_bucket] focus_weight is 0.25, but ")
             assert why in result["exit"]
     for result in played[1]["unmovable_clips"]:
-        assert "focus_weight is 0.2, but a data set is of clips" in result["exit"]
+        assert "focus_weight is 0.2, but this data set is of clips" in result["exit"]
+
+
+def test_it_is_refused_for_a_later_data_set_before_anything_is_encoded(played) -> None:
+    folder, results = played
+    for result in results["unmovable_second"]:
+        assert "dataset 2: [kohya_bucket] focus_weight is 0.25, but enable_bucket is off" in result["exit"]
+    assert not list((folder / "unmovable_second" / "cache").glob("*"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.storage import StorePath, as_given
 from kohya_bucket.planning.options import COST
 from kohya_bucket.planning.orders import ORDERS
-from kohya_bucket.planning.remainders import REMAINDERS, policies_of
+from kohya_bucket.planning.remainders import REMAINDERS, RemainderPolicy, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
@@ -163,12 +163,20 @@ class AdapterOptions(RuleOptions):
     @property
     def several_sizes(self) -> bool:
         """Whether an image may be trained at another size than its own bucket's."""
-        return self.resolutions is not None or self.moves_images
+        return self.resolutions is not None or bool(self.moving)
 
     @property
-    def moves_images(self) -> bool:
-        """Whether `remainder` or `small_buckets` trains images in other buckets than their own."""
-        return any(policy.moves_images for policy in policies_of(self.remainder, self.small_buckets))
+    def moving(self) -> dict[str, RemainderPolicy]:
+        """What trains images in other buckets than their own: `remainder`, or `small_buckets`."""
+        policies = zip(("remainder", "small_buckets"), policies_of(self.remainder, self.small_buckets), strict=False)
+        return {name: policy for name, policy in policies if policy.moves_images}
+
+    def over(self, **given: Any) -> AdapterOptions:
+        """These options under those that are given. Raises `ConfigError` where these exclude others."""
+        options = replace(self, **given)
+        for conflict in _conflicts(options, given):
+            raise ConfigError(f"[{TABLE}] {conflict}")
+        return options
 
     @classmethod
     def from_tables(cls, *tables: tuple[str, Mapping[str, Any]]) -> AdapterOptions:
@@ -193,14 +201,16 @@ class AdapterOptions(RuleOptions):
     @classmethod
     def _merged(cls, tables: Iterable[tuple[str | Source, Any]], findings: Findings) -> AdapterOptions | None:
         merged: dict[str, Any] = {}
+        places: dict[str, str] = {}
         mistakes = Findings()
         for place, table in tables:
             at = place.line_of if isinstance(place, Source) else lambda *_, place=place: place
             for key, value in table.items() if isinstance(table, Mapping) else ():
+                places[key] = at(TABLE, key).rstrip(", ")
                 try:
                     merged[key] = _read_option(key, value)
                 except ConfigError as error:
-                    mistakes.error(_CODE, at(TABLE, key).rstrip(", "), str(error), names=(key,))
+                    mistakes.error(_CODE, places[key], str(error), names=(key,))
             if not isinstance(table, Mapping):
                 message = f"[{TABLE}] must be a table of options, got {table!r}"
                 mistakes.error(_CODE, at(TABLE).rstrip(", "), message)
@@ -208,8 +218,8 @@ class AdapterOptions(RuleOptions):
             if ORDERS[merged.get("order", cls.order)].uses_shards:
                 merged.setdefault("same_shape", True)
             options = cls(**merged)
-            for conflict in _conflicts(options, merged.keys()):
-                mistakes.error(_CODE, "", f"[{TABLE}] {conflict}")
+            for conflict in _conflicts(options, places):
+                mistakes.error(_CODE, places.get(conflict.split()[0], ""), f"[{TABLE}] {conflict}")
         findings.add(mistakes)
         return None if len(mistakes) else options
 
@@ -235,17 +245,17 @@ def required(options: AdapterOptions | None, findings: Findings) -> AdapterOptio
 
 
 def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]:
-    """Which options exclude each other, and what to do."""
+    """Which options exclude each other, and what to do: each text begins with the option at fault."""
     if options.resolutions is not None:
         yield from _conflicts_with_resolutions(options, options.resolutions)
     elif alone := [key for key in ("resolution_mode", "resolution_weights") if key in given]:
         yield f"{alone[0]} is set without resolutions: say which, e.g. [512, 768]"
     if options.focus_weight and options.focus is None:
         yield "focus_weight is set without focus, which says what crops must keep: set focus, or leave it out"
-    if options.focus_weight and options.moves_images:
+    for name, policy in options.moving.items() if options.focus_weight else ():
         yield (
-            "focus_weight is set, and remainder or small_buckets would move images away again from the bucket that "
-            "holds their focus: set 'keep', 'pad' or 'drop' there, or leave focus_weight out"
+            f"{name} is {policy.name!r}, which moves images away again from the bucket that holds their focus: use "
+            "'keep', 'pad' or 'drop', or leave focus_weight out"
         )
     if "small_buckets" in given and not REMAINDERS[options.remainder].leaves_out:
         yield (

@@ -40,7 +40,6 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
-from kohya_bucket.planning.remainders import policies_of
 from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
@@ -249,8 +248,7 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
                           "focus out")  # fmt: skip
     if options.focus_weight and not named_rule(options.rule).from_images:  # which make a set, once sizes are read
         check_focus_weight(options.focus_weight, rule_for(at_resolutions(keys, options)[0], options))
-    policies = zip(("remainder", "small_buckets"), policies_of(options.remainder, options.small_buckets), strict=False)
-    moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in policies if policy.moves_images]
+    moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in options.moving.items()]
     moving = moved_by[0][0] if moved_by else ""
     if options.resolutions and not keys.enable_bucket:
         raise ConfigError(

@@ -89,7 +89,7 @@ class Planned:
 
     def parts(self, work: Work, encoding: EncodeOptions, _: str) -> tuple[Path, list[LatentItems]]:
         """The same of all that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
-        if self.adapter.moves_images and not work.quiet:
+        if self.adapter.moving and not work.quiet:
             self._say_what_it_is_for()
         root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,8 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
     for keys, place in zip(datasets, places, strict=True):
         _check_values(keys, place, model, findings)
     options = AdapterOptions.of_config(source, findings)
-    try:
-        check_options(options or AdapterOptions(), datasets)
-    except ConfigError as error:
-        findings.error("settings", source.line_of(TABLE).rstrip(", "), str(error))
+    for place, conflict in conflicts(options or AdapterOptions(), dict(zip(places, datasets, strict=True))):
+        findings.error("settings", place or source.line_of(TABLE).rstrip(", "), conflict)
         options = None
     file = source.path or Path(path)
     return MusubiConfig(file, tuple(datasets), tuple(readable), tuple(places), model, options, findings)
@@ -218,30 +216,30 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-def check_options(options: AdapterOptions, datasets: Iterable[Any] = ()) -> None:
-    """Refuse options that caches cannot have, or not those of these data sets: of a config, or of musubi-tuner.
+def conflicts(options: AdapterOptions, datasets: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(place, what to change) of options that caches cannot have, with no place, and of those that a data set cannot.
 
-    Raises:
-        ConfigError: with what to change.
+    Args:
+        datasets: of a config, or of musubi-tuner, by their places.
     """
     for field in fields(options):
         if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
             several = "give each resolution [[datasets]] and a cache_directory of its own"
             remedy = several if field.name == "resolutions" else "leave it out"
-            raise ConfigError(
-                f"[{TABLE}] {field.name} is set, but musubi-tuner trains from caches that were made without "
-                f"it: {remedy}; {', '.join(sorted(_OPTIONS))} can be set"
-            )
-    if options.moves_images:
-        raise ConfigError(
-            f"[{TABLE}] remainder is {options.remainder!r}, which trains images at other sizes, but caches "
-            "have one size each: use 'keep', 'pad' or 'drop'"
-        )
-    for keys in datasets if options.focus_weight else ():
-        why = "" if keys.enable_bucket else "enable_bucket is off"
-        why = "with bucket_no_upscale buckets follow from each image" if keys.bucket_no_upscale else why
-        if why := "a data set is of clips" if hasattr(keys, "frame_extraction") else why:
-            raise ConfigError(
-                f"[{TABLE}] focus_weight is {options.focus_weight}, but {why}, so that there is no other bucket to "
-                "move to: leave focus_weight out, or change that"
-            )
+            message = f"{field.name} is set, but musubi-tuner trains from caches that were made without it: {remedy}; "
+            yield "", f"[{TABLE}] {message}{', '.join(sorted(_OPTIONS))} can be set"
+    for name, policy in options.moving.items():
+        message = f"{name} is {policy.name!r}, which trains images at other sizes, but caches have one size each"
+        yield "", f"[{TABLE}] {message}: use 'keep', 'pad' or 'drop'"
+    for place, keys in datasets.items() if options.focus_weight else ():
+        why = "with bucket_no_upscale buckets follow from each image" if keys.bucket_no_upscale else ""
+        why = why if keys.enable_bucket else "enable_bucket is off"
+        if why := "this data set is of clips" if hasattr(keys, "frame_extraction") else why:
+            message = f"focus_weight is {options.focus_weight}, but {why}, so that there is no other bucket to move to"
+            yield place, f"[{TABLE}] {message}: leave focus_weight out, or change that"
+
+
+def check_options(options: AdapterOptions, datasets: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` with the first of the `conflicts`."""
+    for place, conflict in conflicts(options, datasets):
+        raise ConfigError(f"{place}: {conflict}" if place else conflict)

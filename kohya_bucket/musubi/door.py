@@ -49,7 +49,7 @@ class MusubiDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        check_options(options)
+        check_options(options, {})
         for option, subject in (("focus", "caching"), ("focus_weight", "planning")):
             if getattr(options, option) and subject in self.unknown:
                 raise ConfigError(

@@ -21,6 +21,7 @@ from kohya_bucket.musubi.cache_files import Identity
 from kohya_bucket.musubi.keys import SOURCES
 from kohya_bucket.musubi.objects import CachedDataset
 
+_SIDE = r"0*([1-9]\d{0,8})"  # of an image
 _CLIP = re.compile(r"_(\d{5,})-(\d{3,})$")
 _CLIP_OF_FILE = re.compile(r"_(\d{5,})-(\d{3,})(?:-(\d{4,}))?$")
 
@@ -44,9 +45,9 @@ class CacheName:
 
     @classmethod
     def of(cls, path: str, family: str, *, clips: bool) -> CacheName | None:
-        """What a path says; None where musubi-tuner could not read it."""
+        """What a path says; None where musubi-tuner could not read it, or no image has that size."""
         name = os.path.basename(path)
-        found = re.fullmatch(rf"(.*)_(\d+)x(\d+)_{re.escape(family)}\.safetensors", name, re.DOTALL)
+        found = re.fullmatch(rf"(.*)_{_SIDE}x{_SIDE}_{re.escape(family)}\.safetensors", name, re.DOTALL)
         if found is None:
             return None
         stem, size = found[1], (int(found[2]), int(found[3]))

@@ -77,6 +77,8 @@ def _backward(place: Place, self: Any, loss: Any, **kwargs: Any) -> Any:
 def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
     if training and "shared_epoch" not in more:
         _mend(calling_frame(), place.door)
+    datasets = {f"dataset {n}": one.params for n, one in enumerate(dataset_group_blueprint.datasets, 1)}
+    check_options(place.door.options(), datasets)
     return place.original(dataset_group_blueprint, training, **more)
 
 
@@ -143,7 +145,7 @@ _ORDER = (
     ),
     Seam("load_user_config", (), _load),
     Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
-    Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
+    Seam("generate_dataset_group_by_blueprint", (Uses("datasets", "params"),), _make_group, only=_GROUP_KEYS),
     Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
     Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
 )
@@ -212,7 +214,6 @@ def _knows(dataset: Any) -> bool:
 
 def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
     package = Path(str(door.owners.home.__file__)).parent.parent
-    check_options(door.options(), [dataset])
     if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
         selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
         if selector is None:

@@ -151,7 +151,7 @@ def _cached_sizes(
         for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):
             if rows.any():
                 yield np.flatnonzero(rows), column.select(rows), names[number], further
-    if not options.moves_images:
+    if not options.moving:
         return
     placed = np.flatnonzero(placing.kept)
     image, bucket = moved_images(trained, options, gpus)

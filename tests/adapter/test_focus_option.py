@@ -113,8 +113,9 @@ def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
             refuse_conflicts(keys, table, own_sizes=own_sizes)
     with pytest.raises(ConfigError, match="focus_weight is set without focus"):
         AdapterOptions.from_tables(("here", {"focus_weight": 0.3}))
-    with pytest.raises(ConfigError, match="move images away again"):
-        AdapterOptions.from_tables(("here", {"focus": "beside", "focus_weight": 0.3, "remainder": "merge"}))
+    for more in ({"remainder": "merge"}, {"remainder": "drop", "small_buckets": "merge"}):
+        with pytest.raises(ConfigError, match=rf"^here: \[kohya_bucket\] {list(more)[-1]} is 'merge'"):
+            AdapterOptions.from_tables(("here", {"focus": "beside", "focus_weight": 0.3, **more}))
     for keys, rule in ((replace(KEYS, bucket_no_upscale=True), "kohya"), (KEYS, "exact")):
         with pytest.raises(BucketSettingsError, match="focus_weight"):
             refuse_conflicts(keys, replace(table, focus_weight=0.3, rule=rule))

@@ -258,6 +258,7 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
         ("plan", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("plan", {"table": 'focus = "nowhere.jsonl"'}, "nowhere.jsonl"),
         ("simulate", {"subset": "random_crop = true"}, "random_crop"),
+        ("simulate", {"table": "focus = 'beside'\nfocus_weight = 0.3\nremainder = 'merge'"}, "line 13: [kohya_bucket]"),
         ("simulate", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("explore", {"subset": "random_crop = true"}, "random_crop"),
     ],
@@ -336,14 +337,36 @@ def test_every_command_shows_where_a_weight_moves_an_image_of_musubi_tuner(run, 
     ("change", "word"),
     [
         ({"general": "enable_bucket = false"}, "enable_bucket is off"),
-        ({"general": "enable_bucket = true\nbucket_no_upscale = true"}, "bucket_no_upscale"),
-        ({"source": "video_directory"}, "a data set is of clips"),
+        ({"general": "enable_bucket = false\nbucket_no_upscale = true"}, "enable_bucket is off"),
+        ({"general": "enable_bucket = true\nbucket_no_upscale = true"}, "with bucket_no_upscale"),
+        ({"source": "video_directory"}, "this data set is of clips"),
     ],
 )
 def test_musubi_tuner_refuses_a_weight_where_there_is_no_other_bucket(run, folder, change, word) -> None:
     path = musubi_weight(folder, **change)
-    for command in (["plan", path], ["analyze", path], ["simulate", folder / "one" / "a.png", "--config", path]):
+    image = folder / "one" / "a.png"
+    for code, *command in ((1, "plan", path), (2, "analyze", path), (2, "simulate", image, "--config", path)):
         result = run(*command)
-        assert result.exit_code in (1, 2)
-        assert word in " ".join(result.output.split())
-    assert run("simulate", "320x256x9", "--arch", "wan", "--focus", "0,0,1,1", "--focus-weight", 0.2).exit_code == 2
+        assert result.exit_code == code
+        place = f"line {path.read_text().split('[[datasets]]')[0].count(chr(10)) + 1}, dataset 1"
+        assert f"{place}: [kohya_bucket] focus_weight is 0.2, but {word}" in " ".join(result.output.split())
+
+
+def test_a_clip_has_no_weight(run) -> None:
+    result = run("simulate", "320x256x9", "--arch", "wan", "--focus", "0,0,1,1", "--focus-weight", 0.2)
+    assert result.exit_code == 2
+    assert "a clip is trained in its own bucket" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi-tuner"])
+def test_a_weight_of_the_command_line_is_refused_where_one_of_the_config_is(run, folder, trainer) -> None:
+    options = "focus = 'beside'\nremainder = 'merge'"
+    path = config(folder, table=options) if trainer == "sd-scripts" else musubi_weight(folder, weight=0)
+    if trainer == "musubi-tuner":
+        path.write_text(path.read_text().replace("enable_bucket = true", "enable_bucket = false"))
+    image = folder / "images" / "a.png"
+    assert run("simulate", image, "--config", path).exit_code == 0
+    result = run("simulate", image, "--config", path, "--focus-weight", 0.4)
+    assert result.exit_code == 2
+    word = "remainder is 'merge'" if trainer == "sd-scripts" else "dataset 1: [kohya_bucket] focus_weight is 0.4"
+    assert word in " ".join(result.output.split())

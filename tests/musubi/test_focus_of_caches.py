@@ -96,6 +96,19 @@ def test_what_does_not_say_its_bucket_has_it_in_the_names_of_its_tensors(tmp_pat
     assert found[2] == []
 
 
+@pytest.mark.parametrize("size", ["3000000000x0005", f"{10**30}x0064", "0072x0000"])
+def test_a_file_named_after_a_size_that_no_image_has_is_no_cache(tmp_path: Path, size: str) -> None:
+    folder, focus = movable(tmp_path)
+    folder.make(focus=focus, weight=0.4)
+    (own,) = (tmp_path / "cache").glob("a0_*x*_zi.safetensors")
+    own.with_name(f"a0_{size}_zi.safetensors").write_bytes(own.read_bytes())
+    for weight in (0.4, 0.0):
+        assert len(folder.caches(focus=focus, weight=weight).named["a0"]) == 1
+        assert folder.reasons(focus=focus, weight=weight)[1:] == [[], []]
+    own.unlink()
+    assert folder.reasons(focus=focus, weight=0.4) == [["not encoded yet"], [], []]
+
+
 def test_a_training_has_an_image_in_the_bucket_to_which_its_focus_moves_it(tmp_path: Path) -> None:
     folder, focus = movable(tmp_path)
     folder.make(focus=focus, weight=0.4)

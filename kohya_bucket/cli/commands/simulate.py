@@ -129,31 +129,36 @@ def _focus_of(
 
     Of a `config` its own count where none are given; what training would not keep is refused.
     """
+    from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
-    if config is not None and is_musubi_config(config):
+    def asked(options: AdapterOptions) -> AdapterOptions:
+        focus = options.focus if given is None else given
+        share = options.focus_weight if weight is None else weight
+        if share and focus is None:
+            raise KohyaBucketError("--focus-weight without --focus, which says what the crop must keep: give both")
+        return options.over(focus=focus, focus_weight=share)
+
+    if config is None:
+        options = asked(AdapterOptions())
+    elif is_musubi_config(config):
         from kohya_bucket.musubi.config import check_options
 
         of_musubi = musubi_config(config, arch)
-        options = adapter_options(of_musubi)
-        given, weight = given or options.focus, options.focus_weight if weight is None else weight
-        check_options(replace(options, focus_weight=weight), of_musubi.datasets)
-    elif config is not None:
+        options = asked(adapter_options(of_musubi))
+        check_options(options, dict(zip(of_musubi.places, of_musubi.datasets, strict=True)))
+    else:
         from kohya_bucket.sdscripts.config import read_config
         from kohya_bucket.sdscripts.config.model import refuse_lost_focus
 
         read = read_config(config, release=release_at_hand(None)[0], check_captions=False)
-        options = adapter_options(read)
-        options = options if given is None else replace(options, focus=given)
+        options = asked(adapter_options(read))
         for dataset in read.datasets:
             refuse_lost_focus(dataset.config, options, read.release)
-        given, weight = options.focus, options.focus_weight if weight is None else weight
-    if given is None:
-        if weight:
-            raise KohyaBucketError("--focus-weight without --focus, which says what the crop must keep: give both")
+    if options.focus is None:
         return None, 0.0
-    rectangle = parsed_focus(given, "--focus")
-    return rectangle or (None if file is None else focus_in(given, str(file))), weight or 0.0
+    rectangle = parsed_focus(options.focus, "--focus")
+    return rectangle or (None if file is None else focus_in(options.focus, str(file))), options.focus_weight
 
 
 def _with_longer_sides(options: RuleOptions, e: Explanation, focus_weight: float) -> list[tuple[str, str]]:
