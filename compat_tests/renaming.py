@@ -246,8 +246,9 @@ def unseen(name: str, checkout: Path, folder: Path) -> tuple[int, list[dict[str,
     """
     out = folder / "changes.json"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, name, str(checkout), str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "ignore", __file__, name, str(checkout.resolve()), str(out)]
+    # in that folder, since a call with made-up arguments may make files
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     rows = json.loads(out.read_text(encoding="utf-8"))
