@@ -62,26 +62,18 @@ def covering_sizes(sizes: IntArray, buckets: IntArray) -> IntArray:
     return out
 
 
-def crop_ltrb(
-    bucket_width: Sides, bucket_height: Sides, bucket_aspect: FloatArray, aspect: FloatArray,
-    out: FloatArray | None = None,
-) -> FloatArray:  # fmt: skip
+def crop_ltrb(bucket_width: Sides, bucket_height: Sides, bucket_aspect: FloatArray, aspect: FloatArray) -> FloatArray:
     """The crop conditioning that sd-scripts gives to SDXL: [N, 4] float64 left, top, right, bottom.
 
     It follows Stability AI's preprocessing as sd-scripts restates it: the image fitted *inside* the
-    bucket, whatever crop is really done. Written into `out` if given.
+    bucket, whatever crop is really done.
     """
-    if out is None:
-        out = np.empty((len(aspect), 4), dtype=np.float64)
     fit_height = bucket_aspect > aspect
-    fitted_width = np.where(fit_height, bucket_height * aspect, bucket_width)
-    fitted_height = np.where(fit_height, bucket_height, bucket_width / aspect)
+    width = np.where(fit_height, bucket_height * aspect, bucket_width)
+    height = np.where(fit_height, bucket_height, bucket_width / aspect)
     # Halving a double is exact, so this is Python's `// 2` to the bit, and 20 times faster than numpy's.
-    np.floor((bucket_width - fitted_width) * 0.5, out=out[:, 0])
-    np.floor((bucket_height - fitted_height) * 0.5, out=out[:, 1])
-    np.add(out[:, 0], fitted_width, out=out[:, 2])
-    np.add(out[:, 1], fitted_height, out=out[:, 3])
-    return out
+    left, top = np.floor((bucket_width - width) * 0.5), np.floor((bucket_height - height) * 0.5)
+    return np.stack([left, top, left + width, top + height], axis=1)
 
 
 def crop_loss(bucket_width: Sides, bucket_height: Sides, resized_width: Sides, resized_height: Sides) -> FloatArray:

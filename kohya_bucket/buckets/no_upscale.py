@@ -75,11 +75,7 @@ def _reduced(aspect: FloatArray, max_area: int, steps: int) -> tuple[FloatArray,
 
 def _floored(x: FloatArray, steps: int) -> FloatArray:
     """Whole multiples of `steps` at or below x >= 0, as doubles: exact below 2**53, and much faster than integers."""
-    # For a power of two multiplying by the inverse is exact as well.
-    out = x * (1 / steps) if steps & (steps - 1) == 0 else x / steps
-    np.floor(out, out=out)
-    out *= steps
-    return out
+    return np.asarray(np.floor(x / steps) * steps)
 
 
 def corrected_without_upscaling(

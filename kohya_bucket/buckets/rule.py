@@ -133,8 +133,8 @@ class Assignment(ABC):
             new_width, new_height = resized or geometry.cover_resize(width, height, aspect, *bucket, bucket_aspect)
             for out, sides in ((buckets, bucket), (resized_sizes, (new_width, new_height))):
                 out[rows, 0], out[rows, 1] = sides
-            geometry.crop_ltrb(*bucket, bucket_aspect, aspect, out=ltrb[rows])
-            np.subtract(bucket_aspect, aspect, out=errors[rows])
+            ltrb[rows] = geometry.crop_ltrb(*bucket, bucket_aspect, aspect)
+            errors[rows] = bucket_aspect - aspect
             loss[rows] = geometry.crop_loss(*bucket, new_width, new_height)
             if missing.any():
                 buckets[rows][missing] = resized_sizes[rows][missing] = ltrb[rows][missing] = 0
