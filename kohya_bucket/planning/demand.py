@@ -86,14 +86,12 @@ def sequence_items(
     With `parts`, [N] by image, the same holds within each part, and a bucket's parts follow each other.
     """
     bucket = smallest_ids(demand.bucket, demand.n_buckets)
-    keys, group = [bucket], bucket
+    group: Ints = bucket
     if parts is not None:
-        part = demand.of_rows(parts)
-        n_parts = int(part.max(initial=0)) + 1
-        keys, group = [smallest_ids(part, n_parts), bucket], bucket.astype(np.int64) * n_parts + part
+        group = _numbered_pairs(bucket, demand.n_buckets, demand.of_rows(parts))
     times = demand.times
     if times is None:
-        items = _stable_order(keys)
+        items = _stable_order(group)
         counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
         # of each group, in the order of the items
         lengths = counts if parts is None else _run_lengths(group[items])
@@ -112,15 +110,32 @@ def sequence_items(
         places = np.minimum((turn + rng.random_sample(len(rows))) / times[rows], 1 - 2**-40)
         order = rows[packed_order(places, group[rows])]
     else:
-        order = rows[_stable_order([key[rows] for key in keys])]
+        order = rows[_stable_order(group[rows])]
     return demand.image[order], counts
 
 
-def _stable_order(keys: list[Ints]) -> npt.NDArray[np.intp]:
-    """`np.lexsort(keys)` in a quarter of the time: numpy sorts numbers of up to 16 bits by radix."""
-    order = np.argsort(keys[0], kind="stable")
-    for key in keys[1:]:
-        order = order[np.argsort(key[order], kind="stable")]
+def _numbered_pairs(bucket: Ints, n_buckets: int, part: Ints) -> Ints:
+    """[M] numbers that sort by (bucket, part): those of the pairs that occur, which mostly fit into 16 bits."""
+    n_parts = int(part.max(initial=0)) + 1
+    pairs = n_buckets * n_parts
+    kind = np.int32 if pairs < 1 << 31 else np.int64
+    key: Ints = np.multiply(bucket, n_parts, dtype=kind)
+    key += part
+    if not 1 << 16 < pairs < max(1 << 20, len(key)):
+        return smallest_ids(key, pairs) if pairs <= 1 << 16 else key
+    occurs = np.zeros(pairs, dtype=np.bool_)
+    occurs[key] = True
+    number = np.cumsum(occurs, dtype=np.int32) - np.int32(1)
+    return smallest_ids(number, int(number[-1]) + 1)[key]
+
+
+def _stable_order(ids: Ints) -> npt.NDArray[np.intp]:
+    """`np.argsort(ids, kind="stable")` of numbers from 0, 16 bits at a time: numpy has a radix sort for so many."""
+    highest = int(ids.max(initial=0))
+    order = np.argsort(smallest_ids(ids & 0xFFFF if highest >> 16 else ids, min(highest + 1, 1 << 16)), kind="stable")
+    for shift in range(16, highest.bit_length(), 16):
+        digit = (ids[order] >> shift & 0xFFFF).astype(np.uint16)
+        order = order[np.argsort(digit, kind="stable")]
     return order
 
 
