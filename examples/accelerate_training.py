@@ -1,6 +1,6 @@
 """One loader for any number of processes, with Hugging Face's accelerate: every image once per epoch.
 
-Run it as it is, or on two processes:
+It needs the extra `train`. Run it as it is, or on two processes:
     accelerate launch --num_processes 2 examples/accelerate_training.py
 or without a GPU:
     ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 examples/accelerate_training.py

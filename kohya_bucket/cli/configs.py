@@ -103,6 +103,13 @@ def is_musubi_config(path: Path) -> bool:
     return is_musubi(_content(path))
 
 
+def refuse_musubi(path: Path, command: str) -> None:
+    """Raise `ConfigError` for a config of musubi-tuner, for a command that knows sd-scripts' only."""
+    if is_musubi_config(path):
+        others = "plan, analyze, simulate and doctor take this one"
+        raise ConfigError(f"{path} is a config of musubi-tuner, and {command} takes those of sd-scripts; {others}")
+
+
 def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
     """A config of musubi-tuner, for the model that `--arch` names. `ConfigError` for one with mistakes."""
     from kohya_bucket.adapter.findings import Severity

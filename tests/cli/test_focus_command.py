@@ -132,6 +132,13 @@ def test_what_cannot_be_taken_over_is_named(run, folder) -> None:
     result = tried(gone)
     assert result.exit_code == 0
     assert "gone.png" in result.output
+    written = len(BOXES) - 1
+    boxes = sum(map(len, BOXES.values())) - len(next(iter(BOXES.values())))
+    assert f"{written} image, {boxes} box" in result.output
+    (folder / "empty").mkdir()
+    nowhere = run("focus", "import", coco(folder), "--images", folder / "empty", "-o", folder / "out2.jsonl")
+    assert nowhere.exit_code == 2
+    assert not (folder / "out2.jsonl").exists()
 
 
 def config(folder, table='focus = "{}/focus.jsonl"', keys="", subset=""):
@@ -317,6 +324,18 @@ def musubi_weight(folder, *, general="enable_bucket = true", source="image_direc
     data = f"[[datasets]]\nresolution = [256, 256]\n{source} = '{images}'\ncaption_extension = '.txt'"
     path.write_text(f"[general]\n{general}\n{table}\n{data}\n")
     return path
+
+
+@pytest.mark.parametrize("command", ["explore", "precompute"])
+def test_commands_for_sd_scripts_alone_say_so_of_a_config_of_musubi_tuner(run, folder, command) -> None:
+    path = musubi_weight(folder)
+    more = {
+        "explore": (path, "--no-open", "--out", folder / "e.html"),
+        "precompute": ("--vae", "x", "-o", folder / "store", "--config", path),
+    }
+    result = run(command, *more[command])
+    assert result.exit_code == 2
+    assert "is a config of musubi-tuner" in result.output
 
 
 @pytest.mark.parametrize(("weight", "bucket"), [(0, [272, 240]), (0.1, [272, 240]), (0.2, [256, 256])])

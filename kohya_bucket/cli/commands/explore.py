@@ -53,7 +53,7 @@ def _page(source: str | None, of_config: bool, recursive: bool, workers: int | N
     if source is None:
         return render_explorer(trained=trained)
     from kohya_bucket.adapter.placing import focus_of, refuse_conflicts
-    from kohya_bucket.cli.configs import adapter_options
+    from kohya_bucket.cli.configs import adapter_options, refuse_musubi
     from kohya_bucket.cli.sources import images_in, not_read
     from kohya_bucket.cli.subjects import Reading, images_of_config
     from kohya_bucket.sdscripts.config.model import refuse_random_crops
@@ -67,6 +67,7 @@ def _page(source: str | None, of_config: bool, recursive: bool, workers: int | N
         images = images.without(not_read(images.paths))
         focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
         return render_explorer(path.name or path.resolve().name, [images], trained=trained, focus=focus)
+    refuse_musubi(path, "explore")
     config, read, findings = images_of_config(path, reading)
     adapter, tables, focus = adapter_options(config), [images for _, images in read], None
     if adapter.focus:

@@ -44,12 +44,17 @@ def import_(
         raise KohyaBucketError(f"{source}: no box{f' of {some(label)}; its classes: {labels}' if label else ''}")
     files = _files(list_images(images), images)
     named = [(box, files.get(_key(box.image)) or files.get(_key(Path(box.image).name))) for box in wanted]
-    paths = list(dict.fromkeys(path for _, path in named if path is not None))
+    there = [(box, path) for box, path in named if path is not None]
+    if not there:
+        raise KohyaBucketError(
+            f"{images} holds none of the images of {source}, such as {wanted[0].image}: correct --images"
+        )
+    paths = list(dict.fromkeys(path for _, path in there))
     with scan_progress("reading headers", quiet=quiet) as progress:
         scan = read_sizes(paths, progress=progress)
-    rows = _rectangles([(box, path) for box, path in named if path is not None], scan, upright=upright)
+    rows = _rectangles(there, scan, upright=upright)
     replace_file(output, focus_lines((_relative(path, output), box) for path, box in rows).encode("utf-8"))
-    say(f"{output}: {counted(len(rows), 'image')}, {counted(len(wanted), 'box')}")
+    say(f"{output}: {counted(len(rows), 'image')}, {counted(len(there), 'box')}")
     missing = list(dict.fromkeys(box.image for box, path in named if path is None))
     if missing:
         say(f"{counted(len(missing), 'image', 'is', 'are')} not in {images}: {some(missing)}", err=True)
