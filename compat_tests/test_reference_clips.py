@@ -32,7 +32,9 @@ def test_every_picture(table, capsys):
     rows = 0
     for case in table["pictures"]:
         rule = MusubiTunerBuckets(tuple(case["resolution"]), case["steps"], case["no_upscale"])
-        assert [list(b.as_tuple()) for b in rule.bucket_set] == case["buckets"]
+        buckets = MusubiTunerBuckets(tuple(case["resolution"]), case["steps"]).bucket_set
+        assert [list(b.as_tuple()) for b in buckets] == case["buckets"]
+        assert rule.bucket_set == (None if case["no_upscale"] else buckets)
         expected = np.array(case["rows"])
         placement = rule.place(expected[:, :2])
         trained = expected[:, 2:].min(axis=1) > 0  # musubi-tuner gives a side of 0 where no-upscale floors to nothing
