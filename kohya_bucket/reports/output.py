@@ -60,9 +60,8 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
         text.append(f"Lost: {s.mean_crop:.2%} of an image is cropped off, {s.worst_crop:.1%} of the worst one; ")
         text.append(f"{s.enlarged:.1%} of the images are enlarged\n")
     first = most_worth(analysis, recommendations)
-    line = f"{first.setting}: {first.current} → {first.proposed}" if first else "nothing; no setting does better"
-    if not s.placed:
-        line = "the images: not one can be trained"
+    line = "nothing; no setting does better" if s.placed else "the images: not one can be trained"
+    line = f"{first.setting}: {first.current} → {first.proposed}" if first else line
     text.append("Change first: ", style="bold")
     text.append(f"{one_line(line)}\n\n", style="cyan")
     text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
 from kohya_bucket.images.listing import absolute_paths
@@ -57,6 +58,11 @@ def test_a_missing_source_is_named(tree: Path) -> None:
     for meant, typed in (("sub", "sbu"), ("sub", "sbu/deep"), ("b.jpg", "bb.jpeg"), (Path("sub") / "deep", "deep")):
         with pytest.raises(KohyaBucketError, match=re.escape(f"did you mean {str(tree / meant)!r}?")):
             list_images(tree / typed)
+
+
+def test_what_is_there_is_not_meant_again(tree: Path) -> None:
+    assert str(tree / "b.jpg") in path_meant(tree / "b.jpeg")
+    assert str(tree / "b.jpg") not in path_meant(tree / "b.jpg")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
