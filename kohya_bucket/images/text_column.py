@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pickle import PickleBuffer
-from typing import Any, SupportsIndex, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +22,11 @@ class TextColumn(Sequence[str]):
     """N texts as columns; behaves as a read-only list of str. A slice is a list.
 
     Args:
-        pool: all texts in UTF-8, one behind the other: bytes, or what shares memory like them.
+        pool: all texts in UTF-8, one behind the other: bytes.
         offsets: [N + 1], where each text begins, and the end of the last one.
     """
 
-    def __init__(self, pool: bytes | memoryview, offsets: npt.NDArray[np.integer[Any]]) -> None:
+    def __init__(self, pool: bytes, offsets: npt.NDArray[np.integer[Any]]) -> None:
         self.pool = pool
         self.offsets = offsets.astype(np.uint32, copy=False) if len(pool) < 1 << 32 else offsets
 
@@ -118,10 +117,5 @@ class TextColumn(Sequence[str]):
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 
-    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        # Without the hashes of texts, which differ from process to process. The pool may lie beside the pickle.
-        return _rebuilt, (PickleBuffer(self.pool) if int(protocol) > 4 else bytes(self.pool), self.offsets)
-
-
-def _rebuilt(pool: Any, offsets: npt.NDArray[np.integer[Any]]) -> TextColumn:
-    return TextColumn(pool if isinstance(pool, (bytes, memoryview)) else bytes(pool), offsets)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextColumn, (self.pool, self.offsets)  # without the hashes of texts, which differ between processes

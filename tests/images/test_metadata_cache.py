@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,7 @@ def test_a_text_column_behaves_as_a_list(texts: list[str], data: st.DataObject) 
     wanted = data.draw(st.lists(st.sampled_from(texts), max_size=5)) if texts else []
     assert column.find([*wanted, "\0"]).tolist() == [*(texts.index(t) for t in wanted), -1]
     assert column.is_first().tolist() == [text not in texts[:i] for i, text in enumerate(texts)]
+    assert all(pickle.loads(pickle.dumps(column, p)) == column for p in range(2, 6))
     rows = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=5)) if texts else []
     assert list(column.take(np.array(rows, dtype=int))) == [texts[i] for i in rows]
     if texts:
