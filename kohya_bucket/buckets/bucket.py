@@ -158,22 +158,3 @@ class BucketSet:
 
     def sorted_by_aspect_ratio(self) -> tuple[Bucket, ...]:
         return tuple(sorted(self.buckets, key=lambda b: b.aspect_ratio))
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the buckets, and each as a dot by aspect and area."""
-        from kohya_bucket.html_view import dots, view
-
-        names = [str(bucket) for bucket in self.buckets]
-        areas = (self.sizes.astype(np.float64).prod(axis=1) / 1e6).tolist()
-        rows = [
-            (name, f"{aspect:.3f}", f"{area:.3f}")
-            for name, aspect, area in zip(names, self.aspects.tolist(), areas, strict=True)
-        ]
-        logs, what = np.log(self.aspects).tolist(), "portrait left, landscape right; larger above"
-        title = f"{self.name or 'bucket set'}: {len(self)} buckets, multiples of {self.vae_factor}"
-        notes = [self.description] if self.description else []
-        notes.append(
-            f"from left to right: aspect {self.aspects.min():.3f} to {self.aspects.max():.3f}, by logarithm; upwards: "
-            f"{min(areas):.3f} to {max(areas):.3f} megapixels"
-        )
-        return view(title, notes, ("bucket", "aspect", "megapixels"), rows, dots(names, logs, areas, what))

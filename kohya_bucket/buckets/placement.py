@@ -122,26 +122,3 @@ class Placement:
     def __repr__(self) -> str:
         k = np.count_nonzero(self.images_per_bucket)
         return f"<{type(self).__name__} n={len(self)} placed={np.count_nonzero(self.placed)} n_buckets={k}>"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: images and crops of each bucket in use, and what has none."""
-        from kohya_bucket.html_view import bars, fullest, view
-
-        images, placed = self.images_per_bucket, self.placed
-        index, loss = self.bucket_index[placed], self.crop_loss[placed]
-        total, worst = np.bincount(index, weights=loss, minlength=len(images)), np.zeros(len(images))
-        np.maximum.at(worst, index, loss)
-        shown = fullest(images.tolist())
-        names = [] if self.bucket_set is None else [str(self.bucket_set[k]) for k in shown]
-        rows = [
-            (name, f"{images[k]:,}", f"{images[k] / len(self):.1%}", f"{total[k] / images[k]:.1%}", f"{worst[k]:.1%}")
-            for name, k in zip(names, shown, strict=True)
-        ]
-        used = int(np.count_nonzero(images))
-        notes = [f"cut off: mean {loss.mean():.2%}, worst {loss.max():.1%}"] if len(loss) else []
-        notes += [f"{used - len(shown):,} smaller buckets are not shown"] if used > len(shown) else []
-        counts = np.bincount(self.reasons, minlength=1).tolist()
-        notes += [f"{n:,} without a bucket: {Reason(r).text}" for r, n in enumerate(counts) if r and n]
-        title = f"{len(self):,} images, {len(index):,} in {used:,} of {len(images):,} buckets"
-        header = ("bucket", "images", "share", "mean cut", "worst cut")
-        return view(title, notes, header, rows, bars(names, images[shown].tolist(), "images"))

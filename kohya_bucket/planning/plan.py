@@ -14,7 +14,6 @@ import numpy.typing as npt
 from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
-from kohya_bucket.html_view import bars, fullest, view
 from kohya_bucket.planning.ledger import NO_ROWS, Ledger, LedgerReason, Rows, ledger_rows
 
 _CHUNK = 4096
@@ -248,9 +247,6 @@ class EpochPlan:
             digest.update(np.ascontiguousarray(array, dtype="<i4").data)
         return digest.hexdigest()
 
-    def _repr_html_(self) -> str:
-        return _as_html(self)
-
     def _rank_fillers(self) -> Rows:
         """What steps with fewer images than ranks train again: the first rank left over the first image, and so on."""
         short = np.flatnonzero(self.length < self.world_size)
@@ -290,27 +286,3 @@ class EpochPlan:
             rows = -1 - self.bucket_of_step[steps][at]
             offset[at], images[at] = self.mixed.offset[rows, rank], self.mixed.images[rows, rank]
         return self.start[steps] + offset, images
-
-
-def _as_html(plan: EpochPlan) -> str:
-    """Steps and images of each bucket, and the ledger in one line."""
-    ledger, k, one = plan.ledger(), len(plan.global_batch), plan.bucket_of_step >= 0
-    rows = -1 - plan.bucket_of_step[~one]
-    bucket, own, mixed = plan.bucket_of_step[one], plan.length[one], plan.mixed
-    steps = np.bincount(bucket, minlength=k)
-    samples = np.bincount(bucket, weights=np.maximum(own, plan.world_size), minlength=k).astype(np.int64)
-    in_mixed = np.bincount(mixed.bucket[rows].reshape(-1), weights=mixed.images[rows].reshape(-1), minlength=k)
-    samples += in_mixed.astype(np.int64)
-    short = np.bincount(bucket[own < plan.global_batch[bucket]], minlength=k)
-    shown = fullest(samples.tolist())
-    names = [ledger.bucket_name(i) for i in shown]
-    table = [(name, *(f"{n[i]:,}" for n in (steps, samples, short))) for name, i in zip(names, shown, strict=True)]
-    notes = [ledger.text]
-    if len(rows):
-        notes.append(f"in {len(rows):,} steps more, ranks train batches of several buckets")
-    if (hidden := int(np.count_nonzero(samples)) - len(shown)) > 0:
-        notes.append(f"{hidden:,} smaller buckets are not shown")
-    ranks = f"{plan.world_size} rank{'s' * (plan.world_size > 1)}"
-    title = f"epoch {plan.epoch}, seed {plan.seed}: {plan.steps:,} steps on {ranks}"
-    header = ("bucket", "steps", "images", "short batches")
-    return view(title, notes, header, table, bars(names, samples[shown].tolist(), "images"))

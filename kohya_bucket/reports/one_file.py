@@ -7,15 +7,22 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
+from html import escape
 from importlib import resources
 from typing import Any
 
-from kohya_bucket.html_view import markup_safe
+from kohya_bucket.texts import one_line
 
 SHARED_SCRIPTS = tuple(
     f"shared/{name}.js" for name in ("placement", "stored", "dom", "table", "aspect_chart", "answer")
 )
 """What all pages have: one placement, and the same words and pictures for it."""
+
+
+def markup_safe(text: object) -> str:
+    """A text of anybody's making as markup that shows it."""
+    # File names may hold bytes that are no text; a file in UTF-8 cannot.
+    return escape(one_line(text))
 
 
 def one_file(

@@ -18,12 +18,11 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import AutoBuckets, BucketRule, BucketSet, FixedBuckets, KohyaBuckets, NovelAIBuckets, Reason
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
-from kohya_bucket.html_view import markup_safe, table_markup
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
+from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.texts import counted
 
@@ -212,7 +211,15 @@ def _plain_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[obje
     if not count:
         return ""
     more = f", the first {_MOST_ROWS} of {count:,}" if count > _MOST_ROWS else ""
-    return table_markup(head, rows, caption + more)
+    top = "".join(f'<th scope="col">{markup_safe(name)}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{markup_safe(first)}</th><td>{"</td><td>".join(map(markup_safe, cells))}</td></tr>'
+        for first, *cells in rows
+    )
+    return (
+        f"<table><caption>{markup_safe(caption + more)}</caption><thead><tr>{top}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
 
 
 _SCRIPTS = [*SHARED_SCRIPTS, "report/size_chart.js", "report/panels.js", "report/report.js"]

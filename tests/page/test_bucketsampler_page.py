@@ -178,8 +178,6 @@ def test_notebook(place: Path) -> None:
     names = run_snippet("notebook", image_paths=sorted(Path("data").glob("*.jpg")))
     assert len(names["dims"]) == COUNT
     assert names["plan"].samples == COUNT
-    for shown in ("buckets", "placement", "plan"):
-        assert "<svg" in names[shown]._repr_html_()
 
 
 def test_buckets_make(place: Path) -> None:

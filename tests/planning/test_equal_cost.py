@@ -218,7 +218,6 @@ def test_a_golden_plan() -> None:
     ]
     assert plan.bucket_of_step.tolist() == [-1, 1, 0, -2, 2]
     assert [[plan.bucket(s, r) for r in range(3)] for s in (0, 3)] == [[3, 3, 3], [3, 4, 4]]
-    assert "in 2 steps more, ranks train batches of several buckets" in plan._repr_html_()
 
 
 @pytest.mark.parametrize("same_shape", [True, "cost"])
