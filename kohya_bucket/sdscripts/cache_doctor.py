@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,16 +77,9 @@ def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
     return out
 
 
-def _of_any_family(parts: Sequence[LatentItems]) -> list[Lacking]:
-    """The latents of the parts once for each number of values that families have per pixel."""
-    families: dict[float, list[str]] = {}
-    for arch in sorted(ARCHITECTURES.values(), key=lambda arch: arch.values_per_pixel):
-        families.setdefault(arch.values_per_pixel, []).append(arch.title)
-    return [(", ".join(titles), values, parts) for values, titles in families.items()]
-
-
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
-    lacking: list[Lacking] = []
+    needed: list[int] = []
+    lacking: list[LatentItems] = []
     for arch in ARCHITECTURES.values():
         files = paths_of_run(parts, arch, None, root)
         if not any(path.exists() for paths in files for path in paths):
@@ -101,8 +94,12 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
             reasons.update(found[0].brief for found in why if found)
             wrong.append(part.subset([i for i, found in enumerate(why) if found]))
         _say(section, arch.name, sum(map(len, parts)), reasons)
-        lacking.append((arch.name, arch.values_per_pixel, wrong))
-    check_disk_space(section, lacking or _of_any_family(parts), None)
+        lacking += wrong
+        needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))
+    lacking = lacking if needed else list(parts)
+    folders = {Path(path).parent for part in lacking for path in part.paths}
+    elsewhere = 'latent_cache = "shards" with another latent_cache_dir'
+    _say_room(section, needed or _of_any_family(parts, npz=True), folders, elsewhere)
 
 
 def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:
@@ -121,7 +118,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -
             lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
     if isinstance(folder, Path):
-        check_disk_space(section, _of_any_family(lacking), folder)
+        _say_room(section, _of_any_family(lacking, npz=False), [folder], "another latent_cache_dir")
 
 
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
@@ -145,42 +142,34 @@ def _say(section: Section, name: str, total: int, reasons: Counter[str]) -> None
     section.facts.append((name, text + (f"; to encode {why}" if why else "")))
 
 
-# Whether disks have room for the latents that are still to be written.
-
-
 _VALUE_BYTES = 4  # float32, as sd-scripts keeps them
 _NPZ_BYTES = 1500  # names, headers and the small arrays of one npz
 _ITEM_BYTES, _SHARD_BYTES = 400, 12_000  # of one item in a store, and of one of its files
 
 
-Lacking = tuple[str, float, Sequence[LatentItems]]
-"""Latents to be written: of which model families, how many values they have per pixel of the bucket, and which."""
+def _say_room(section: Section, needed: Sequence[int], folders: Iterable[Path], elsewhere: str) -> None:
+    """One line: bytes to write, which depend on the model's family, and what is free on the disks of `folders`."""
+    least, most = min(needed), max(needed)
+    if not most:
+        return
+    text = f"{human(most)} to write" if least == most else f"{human(least)} to {human(most)} to write (by model family)"
+    nearest = [_existing(folder) for folder in folders]
+    try:
+        free = sum({folder.stat().st_dev: shutil.disk_usage(folder).free for folder in nearest}.values())
+    except OSError as error:
+        section.facts.append(("room", f"{text}; what is free is unknown: {error}"))
+        return
+    text += f", {human(free)} free"
+    section.facts.append(("room", text))
+    if most > free:
+        report = section.findings.error if least > free else section.findings.warning
+        report("disk-full", "", f"latents need more room than there is: {text}", f"free some space, or set {elsewhere}")
 
 
-def check_disk_space(section: Section, lacking: Sequence[Lacking], store: Path | None) -> None:
-    """Compare what is to be written with what is free, disk by disk.
-
-    `lacking` are alternatives, the smallest latents first; `store` is a latent store's folder, None for npz beside the
-    images.
-    """
-    fits = 0
-    for families, values_per_pixel, parts in lacking:
-        full = []
-        for folder, nbytes in _needed(parts, values_per_pixel, store).items():
-            try:
-                free = shutil.disk_usage(_existing(folder)).free
-            except OSError:
-                free = None
-            text = f"{families}: {human(nbytes)} to write in {folder}"
-            section.facts.append(("room", text + ("" if free is None else f", {human(free)} free")))
-            if free is not None and nbytes > free:
-                full.append(f"{folder} has {human(free)} free, but latents of {families} need {human(nbytes)}")
-        if not full:
-            fits += 1
-            continue
-        report = section.findings.warning if fits else section.findings.error
-        elsewhere = "another latent_cache_dir" if store else 'latent_cache = "shards" with another latent_cache_dir'
-        report("disk-full", "", "; ".join(full), f"free some space, or set {elsewhere}")
+def _of_any_family(parts: Sequence[LatentItems], *, npz: bool) -> list[int]:
+    """Bytes of the latents for each number of values that families have per pixel."""
+    families = {arch.values_per_pixel for arch in ARCHITECTURES.values()}
+    return [sum(nbytes_of(part, values, npz=npz) for part in parts) for values in families]
 
 
 def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
@@ -199,23 +188,6 @@ def human(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.1f} {unit}"
     return f"{nbytes / 1e3:.1f} kB"
-
-
-def _needed(parts: Sequence[LatentItems], values_per_pixel: float, store: Path | None) -> dict[Path, int]:
-    """Bytes by the first folder met on each disk."""
-    if store is not None:
-        total = sum(nbytes_of(part, values_per_pixel, npz=False) for part in parts)
-        return {store: total} if total else {}
-    first_on: dict[int, Path] = {}
-    needed: dict[Path, int] = {}
-    for part in parts:
-        by_folder: dict[Path, list[int]] = {}
-        for i, path in enumerate(part.paths):
-            by_folder.setdefault(Path(path).parent, []).append(i)
-        for folder, items in by_folder.items():
-            place = first_on.setdefault(_existing(folder).stat().st_dev, folder)
-            needed[place] = needed.get(place, 0) + nbytes_of(part.subset(items), values_per_pixel, npz=True)
-    return needed
 
 
 def _existing(folder: Path) -> Path:
