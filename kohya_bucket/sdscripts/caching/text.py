@@ -28,7 +28,6 @@ from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.npz.read_write import check_text_npz, collection_of_file, text_marks, write_arrays
 from kohya_bucket.latents.store.exact_arrays import Array
-from kohya_bucket.sdscripts.caching.behind_mask import is_left_out, without_unread
 from kohya_bucket.sdscripts.caching.session import replaced, shared_by
 from kohya_bucket.sdscripts.caching.shards import StoreCache
 from kohya_bucket.sdscripts.objects import Dataset, ImageRecord, TextStrategy
@@ -59,10 +58,8 @@ def cache_text_outputs(
     session: TextShardSession | TextNpzSession
     if options.text_cache == "shards":
         family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
-        left_out = is_left_out(family, encoding)
-        words = tokens_text(tokenizing, encoding, strategy) + " behind_mask=left_out" * left_out
-        made_by = Encoding(encoders_hash(models), words)
-        session = TextShardSession(dataset, strategy, accelerator, options, family, made_by, left_out=left_out)
+        made_by = Encoding(encoders_hash(models), tokens_text(tokenizing, encoding, strategy))
+        session = TextShardSession(dataset, strategy, accelerator, options, family, made_by)
     else:
         session = TextNpzSession(dataset, strategy, Encoding(encoders_hash(models), tokens_of(tokenizing)))
     numpys_savez = np.savez
@@ -324,9 +321,9 @@ class TextShardSession:
 
     def __init__(
         self, dataset: Dataset, strategy: TextStrategy, accelerator: Any, options: AdapterOptions, family: str,
-        encoding: Encoding, *, left_out: bool,
+        encoding: Encoding,
     ) -> None:  # fmt: skip
-        self.strategy, self.encoding, self._left_out = strategy, encoding, left_out
+        self.strategy, self.encoding = strategy, encoding
         self.rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
         self.captions: dict[str, Caption] = {}
         self.images: dict[str, str] = {}
@@ -363,7 +360,6 @@ class TextShardSession:
 
     def save(self, key: str, arrays: Mapping[str, Any]) -> None:
         """Add outputs; the first are refused at once if they could not be read again."""
-        arrays = without_unread(arrays) if self._left_out else arrays
         self._find_order(tuple(sorted(arrays)))
         self.cache.save(self.captions[key], self.encoding, arrays)
         self.saved += 1
