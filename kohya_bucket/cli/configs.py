@@ -90,10 +90,7 @@ def given_config(
 
 
 def _is_settings(path: Path) -> bool:
-    from kohya_bucket.images.tar_index import is_shard_list
-
-    kind = path.suffix.lower()
-    return path.is_file() and (kind == ".toml" or (kind == ".json" and not is_shard_list(path)))
+    return path.is_file() and path.suffix.lower() in (".toml", ".json")
 
 
 def is_musubi_config(path: Path) -> bool:

@@ -26,7 +26,7 @@ from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.remote import is_url, list_remote
 from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 from kohya_bucket.images.stamps import read_unchanged
-from kohya_bucket.images.tar_index import TarIndex, is_shard_list
+from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.sdscripts.config.files import supported_extensions
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
@@ -39,7 +39,7 @@ _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
-    """The index of the shards that are named; None where no tar and no index of tars is.
+    """The index of the shards that are named; None where no tar is.
 
     Of an earlier index, in the file `before`, those that have not changed are taken.
     """
@@ -49,19 +49,13 @@ def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | No
 
 
 def _shards_in(sources: Sequence[str]) -> list[str]:
-    """The tars, and lists of them, that are named, each once."""
+    """The tars that are named, each once."""
     names = _matches(sources, (".tar",))
     if packed := next((name for name in names if name.lower().endswith(_PACKED)), None):
         raise KohyaBucketError(
             f"{packed}: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"
         )
-
-    def is_shard(name: str) -> bool:
-        # Several JSON files can be nothing else; of a single one, what is in it decides.
-        is_list = name.lower().endswith(".json") and (len(names) > 1 or is_shard_list(name))
-        return is_list or name.lower().endswith(".tar")
-
-    return _of_one_kind(names, is_shard, "is a tar shard or lists some")
+    return _of_one_kind(names, lambda name: name.lower().endswith(".tar"), "is a tar shard")
 
 
 def _of_one_kind(names: Sequence[str], is_one: Callable[[str], bool], what: str) -> list[str]:

@@ -108,7 +108,7 @@ def dataset_from_shards(
     """A `BucketedDataset` over shards on this machine: exact plans, random access, nothing unpacked.
 
     Args:
-        shards: webdataset's notation or a list; or a `wids` index, see `TarIndex.build`.
+        shards: webdataset's notation or a list.
         index: a Parquet file to keep the index in. It is written on the first use; later only shards that are
             new or have changed are read again.
         image: ending of the member that is the image, such as "jpg"; None: the first image of a sample.

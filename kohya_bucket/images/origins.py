@@ -158,10 +158,8 @@ class Origins:
         """Of the samples of tars; and why some of them are none, since a later one of the shard has their name.
 
         Raises:
-            KohyaBucketError: a shard is not there, is another than its index says, or is not named as a tar.
+            KohyaBucketError: a shard is not there, or is another than its index says.
         """
-        if other := next((path for path in index.shards if not path.lower().endswith(".tar")), None):
-            raise KohyaBucketError(f"{other}: images are found again by its name, which must end in .tar: rename it")
         indexed = zip(absolute_paths(index.shards), index.stamps, strict=True)
         containers = for_each(Container.checked, [Container(path, stamp) for path, stamp in indexed])
         rows = index.rows

@@ -11,17 +11,14 @@ from __future__ import annotations
 import io
 import logging
 import os
-import posixpath
 import tarfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +28,12 @@ from kohya_bucket.files import replace_file
 from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
 from kohya_bucket.images.headers import header_of
+from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_each
-from kohya_bucket.images.remote import Region, is_url, open_remote, read_at, read_remote
-from kohya_bucket.images.stamps import Stamp, stamp_of, stamp_or_refuse
+from kohya_bucket.images.remote import Region, is_url, open_remote, read_at
+from kohya_bucket.images.stamps import stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.texts import one_line, parse_json, read_text
+from kohya_bucket.texts import one_line
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -81,7 +79,7 @@ class TarIndex:
         """Index shards; those that are in `before` and have not changed are not opened.
 
         Args:
-            shards: tars, or addresses of tars, or a `wids` index of tars.
+            shards: tars, or addresses of tars.
             caption: ending of the member that holds a sample's caption, such as "txt" or "json".
             image: ending of the member that is a sample's image, such as "jpg"; None: its first image.
             engine: "ray" to index them on a cluster.
@@ -94,11 +92,10 @@ class TarIndex:
         caption, image = plain_ending(caption), plain_ending(image)
         if not shards:
             raise KohyaBucketError("no shards: the list of tar files is empty")
-        listed = listed_shards(shards)
-        texts = [shard.path for shard in listed]
+        texts = absolute_paths(shards)
         if before is None or (before.caption, before.image) != (caption, image):
             before = cls([], [], TextColumn.of([]), np.zeros(0, dtype=ROW), {})
-        stamps = for_each(_stamp, listed)
+        stamps = for_each(stamp_or_refuse, texts)
         known = {one: i for i, one in enumerate(zip(before.shards, before.stamps, strict=True))}
         new = [shard for shard in zip(texts, stamps, strict=True) if shard not in known]
         made = iter(for_each(partial(scan_shard, caption, image), [path for path, _ in new], engine, progress))
@@ -194,16 +191,6 @@ class TarIndex:
             return cls(shards, stamps, keys, rows, reasons, caption, image)
 
 
-def _stamp(shard: Shard) -> Stamp:
-    found = stamp_or_refuse(shard.path)
-    if shard.nbytes not in (None, found[0]):
-        raise KohyaBucketError(
-            f"{shard.path}: has {found[0]} bytes, but {shard.nbytes} by its index: one of the two is another "
-            "version; fetch both again"
-        )
-    return found
-
-
 def is_tar_index(path: str) -> bool:
     """Whether a file was written by `TarIndex.save`."""
     return arrow_files.is_marked(path, _VERSION_KEY)
@@ -294,13 +281,6 @@ Place = tuple[int, int]
 """Offset and length of a member's bytes in its shard."""
 
 
-class Shard(NamedTuple):
-    """A tar: path or URL; its bytes, where an index says so."""
-
-    path: str
-    nbytes: int | None = None
-
-
 def scan_shard(
     caption: str | None, image: str | None, shard: str
 ) -> tuple[npt.NDArray[Any], list[str], dict[int, str], Oddities]:
@@ -381,67 +361,3 @@ def _members(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfi
         key, ending = split_key(member.name)
         if key and member.isfile():
             yield key, ending, member
-
-
-def is_shard_list(path: str | os.PathLike[str]) -> bool:
-    """Whether a JSON file is an index of shards as webdataset's `wids` reads it, and no table of sizes."""
-    if not str(path).lower().endswith(".json") or not (is_url(str(path)) or Path(path).is_file()):
-        return False
-    try:
-        data = _json(str(path))
-    except KohyaBucketError:
-        return False
-    return isinstance(data, dict) and "wids_version" in data
-
-
-def listed_shards(names: Iterable[str | os.PathLike[str]]) -> list[Shard]:
-    """The shards that tars and `wids` indices name, in their order.
-
-    Raises:
-        KohyaBucketError: an index that cannot be read, or of an unknown version.
-    """
-    found: list[Shard] = []
-    for name in (os.fspath(given) for given in names):
-        if name.lower().endswith(".json"):
-            found += _of_wids(name, _json(name))
-        else:
-            found.append(Shard(name if is_url(name) else str(Path(name).absolute())))
-    return found
-
-
-def _json(name: str) -> Any:
-    try:
-        return parse_json(read_remote(name).decode("utf-8") if is_url(name) else read_text(name, None))
-    except KohyaBucketError:
-        raise
-    except (OSError, ValueError) as error:
-        raise KohyaBucketError(f"{name}: this list of shards cannot be read ({error})") from error
-
-
-def _of_wids(name: str, data: Any) -> list[Shard]:
-    if not isinstance(data, Mapping) or "wids_version" not in data:
-        raise KohyaBucketError(f"{name}: no index of wids (it has no wids_version): name the tar files themselves")
-    if data["wids_version"] != 1:
-        raise KohyaBucketError(f"{name}: a wids index of version {data['wids_version']!r}; this release reads 1")
-    if data.get("datasets"):
-        raise KohyaBucketError(f"{name}: a wids index that refers to other indices: name those instead")
-    stated = data.get("shardlist")
-    if not isinstance(stated, list) or not stated:
-        raise KohyaBucketError(f"{name}: a wids index without shards (its shardlist is {stated!r})")
-    shards = []
-    for entry in stated:
-        url = entry.get("url") if isinstance(entry, Mapping) else None
-        if not isinstance(url, str) or not url:
-            raise KohyaBucketError(f"{name}: a shard of this wids index has no url, but is {entry!r}")
-        shards.append(Shard(_beside(name, url), entry["filesize"] if type(entry.get("filesize")) is int else None))
-    return shards
-
-
-def _beside(name: str, other: str) -> str:
-    """The path or URL `other`, which a list at `name` states; an absolute one is as it is."""
-    if is_url(other):
-        return other
-    if is_url(name):
-        place = urlsplit(name)
-        return place._replace(path=posixpath.normpath(posixpath.join(posixpath.dirname(place.path), other))).geturl()
-    return str(Path(os.path.abspath(Path(name).parent / other)))

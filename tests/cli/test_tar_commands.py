@@ -1,4 +1,4 @@
-"""Commands on tar shards and on lists of them."""
+"""Commands on tar shards."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ pytest.importorskip("pyarrow")
 
 from kohya_bucket.images.tar_index import TarIndex
 from tests.command_line import command_line  # noqa: F401
-from tests.datasets.test_shard_lists import SIZES, make_tar, write
+from tests.datasets.test_shard_lists import SIZES, make_tar
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> dict[str, list[str]]:
     """The same shards, named in each way."""
     tars = [make_tar(tmp_path / f"x-{n}.tar", SIZES * 2) for n in range(2)]
-    entries = [{"url": tar.name, "nsamples": 6, "filesize": tar.stat().st_size} for tar in tars]
     return {
         "tars": [str(tar) for tar in tars],
         "pattern": [str(tmp_path / "x-*.tar")],
-        "wids": [write(tmp_path / "index.json", {"wids_version": 1, "shardlist": entries})],
     }
 
 
-@pytest.mark.parametrize("way", ["tars", "pattern", "wids"])
+@pytest.mark.parametrize("way", ["tars", "pattern"])
 def test_every_way_of_naming_shards_gives_the_same(command_line, sources, tmp_path, way) -> None:  # noqa: F811
     code, shown, _ = command_line("analyze", *sources[way], "--json", "--html", tmp_path / "page.html")
     assert code == 0

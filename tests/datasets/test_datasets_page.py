@@ -52,19 +52,3 @@ def test_commands(data: Path) -> None:
         said.append(CliRunner().invoke(cli.app, arguments).stdout)
     assert "3 new" in said[0]
     assert "2 unchanged" in said[1]
-
-
-def test_lists_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.datasets.test_shard_lists import SIZES, make_tar, write
-
-    (tmp_path / "shards").mkdir()
-    tars = [make_tar(tmp_path / "shards" / f"data-000{n}.tar", SIZES * 4) for n in range(2)]
-    shardlist = [{"url": tar.name, "nsamples": 12} for tar in tars]
-    write(tmp_path / "shards" / "index.json", {"wids_version": 1, "shardlist": shardlist})
-    monkeypatch.chdir(tmp_path)
-    for line in block("bash", 1).splitlines():
-        program, *arguments = line.partition("#")[0].split()
-        assert program == "kohya-bucket"
-        done = CliRunner().invoke(cli.app, arguments)
-        assert done.exit_code == 0
-        assert "24 images" in done.stdout

@@ -1,25 +1,20 @@
-"""Lists of shards that others write: their shards, the sizes in them, and what is wrong with them."""
+"""What is wrong with tars that others write."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow")
 
 from PIL import Image
 
-from kohya_bucket import KohyaBuckets
-from kohya_bucket.datasets.images import BucketedDataset
-from kohya_bucket.datasets.webdataset import TarSource
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.tar_index import TarIndex, is_shard_list, listed_shards
+from kohya_bucket.images.tar_index import TarIndex
 
 SIZES = [(64, 32), (32, 64), (48, 48)]
 
@@ -34,60 +29,6 @@ def make_tar(path: Path, sizes: list[tuple[int, int]] = SIZES) -> Path:
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
     return path
-
-
-def write(path: Path, data: object) -> str:
-    path.write_text(json.dumps(data), encoding="utf-8")
-    return str(path)
-
-
-def test_a_wids_index_names_its_shards(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    tars = [make_tar(tmp_path / "data" / f"{n}.tar") for n in range(3)]
-    entries = [
-        {"url": f"data/{tar.name}", "nsamples": 3, "filesize": tar.stat().st_size, "md5sum": "x"} for tar in tars
-    ]
-    index = write(tmp_path / "index.json", {"wids_version": 1, "shardlist": entries})
-    assert is_shard_list(index)
-    found = TarIndex.build([index])
-    assert found.shards == [str(tar) for tar in tars]
-    assert found.sizes.tolist() == [list(size) for size in SIZES * 3]
-    data = BucketedDataset.from_source(TarSource(found), KohyaBuckets(64, 32, 128, 16))
-    assert np.unique(data.source.shards).tolist() == [0, 1, 2]
-    make_tar(tars[1], SIZES * 9)
-    with pytest.raises(KohyaBucketError, match="another version"):
-        TarIndex.build([index])
-
-
-def test_other_json_is_no_list(tmp_path: Path) -> None:
-    assert not is_shard_list(write(tmp_path / "sizes.json", {"1": [64, 64]}))
-    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
-    with pytest.raises(KohyaBucketError, match="cannot be read"):
-        listed_shards([tmp_path / "broken.json"])
-
-
-def test_urls_are_found_from_the_list() -> None:
-    from kohya_bucket.images import tar_index
-
-    assert tar_index._beside("https://here.example/a/index.json", "b/0.tar") == "https://here.example/a/b/0.tar"
-    assert tar_index._beside("https://here.example/a/index.json", "/0.tar") == "https://here.example/0.tar"
-    assert tar_index._beside("index.json", "s3://other/0.tar") == "s3://other/0.tar"
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"wids_version": 2, "shardlist": [{"url": "a.tar"}]}, "version 2"),
-        ({"wids_version": 1, "shardlist": []}, "without shards"),
-        ({"wids_version": 1, "shardlist": [{"nsamples": 3}]}, "has no url"),
-        ({"wids_version": 1, "datasets": [{"source_url": "x"}]}, "refers to other indices"),
-        ([1, 2], "no index of wids"),
-        ({"files": {}}, "name the tar files themselves"),
-    ],
-)
-def test_what_is_wrong_with_a_list_is_said(tmp_path: Path, data: object, said: str) -> None:
-    with pytest.raises(KohyaBucketError, match=said):
-        TarIndex.build([write(tmp_path / "x.json", data)])
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -133,9 +74,8 @@ def test_impossible_lengths_are_one_error(tmp_path: Path, size: str) -> None:
 )
 def test_an_address_that_nothing_can_be_read_from_is_one_error(tmp_path: Path, url: str) -> None:
     pytest.importorskip("fsspec")
-    index = write(tmp_path / "index.json", {"wids_version": 1, "shardlist": [{"url": url}]})
     with pytest.raises(KohyaBucketError):
-        TarIndex.build([index])
+        TarIndex.build([url])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")

@@ -57,10 +57,6 @@ def here(tmp_path):
     make_tar(tmp_path / "latin.tar", [("a.txt", b"caf\xe9"), ("a.png", images[0].read_bytes())])
     make_tar(tmp_path / "json.tar", [("a.png", images[0].read_bytes()), ("a.json", b'{"text": "a"}')])
     make_tar(tmp_path / "twice.tar", [("a.png", images[0].read_bytes())] * 2)
-    make_tar(tmp_path / "shard", [("a.png", images[0].read_bytes())])
-    size = (tmp_path / "shard").stat().st_size
-    entry = {"url": "shard", "nsamples": 1, "filesize": size}
-    write(tmp_path / "index.json", {"wids_version": 1, "shardlist": [entry]})
     write(tmp_path / "splits" / "dataset_dict.json", {"splits": ["test", "train"]})
     write(tmp_path / "splits" / "train" / "state.json", {})
     write(tmp_path / "splits" / "test" / "state.json", {})
@@ -77,8 +73,8 @@ def here(tmp_path):
 
 
 MISTAKES = [
-    (["tars/shard-0000.tar", "images"], "is a tar shard or lists some, and images is none: name one kind alone"),
-    (["tars/shard-0000.tar", "t.parquet"], "is a tar shard or lists some, and t.parquet is none: name one kind alone"),
+    (["tars/shard-0000.tar", "images"], "is a tar shard, and images is none: name one kind alone"),
+    (["tars/shard-0000.tar", "t.parquet"], "is a tar shard, and t.parquet is none: name one kind alone"),
     (["images", "t.parquet"], "t.parquet is a table of images, and images is none: name one kind alone"),
     (["x.tar.gz"], "x.tar.gz: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"),
     (["packed.tar"], "packed.tar: compressed with gzip, so that samples cannot be read at random: unpack it"),
@@ -91,7 +87,6 @@ MISTAKES = [
     (["none.tar"], "none.tar: no images found there"),
     (["texts.tar"], "texts.tar: no images found there"),
     (["twice.tar"], "twice.tar: a.png is there twice in one sample"),
-    (["index.json"], "shard: images are found again by its name, which must end in .tar: rename it"),
     (["latin.tar"], "latin.tar#a.txt: the caption cannot be read ("),
     (["json.tar", "--caption-extension", "json"], 'json.tar#a.json: the caption must be a JSON text, or a text under'),
     (["t.parquet", "--image-column", "img"],
