@@ -32,10 +32,9 @@ from kohya_bucket.planning import EpochPlan, EpochPlanner  # noqa: E402
 RANKS, BATCH = 64, 4
 
 
-def store_shards(ids: np.ndarray, per_shard: int, *, mixed: bool) -> np.ndarray:
-    """[N] shards of one bucket each, as a store has them: images in the order of their names, or in random order."""
-    order = np.random.default_rng(1).permutation(len(ids)) if mixed else np.arange(len(ids))
-    order = order[np.argsort(ids[order], kind="stable")]
+def store_shards(ids: np.ndarray, per_shard: int) -> np.ndarray:
+    """[N] shards of one bucket each, as a store has them: images in the order of their names."""
+    order = np.argsort(ids, kind="stable")
     counts = np.bincount(ids)
     turn = np.arange(len(ids)) - np.repeat(np.cumsum(counts) - counts, counts)
     before = np.cumsum(-(-counts // per_shard)) - -(-counts // per_shard)
@@ -79,8 +78,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def reading(ids: np.ndarray, per_shard: int) -> str:
     lay = {
-        "one bucket, by name": store_shards(ids, per_shard, mixed=False),
-        "one bucket, `--cluster-by bucket`": store_shards(ids, per_shard, mixed=True),
+        "one bucket (store)": store_shards(ids, per_shard),
         "all buckets (tar)": (np.arange(len(ids)) // per_shard).astype(np.int32),
     }
     rows = []
@@ -98,7 +96,7 @@ def reading(ids: np.ndarray, per_shard: int) -> str:
 
 
 def planning(ids: np.ndarray, per_shard: int, rounds: int) -> str:
-    one, tars = store_shards(ids, per_shard, mixed=False), (np.arange(len(ids)) // per_shard).astype(np.int32)
+    one, tars = store_shards(ids, per_shard), (np.arange(len(ids)) // per_shard).astype(np.int32)
     ways = {
         "shuffled": {},
         "local, shards of one bucket": {"order": "local", "shards": one},

@@ -6,7 +6,7 @@
 Each row is a process of its own. A plan is that of one epoch for 64 nodes with 8 ranks each, batches of 4, in the 24
 buckets of real photographs' shapes; a shard holds 2,000 images of one bucket. Memory is the largest that the process
 ever had, less what it had before. A store has names and captions of 55 characters each, and latents of 8 bytes, so
-that what is measured is its index; of the memory, columns are what ranks can share. Items to pack have latents of
+that what is measured is its index; columns are the part of its memory that Arrow holds. Items to pack have latents of
 131,072 bytes in shards of 256, as encoders on a Ray cluster write them; mapped files are not counted in their peak.
 Images to encode are what the process that gives out work on a Ray cluster holds and sends: names, captions and
 geometry. Downloads are counted for three nodes, each of which keeps the `open_shards` shards that it used last.
@@ -62,7 +62,7 @@ def plan(images: int, order: str) -> dict[str, Any]:
     ids = bucket_ids(images)
     options: dict[str, Any] = {"order": order}
     if order == "local":
-        options |= {"shards": store_shards(ids, PER_SHARD, mixed=True), "open_shards": OPEN, "nodes": NODES}
+        options |= {"shards": store_shards(ids, PER_SHARD), "open_shards": OPEN, "nodes": NODES}
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # from here on counts the peak
     before, began = memory("Rss"), time.process_time()
     planner = EpochPlanner(ids, BATCH, world_size=NODES * RANKS, **options)
@@ -109,7 +109,7 @@ def packed(images: int) -> dict[str, Any]:
         watcher = threading.Thread(target=watch)
         watcher.start()
         began, cpu = time.perf_counter(), time.process_time()
-        pack(made, cluster_by="bucket")
+        pack(made)
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         done.set()
         watcher.join()
@@ -218,7 +218,7 @@ def packs(counts: list[int]) -> str:
         found = row("pack", str(images))
         lines.append([f"{images:,}", f"{found['shards']:,}", f"{found['seconds']:.1f}", f"{found['cpu']:.1f}",
                       f"{found['peak'] / 1e6:,.0f}"])  # fmt: skip
-    header = ["items packed with --cluster-by bucket", "into shards", "s", "s of CPU", "peak, MB"]
+    header = ["items packed", "into shards", "s", "s of CPU", "peak, MB"]
     return table(header, lines)
 
 

@@ -7,7 +7,6 @@ one whole shard at any time. Shards that another process has open are left where
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import TEMPORARY_AGE, final_name
 from kohya_bucket.images.origins import Origins
@@ -271,24 +269,14 @@ def pack(
     target: str | os.PathLike[str] | None = None,
     *,
     shard_bytes: int = 256 << 20,
-    cluster_by: str | None = None,
 ) -> MaintenanceReport:
     """Bring the items into as few shards as there need be, in order; in place or as a new store in `target`.
 
     A store in `target` is complete in itself: it can be carried elsewhere and trained from without the images.
 
-    Args:
-        cluster_by: "bucket" writes bucket after bucket, each in an order that mixes its sources: what is stored beside
-            each other is trained at about the same time by order "local". All shards are written anew then.
-
     Raises:
-        LatentStoreError: `target` holds a store already, or an item is damaged; or it is to be clustered, by something
-            else or without being one of latents.
+        LatentStoreError: `target` holds a store already, or an item is damaged.
     """
-    if cluster_by is not None and (cluster_by != "bucket" or not store.of_images):
-        what = "outputs of text encoders have no bucket" if cluster_by == "bucket" else "only 'bucket' is known"
-        raise LatentStoreError(f"cluster_by={cluster_by!r}: {what}")
-    order = None if cluster_by is None else _mixed_within_buckets(store)
     if target is not None:
         if Layout(target).shard_sizes():
             raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
@@ -299,57 +287,23 @@ def pack(
             )
         root = store.layout.images_root()
         with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
-            _copy(store, [range(len(store))] if order is None else order, writer)
+            copy_items(store, range(len(store)), writer)
         write_manifest(LatentStore(target))
         return MaintenanceReport(copied=len(store))
     done = MaintenanceReport()
-    small = [name for name, info in store.shards.items() if order is not None or info.nbytes < 0.7 * shard_bytes]
+    small = [name for name, info in store.shards.items() if info.nbytes < 0.7 * shard_bytes]
     chosen = set(small)
     before = sum(store.shards[name].nbytes for name in small)
     keep = [i for i in range(len(store)) if store.info(i).name in chosen]
-    if _already_packed(store, small, keep) if order is None else _already_clustered(store, order, shard_bytes):
+    if _already_packed(store, small, keep):
         write_manifest(store)
         return done
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
-        _copy(store, [keep] if order is None else order, writer)
+        copy_items(store, keep, writer)
     done.copied = len(keep)
     remove_shards(store, small, done)
     done.freed = max(0, before - sum(info.nbytes for name, info in store.shards.items() if name not in chosen))
     return done
-
-
-def _mixed_within_buckets(store: LatentStore) -> list[list[int]]:
-    """The items of each bucket, in an order that looks random and stays the same when others are added."""
-    digests = [hashlib.blake2b(str(source).encode("utf-8", "surrogateescape"), digest_size=8).digest()
-               for source in store.strings("source")]  # fmt: skip
-    mixed = np.frombuffer(b"".join(digests), dtype=">u8").astype(np.uint64)
-    bucket = size_keys(store.bucket_sizes)
-    collections = np.unique(np.array(store.strings("collection"), dtype=object).astype(str), return_inverse=True)[1]
-    order = np.lexsort((mixed, bucket, collections))
-    begins = np.flatnonzero((np.diff(bucket[order]) != 0) | (np.diff(collections[order]) != 0)) + 1
-    return [items.tolist() for items in np.split(order, begins)]
-
-
-def _copy(store: LatentStore, parts: Iterable[Sequence[int]], writer: StoreWriter) -> None:
-    for items in parts:
-        copy_items(store, items, writer)
-        writer.flush()  # no bucket waits in memory for the end
-
-
-def _already_clustered(store: LatentStore, order: list[list[int]], shard_bytes: int) -> bool:
-    """Whether copying would give the same shards again: one after another in this order, all but the last full, and
-    none longer than asked for."""
-    if store.replaced_rows():
-        return False
-    shard = store.shard_numbers()
-    runs = [shard[items][np.flatnonzero(np.diff(shard[items], prepend=-1))] for items in order]
-    if sum(map(len, runs)) != len(store.shards):
-        return False
-    infos = [store.shards[name] for name in sorted(store.shards)]
-    nbytes = [sum(spec.nbytes for spec in info.tensors.values()) for info in infos]
-    if any(size - size // info.rows >= shard_bytes for size, info in zip(nbytes, infos, strict=True)):
-        return False
-    return all(nbytes[k] >= shard_bytes for run in runs for k in run[:-1].tolist())
 
 
 def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:

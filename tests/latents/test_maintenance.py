@@ -16,7 +16,7 @@ from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.maintenance import pack, prune, status, verify  # noqa: E402  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.writer import write_manifest  # noqa: E402
-from tests.latents.latent_helpers import bits, fill, same  # noqa: E402
+from tests.latents.latent_helpers import fill, same  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
 
 
@@ -208,39 +208,12 @@ def test_pack_brings_many_small_shards_into_few(tmp_path):
     assert pack(LatentStore(tmp_path)).copied == 0
 
 
-@pytest.mark.parametrize("target", [None, "packed"])
-def test_clustered_shards_hold_a_mixed_part_of_one_bucket(tmp_path, target):
-    sizes = [(64, 32), (32, 64)]
-    want = {}
-    for odd in (0, 1):  # sources of both buckets follow each other
-        want |= fill(tmp_path / "out", [f"{i:02d}" for i in range(odd, 60, 2)], bucket_size=sizes[odd])
-    row = bits(0, bucket=sizes[0]).nbytes
-    where = tmp_path / (target or "out")
-    options = {"shard_bytes": 10 * row, "cluster_by": "bucket"}
-    assert pack(LatentStore(tmp_path / "out"), None if target is None else where, **options).copied == 60
-    store = LatentStore(where)
-    assert len(store.shards) == 6
-    assert store.strings("source") == sorted(want)
-    assert all(same(store.read(i), want[name]) for i, name in enumerate(sorted(want)))
-    for number in range(6):
-        items = np.flatnonzero(store.shard_numbers() == number)
-        assert len(items) == 10
-        assert len({tuple(size) for size in store.bucket_sizes[items].tolist()}) == 1
-        assert items.max() - items.min() > 25  # of 60: no neighbours
-    assert pack(LatentStore(where), **options).copied == 0
-    fill(where, ["60"], bucket_size=sizes[0])
-    assert pack(LatentStore(where), **options).copied == 61
-    assert len(LatentStore(where).shards) == 7
-    assert pack(LatentStore(where), shard_bytes=5 * row, cluster_by="bucket").copied == 61  # they are too long for this
-    assert len(LatentStore(where).shards) == 13
-
-
 def test_shards_of_several_stores_are_one_store_side_by_side(tmp_path):
     parts = [tmp_path / "part-1", tmp_path / "part-2"]
     want = {}
     for k, part in enumerate(parts):
         want |= fill(part, [f"s3://bucket/{k}/{i}.jpg" for i in range(5)])
-        pack(LatentStore(part), cluster_by="bucket")
+        pack(LatentStore(part))
     for file in (parts[1] / "shards").iterdir():
         shutil.copy(file, parts[0] / "shards")
     for indexed in (False, True):

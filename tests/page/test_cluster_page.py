@@ -104,7 +104,7 @@ def said(bucket, tmp_path_factory):
     from tests.latents.test_diffusers_vae import model
 
     model("sdxl").save_pretrained(vae := tmp_path_factory.mktemp("vae"))
-    encode, clustered = commands("encode", **{"stabilityai/sdxl-vae": str(vae), "1024": "64"})
+    encode, packed = commands("encode", **{"stabilityai/sdxl-vae": str(vae), "1024": "64"})
     encode += ["--min-bucket-reso", "32", "--max-bucket-reso", "128", "--bucket-reso-steps", "16"]
     encode += ["--dtype", "float32", "--device", "cpu", "--batch-size", "4"]
     program = ["-m", "kohya_bucket"]
@@ -114,7 +114,7 @@ def said(bucket, tmp_path_factory):
     else:
         at = encode.index("--engine")
         told = "local", run(*program, *encode[:at], *encode[at + 2 :])
-    run(*program, *clustered)
+    run(*program, *packed)
     return told
 
 
@@ -122,7 +122,7 @@ def said(bucket, tmp_path_factory):
 def store(said):
     """The page's store, with shards as small as its images."""
     store = LatentStore("s3://training/latents")
-    pack(store, cluster_by="bucket", shard_bytes=8000)
+    pack(store, shard_bytes=8000)
     return LatentStore("s3://training/latents")
 
 

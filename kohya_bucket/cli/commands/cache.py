@@ -125,14 +125,13 @@ def pack(
         None, "Write a new store to this folder or address, for another machine.", "--to", parser=folder
     ),
     shard_mb: int = opt(256, "Size of a shard.", "--shard-mb", min=1),
-    cluster_by: str | None = opt(None, "bucket: shards for order local, all written anew."),
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
-    done = pack_store(opened, to, shard_bytes=shard_mb << 20, cluster_by=cluster_by)
+    done = pack_store(opened, to, shard_bytes=shard_mb << 20)
     now = len(_open(to or store).shards)
     say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {now} now")
     _print_files_in_use(done)
