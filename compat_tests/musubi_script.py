@@ -72,7 +72,8 @@ def train(program, arguments):
     import accelerate
 
     dit = Path(arguments[arguments.index("--dit") + 1])
-    TINY[program](dit)
+    if program in TINY:
+        TINY[program](dit)
     from recording import leave_frozen_models_unwrapped
 
     leave_frozen_models_unwrapped(sys.modules[accelerate.Accelerator.__module__])
@@ -93,21 +94,6 @@ def tiny_z_image(dit):
     from musubi_tuner.zimage import zimage_model
 
     _random_weights(dit, lambda: zimage_model.create_model("torch", False, torch.float32))
-
-
-def tiny_hunyuan_video(dit):
-    from musubi_tuner.hunyuan_model import models
-
-    models.HUNYUAN_VIDEO_CONFIG["HYVideo-T/2-cfgdistill"] |= {
-        "mm_double_blocks_depth": 1, "mm_single_blocks_depth": 1, "rope_dim_list": [8, 12, 12], "hidden_size": 64,
-        "heads_num": 2,
-    }  # fmt: skip
-    import torch
-
-    zeros = torch.zeros
-    torch.zeros = lambda *size, device=None, **more: zeros(*size, device=None if device == "cuda" else device, **more)
-    like_theirs = {"device": "cpu", "dtype": None, "attn_mode": "torch", "split_attn": False}
-    _random_weights(dit, lambda: models.load_dit_model(4096, 768, 16, 16, like_theirs))
 
 
 def tiny_wan(dit):
@@ -143,7 +129,7 @@ def tiny_flux_kontext(dit):
 
 
 TINY = {
-    "hv_train": tiny_hunyuan_video, "zimage_train_network": tiny_z_image, "wan_train_network": tiny_wan,
+    "zimage_train_network": tiny_z_image, "wan_train_network": tiny_wan,
     "qwen_image_train_network": tiny_qwen_image, "flux_kontext_train_network": tiny_flux_kontext,
 }  # fmt: skip
 
@@ -173,7 +159,7 @@ def _write_down_what_is_trained(accelerator):
 
     def remember(self):
         for batch in iterate(self):
-            last["latents"] = batch["latents"] if isinstance(batch, dict) else batch[0]
+            last["latents"] = batch["latents"]
             yield batch
 
     def used(self, loss, **kwargs):

@@ -55,22 +55,13 @@ def test_each_item_of_a_step_weighs_the_same(musubi_source, z_image, tmp_path):
     assert unequal
 
 
-@pytest.mark.training_run("hv_train.py, resumed")
-def test_hv_train_trains(musubi_source, hunyuan_video, tmp_path):
-    """Its data sets are told of no epoch, its collator is called as it is not defined, its batches are taken apart."""
-    more = {"program": "hv_train"}
-    whole, log = train(
-        musubi_source, tmp_path, hunyuan_video, "whole", "--max_train_epochs", 2, "--save_state",
-        "--save_every_n_steps", 5, **more,
-    )  # fmt: skip
-    half = len(whole) // 2
-    assert [counted(whole[:half]), counted(whole[half:])] == [ONCE, ONCE]
-    state = tmp_path / "whole" / "model-step00000005-state"
-    rest, log = train(
-        musubi_source, tmp_path, hunyuan_video, "rest", "--max_train_epochs", 1, "--resume", state, **more
+def test_hv_train_is_refused(musubi_source, hunyuan_video, tmp_path):
+    trained, log = train(
+        musubi_source, tmp_path, hunyuan_video, "refused", "--max_train_epochs", 1, program="hv_train", code=1
     )
-    assert "going on with batch 6 of epoch 1" in log
-    assert rest == whole[5:half]
+    assert not trained
+    assert "hv_train.py cannot train, with this package or without" in log
+    assert "Traceback" not in log
 
 
 def test_hv_train_by_itself_does_not(musubi_source, hunyuan_video, tmp_path):
@@ -100,10 +91,9 @@ def contents(folder):
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-@pytest.mark.training_run("hv_train.py from a patched checkout")
-def test_from_a_patched_checkout(patched, hunyuan_video, tmp_path):
-    more = {"program": "hv_train", "door": ()}
-    steps, log = train(patched, tmp_path, hunyuan_video, "patched", "--max_train_epochs", 1, **more)
+@pytest.mark.training_run("zimage_train_network.py from a patched checkout")
+def test_from_a_patched_checkout(patched, z_image, tmp_path):
+    steps, log = train(patched, tmp_path, z_image, "patched", "--max_train_epochs", 1, door=())
     assert "seams checked" in log
     assert counted(steps) == ONCE
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.config_source import load_source
 from kohya_bucket.adapter.door import Place, Seam, Subject, TrainerDoor, calling_frame
-from kohya_bucket.adapter.patching import Replacement
-from kohya_bucket.adapter.ranks import exit_with_message, is_first_process
+from kohya_bucket.adapter.ranks import exit_with_message
 from kohya_bucket.adapter.resume import Accelerator
 from kohya_bucket.adapter.shapes import (
     Behaves,
@@ -27,7 +25,6 @@ from kohya_bucket.adapter.shapes import (
     TakesAmong,
     Uses,
     checksum,
-    parameters_of,
     sample_picture,
 )
 from kohya_bucket.errors import ConfigError
@@ -75,58 +72,14 @@ def _backward(place: Place, self: Any, loss: Any, **kwargs: Any) -> Any:
 
 
 def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
-    if training and "shared_epoch" not in more:
-        _mend(calling_frame(), place.door)
+    if training and "shared_epoch" not in more and Path(calling_frame().f_code.co_filename).name == "hv_train.py":
+        raise ConfigError(
+            "hv_train.py cannot train, with this package or without: it calls its collator with an argument too many, "
+            "since musubi-tuner changed its data sets and not this program; hv_train_network.py trains"
+        )
     datasets = {f"dataset {n}": one.params for n, one in enumerate(dataset_group_blueprint.datasets, 1)}
     check_options(place.door.options(), datasets)
     return place.original(dataset_group_blueprint, training, **more)
-
-
-# What hv_train.py lacks to train at all. It was not changed along with the data sets: it tells them of no epoch, calls
-# its collator with a step that its own definition does not take, takes a batch for four tensors, and saves with options
-# that its parser does not have.
-
-_COLLATOR = "collator_class"
-_PARTS = ("latents", "llm", "llm_mask", "clipL")
-_SAVES_WITH = ("metadata_reso", "metadata_arch")
-
-
-def _mend(program: FrameType, door: TrainerDoor) -> None:
-    """Mend a program that asks for its data sets without telling them of an epoch; others are left as they are."""
-    module = sys.modules.get(program.f_globals["__name__"])
-    own = getattr(module, _COLLATOR, None)
-    if module is None or getattr(own, "__module__", "") != module.__name__:
-        return
-    if parameters_of(own) != ["epoch", "dataset"]:
-        return
-    door.patches.apply([Replacement(module, _COLLATOR, _WithStep)], lambda _: False)
-    arguments = program.f_locals.get("args")
-    for name in _SAVES_WITH:
-        if arguments is not None and not hasattr(arguments, name):
-            setattr(arguments, name, None)
-
-
-class _WithStep:
-    """In place of a collator that a program defines without the step, and may call with it."""
-
-    def __init__(self, epoch: Any, *step_and_dataset: Any) -> None:
-        self.current_epoch = epoch
-        self.takes_parts = len(step_and_dataset) > 1
-        if self.takes_parts and is_first_process():
-            logger.info("hv_train.py is mended: its collator, its batches, and the options that it saves with")
-
-
-def handing_over(collator: Any) -> Any:
-    """What replaces a trainer's collator, which insists on an epoch that its data sets count themselves."""
-    return _parts_of_first if getattr(collator, "takes_parts", False) else _first
-
-
-def _first(examples: list[Any]) -> Any:
-    return examples[0]
-
-
-def _parts_of_first(examples: list[Any]) -> tuple[Any, ...]:
-    return tuple(examples[0][name] for name in _PARTS)
 
 
 _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")
