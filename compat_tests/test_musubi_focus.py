@@ -12,9 +12,6 @@ import pytest
 from musubi_caching_cases import DOOR, Case, play, refused
 from musubi_support import family
 
-from kohya_bucket.musubi.config import read_config
-from kohya_bucket.musubi.plan import overview
-
 pytestmark = pytest.mark.slow
 COUNT, SIDE = 12, 128
 CLIP, BAND = (260, 128), 16  # a clip that no bucket holds whole, with a white band that the middle crop loses
@@ -97,93 +94,7 @@ def controls(case):
     case.latents()
 
 
-# Pictures whose rectangle their own bucket cuts, and which another holds; and those of that other bucket.
-NEAR, FAR, STAYS = [0, 3, 6], [1, 4, 7, 9, 10], [2, 5, 8, 11]
-MOVES = {"near": ((144, SIDE), (SIDE, SIDE), (144, 112)), "far": ((160, SIDE), (144, 112), (SIDE, SIDE))}
-
-
-def moving(i):
-    """(size, rectangle, own bucket, the bucket that holds it) of a picture; no resize for that bucket."""
-    if i in STAYS:
-        size = (144, 112) if i == STAYS[0] else (SIDE, SIDE)
-        return size, (0, 0, 8 * i, 112), size, size
-    size, own, other = MOVES["near" if i in NEAR else "far"]
-    rectangle = (0, 0, 144, 30 + i) if i in NEAR else (160 - 30 - i, 0, 160, SIDE)
-    return size, rectangle, own, other
-
-
-def weighted(case, weight, second="", **keys):
-    case.table = f"[kohya_bucket]\nfocus = '{case.folder / 'focus.jsonl'}'\nfocus_weight = {weight}\n{second}"
-    case.dataset((SIDE, SIDE), **keys)
-
-
-def moving_pictures(case, *folders):
-    rows = []
-    for i in range(COUNT):
-        (width, height), (left, top, right, bottom), *_ = moving(i)
-        for folder in ("im", *folders):
-            path = case.folder / folder / f"a{i:02d}.png"
-            case.do("marked", path, [width, height], [left, top, right, bottom])
-        case.caption(f"a{i:02d}.png", i)
-        share = left / width, top / height, right / width, bottom / height
-        rows.append(json.dumps({"image": f"im/a{i:02d}.png", "focus": share}))
-    case.do("write", case.folder / "focus.jsonl", "\n".join(rows))
-
-
-def moves(case):
-    moving_pictures(case)
-    weighted(case, 0)
-    case.both()
-    for weight in (0.15, 0.25, 0):
-        case.train()
-        weighted(case, weight)
-        case.train()
-        case.latents("--skip_existing")
-    case.train()
-    weighted(case, 0.25)
-    case.latents()
-    case.latents()
-    case.train()
-
-
-def moved_controls(case):
-    """An encoder of captions that sees control images, which move with their image."""
-    moving_pictures(case, "control")
-    more = {"control_directory": str(case.folder / "control")}
-    weighted(case, 0, **more)
-    case.both()
-    weighted(case, 0.25, **more)
-    case.train()
-    case.text("--skip_existing")
-    case.train()
-    case.latents("--skip_existing")
-    case.train()
-
-
-def unmovable(case):
-    """Data sets that have no other bucket for an image."""
-    moving_pictures(case)
-    for keys in ({"enable_bucket": False}, {"bucket_no_upscale": True}):
-        weighted(case, 0, **keys)
-        case.both()
-        weighted(case, 0.25, **keys)
-        case.latents()
-        case.train()
-
-
-def unmovable_second(case):
-    moving_pictures(case)
-    folders = f"image_directory = '{case.folder / 'im'}'\ncache_directory = '{case.folder / 'second'}'"
-    weighted(case, 0.25, f"[[datasets]]\nenable_bucket = false\n{folders}\n")
-    case.both()
-    case.train()
-
-
-def unmovable_clips(case):
-    clips(case, weight="focus_weight = 0.2")
-
-
-def clips(case, weight=""):
+def clips(case):
     rows = []
     for name in ("v0", "v1"):
         for i in range(5):
@@ -191,7 +102,7 @@ def clips(case, weight=""):
         rows.append({"video_path": str(case.folder / name), "caption": f"caption {name[1:]}"})
     for focus in ([1 - BAND / CLIP[0], 0, 1, 1], [0, 0, 0.1, 1]):
         case.do("write", case.folder / "focus.jsonl", json.dumps({"image": "v0", "focus": focus}))
-        case.table = f"[kohya_bucket]\nfocus = '{case.folder / 'focus.jsonl'}'\n{weight}"
+        case.table = f"[kohya_bucket]\nfocus = '{case.folder / 'focus.jsonl'}'"
         case.lines(rows, "video_jsonl_file", target_frames=[5])
         if focus[0]:
             case.both()
@@ -203,11 +114,7 @@ def played(musubi_source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("focus")
     cases = {}
     own = family(musubi_source)
-    scenarios = (
-        (images, own), (controls, "qie"), (clips, "wan"), (moves, own), (moved_controls, "qie"), (unmovable, own),
-        (unmovable_second, own), (unmovable_clips, "wan"),
-    )  # fmt: skip
-    for scenario, of in scenarios:
+    for scenario, of in ((images, own), (controls, "qie"), (clips, "wan")):
         cases[scenario.__name__] = case = Case(folder / scenario.__name__, of)
         case.keeps_control = "no_resize_control" in _keys(musubi_source)
         scenario(case)
@@ -271,90 +178,3 @@ def test_a_clip_has_one_rectangle_for_all_its_frames(played) -> None:
     assert found[0] > 0
     assert found[1] == 0  # has no focus
     refused(moved, "1 of 2 items", "v0 (latents: its focus moved")
-
-
-def in_buckets(moved):
-    """(bucket, mean of the crop) of each picture, of which those in `moved` have moved."""
-    found = {}
-    for i in range(COUNT):
-        _, (left, top, right, bottom), own, other = moving(i)
-        if i in moved:
-            found[i] = other, round(255 * (right - left) * (bottom - top) / (other[0] * other[1]))
-        else:
-            found[i] = own, None
-    return found
-
-
-def seen(result):
-    """(bucket, mean) of each picture in the batches of a training, none of which has two buckets."""
-    return {
-        c: (tuple(side * 8 for side in row["size"][::-1]), v)
-        for row in result["rows"]
-        for c, v in zip(row["captions"], row["items"], strict=True)
-    }
-
-
-def check_trained(result, moved):
-    found = seen(result)
-    for i, (bucket, mean_of_crop) in in_buckets(moved).items():
-        assert found[i][0] == bucket
-        if mean_of_crop is not None:
-            assert found[i][1] == pytest.approx(mean_of_crop, abs=1)  # the whole rectangle is in it
-    sizes = [bucket for bucket, _ in found.values()]
-    most = sum(-(-sizes.count(bucket) // 2) for bucket in set(sizes))
-    assert len(result["rows"]) == most  # full batches: an image that moved is in one bucket with those that did not
-
-
-def test_an_image_whose_bucket_cuts_its_rectangle_is_cached_and_trained_in_the_one_that_holds_it(played) -> None:
-    folder, results = played
-    results = results["moves"][2:]
-    moved = []
-    for now in (NEAR, NEAR + FAR, []):
-        before, refusal, made = results[:3]
-        results = results[3:]
-        check_trained(before, moved)
-        again = sorted(set(moved) ^ set(now))
-        moved, first = now, again[0]
-        refused(refusal, f"{len(again)} of {COUNT} items", f"a{first:02d}.png (latents: the bucket changed (")
-        assert f"{COUNT} items: {COUNT - len(again)} current, {len(again)} made" in made["log"]
-        assert all(f"a{i:02d}.png (the bucket changed" in made["log"] for i in again[:3])
-    back, _, kept, last = results
-    check_trained(back, [])
-    assert f"{COUNT} items: {COUNT} current, 0 made" in kept["log"]
-    check_trained(last, NEAR + FAR)
-    config = read_config(folder / "moves" / "dataset.toml")
-    (planned,) = overview(config, config.options).datasets
-    buckets = {
-        name: planned.items.buckets[k] for name, k in zip(planned.items.keys, planned.items.bucket_ids, strict=True)
-    }
-    assert buckets == {f"a{i:02d}.png": bucket for i, (bucket, _) in seen(last).items()}
-
-
-def test_control_images_move_with_their_image_and_so_do_the_captions_that_are_encoded_with_them(played) -> None:
-    folder, results = played
-    _, _, before, text, half, latents, after = results["moved_controls"]
-    refused(before, f"{len(NEAR + FAR)} of {COUNT} items", "text: bucket for its focus changed")
-    assert f"{COUNT} captions: {len(STAYS)} current, {len(NEAR + FAR)} made" in text["log"]
-    assert "text:" not in refused(half, f"{len(NEAR + FAR)} of {COUNT} items")
-    assert f"{COUNT} items: {len(STAYS)} current, {len(NEAR + FAR)} made" in latents["log"]
-    check_trained(after, NEAR + FAR)
-    values = cached(folder / "moved_controls" / "cache", "latents_control")
-    whole = {i: value for i, (_, value) in in_buckets(NEAR + FAR).items() if value is not None}
-    assert {i: values[i] for i in whole} == pytest.approx(whole, abs=1)
-
-
-def test_where_there_is_no_other_bucket_a_weight_is_refused_in_one_line(played) -> None:
-    results = played[1]["unmovable"]
-    for (_, _, *after), why in ((results[:4], "enable_bucket is off"), (results[4:], "bucket_no_upscale")):
-        for result in after:
-            assert result["exit"].startswith("kohya_bucket: dataset 1: [kohya_bucket] focus_weight is 0.25, but ")
-            assert why in result["exit"]
-    for result in played[1]["unmovable_clips"]:
-        assert "focus_weight is 0.2, but this data set is of clips" in result["exit"]
-
-
-def test_it_is_refused_for_a_later_data_set_before_anything_is_encoded(played) -> None:
-    folder, results = played
-    for result in results["unmovable_second"]:
-        assert "dataset 2: [kohya_bucket] focus_weight is 0.25, but enable_bucket is off" in result["exit"]
-    assert not list((folder / "unmovable_second" / "cache").glob("*"))

@@ -111,24 +111,6 @@ def test_without_a_focus_the_crops_are_in_the_middle(patched, tmp_path):
             assert white(batch["images"][k]) == middle(int(Path(key).stem))
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.7])
-def test_with_a_weight_images_train_in_the_bucket_that_holds_their_rectangle(patched, tmp_path, weight):
-    (tmp_path / "images").mkdir()
-    for i, left in enumerate((10, 50, 90)):
-        pixels = np.zeros((180, 128, 3), dtype=np.uint8)
-        pixels[:, left : left + 30] = 255
-        Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
-        (tmp_path / "images" / f"{i}.focus.json").write_text(f"[{left / 128}, 0, {(left + 30) / 128}, 1]")
-    user = config(tmp_path, {"caption_extension": ".txt", "class_tokens": "thing"})
-    user["datasets"][0] |= {"min_bucket_reso": 64, "max_bucket_reso": 256}
-    user["kohya_bucket"] |= {"focus": "beside", "focus_weight": weight}
-    group, _ = build_groups(patched, user)
-    trained = [image for batch in batches(patched, group) for image in batch["images"]]
-    assert [tuple(image.shape) for image in trained] == [(3, 192, 64) if weight else (3, 128, 128)] * 3
-    for image in trained:  # 30 of 128 columns, scaled to cover the bucket: 32 of 64, or 30 of 128
-        assert float((image[0].double().mean() + 1) / 2) == pytest.approx(0.5 if weight else 30 / 128, abs=1 / 64)
-
-
 def test_control_images_are_cut_like_their_images(patched, tmp_path):
     """Or refused, where sd-scripts cuts them by code of its own."""
     areas = write(tmp_path)

@@ -87,8 +87,6 @@ class AdapterOptions(RuleOptions):
             be enlarged, pixels lost by scaling down count too.
         focus: what crops must keep: a JSON Lines or Parquet file with a rectangle for each image, or `beside` for a
             file beside each image; see `images/focus_files.py`.
-        focus_weight: share of an image that may be cropped off to keep its rectangle whole: where no crop of its bucket
-            does, or `max_crop` leaves it out, it trains in the bucket that crops off least of those that do.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
             datasets' own.
         resolution_mode: `all` trains each image at each resolution in each epoch, `rotate` at one per epoch in turn,
@@ -126,7 +124,6 @@ class AdapterOptions(RuleOptions):
     small_buckets: str | None = choice(None, lambda: REMAINDERS)
     merge_max_crop: float = option(0.25, share)
     focus: str | None = option(None, _text("the path of a .jsonl or .parquet file, or beside"))
-    focus_weight: float = option(0.0, share)
     resolutions: tuple[tuple[int, int], ...] | None = option(
         None, _resolutions, lambda value: tuple(map(_as_resolution, value))
     )
@@ -250,13 +247,6 @@ def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]
         yield from _conflicts_with_resolutions(options, options.resolutions)
     elif alone := [key for key in ("resolution_mode", "resolution_weights") if key in given]:
         yield f"{alone[0]} is set without resolutions: say which, e.g. [512, 768]"
-    if options.focus_weight and options.focus is None:
-        yield "focus_weight is set without focus, which says what crops must keep: set focus, or leave it out"
-    for name, policy in options.moving.items() if options.focus_weight else ():
-        yield (
-            f"{name} is {policy.name!r}, which moves images away again from the bucket that holds their focus: use "
-            "'keep', 'pad' or 'drop', or leave focus_weight out"
-        )
     if "small_buckets" in given and not REMAINDERS[options.remainder].leaves_out:
         yield (
             f"small_buckets is set, but remainder is {options.remainder!r}, which trains the images of all buckets: "

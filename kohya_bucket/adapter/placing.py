@@ -25,10 +25,9 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.ranks import is_first_process
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.focus import check_focus_weight, focused, place_keeping
+from kohya_bucket.buckets.focus import focused, place_keeping
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import InSet
-from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 from kohya_bucket.files import user_cache
@@ -246,8 +245,6 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
         remedy = "train from the images" if own_sizes else "set enable_bucket = true"
         raise ConfigError(f"[kohya_bucket] focus is set, but {why}, so that no crop can be moved: {remedy}, or leave "
                           "focus out")  # fmt: skip
-    if options.focus_weight and not named_rule(options.rule).from_images:  # which make a set, once sizes are read
-        check_focus_weight(options.focus_weight, rule_for(at_resolutions(keys, options)[0], options))
     moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in options.moving.items()]
     moving = moved_by[0][0] if moved_by else ""
     if options.resolutions and not keys.enable_bucket:
@@ -289,11 +286,11 @@ def place_all(
     if not options.resolutions:
         if place is not None:  # with metadata's buckets, a focus is refused
             return (place(sizes),)
-        return (place_keeping(rule_for(keys, options, sizes), sizes, focus, options.focus_weight),)
+        return (place_keeping(rule_for(keys, options, sizes), sizes, focus),)
     columns: list[Placement] = []
     for one in at_resolutions(keys, options):
         try:
-            placement = place_keeping(rule_for(one, options, sizes), sizes, focus, options.focus_weight)
+            placement = place_keeping(rule_for(one, options, sizes), sizes, focus)
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error

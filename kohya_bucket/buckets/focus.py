@@ -8,18 +8,15 @@ upright (`obey_exif`), it is of the upright picture. A point is a rectangle with
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.arrays import CHUNK_ROWS
-from kohya_bucket.buckets.geometry import covering_sizes, cut_pixels
-from kohya_bucket.buckets.limits import Limits
-from kohya_bucket.buckets.placement import Placement, Reason
-from kohya_bucket.buckets.rule import BucketRule, InSet
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_sizes
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.buckets.geometry import cut_pixels
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.texts import counted
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
@@ -93,58 +90,14 @@ def focused(placement: Placement, focus: FloatArray | None) -> Placement:
     return replace(placement, crops=crops, crop_ltrb=ltrb)
 
 
-def check_focus_weight(weight: float, rule: BucketRule) -> None:
-    """Raise `BucketSettingsError` for a weight that is no share, or one for a rule that has no set."""
-    if not isinstance(weight, (int, float, np.floating)) or not 0 <= weight < 1:
-        raise BucketSettingsError(f"focus_weight is {weight!r}, but must be a share of the image, below 1")
-    if weight and rule.bucket_set is None:
-        raise BucketSettingsError(
-            f"focus_weight is {weight}, but here buckets follow from each image, so that there is no other to move to: "
-            "leave it out, or take a rule with a set (that of kohya has none with bucket_no_upscale)"
-        )
-
-
-def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | None, weight: float = 0.0) -> Placement:
-    """`rule.place(sizes)`, with the crops that keep each focus, and with a weight in the bucket that keeps it whole.
-
-    An image whose rectangle no crop of its bucket holds, or that `max_crop` leaves out, moves to a bucket of the rule's
-    set that holds it: to the one that crops off least (of equals the larger, then the first in set order), if that is
-    at most `weight` of the image. Where the rule enlarges no image, neither does this.
+def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | None) -> Placement:
+    """`rule.place(sizes)`, with the crops that keep each focus.
 
     Args:
         sizes: [N, 2] (width, height); rows with a side below 1 are unreadable.
         focus: [N, 4] shares, NaN where an image has no focus; None: none has one.
-        weight: share of an image that may be cropped off to keep its rectangle whole; 0: no image moves.
-
-    Raises:
-        BucketSettingsError: see `check_focus_weight`.
     """
-    check_focus_weight(weight, rule)
-    sizes = as_sizes(sizes)
-    placement, buckets = focused(rule.place(sizes), focus), rule.bucket_set
-    if focus is None or buckets is None or not weight:
-        return placement
-    lost = (cut_rectangles(placement, focus) > 0) | (placement.reasons == Reason.CROP_LIMIT)
-    may_move = np.flatnonzero(lost & ~np.isnan(focus).any(axis=1))
-    columns: dict[str, Any] = {name: one for name, one in vars(placement).items() if isinstance(one, np.ndarray)}
-    columns["crops"], columns["moved"] = placement.cuts[:, :2], np.zeros(len(sizes), dtype=np.bool_)
-    middle = middle_cuts(placement, focus)
-    limits = Limits(buckets, max_crop=None, no_upscale=bool(getattr(rule, "no_upscale", False)))
-    for at in np.split(may_move, range(CHUNK_ROWS, len(may_move), CHUNK_ROWS)):
-        rows, least, best = sizes[at], np.full(len(at), np.inf), np.full(len(at), -1, dtype=np.int32)
-        for k in limits.candidates:
-            index = np.full(len(at), k, dtype=np.int32)
-            loss, fits = limits.judge(rows, index)
-            better = np.flatnonzero(fits & (loss <= weight) & (loss < least))
-            pixels = focus_pixels(focus[at[better]], covering_sizes(rows[better], buckets.sizes[index[better]]))
-            better = better[(pixels[:, 2:] - pixels[:, :2] <= buckets.sizes[k]).all(axis=1)]
-            least[better], best[better] = loss[better], k
-        at, best = at[best >= 0], best[best >= 0]
-        there = focused(InSet(sizes[at], buckets, best).placement(), focus[at])
-        there = replace(there, crops=there.cuts[:, :2], moved=best >= 0)
-        for name, column in columns.items():
-            column[at] = getattr(there, name)
-    return replace(placement, **columns, middle_cut=middle)
+    return focused(rule.place(sizes), focus)
 
 
 def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
@@ -161,31 +114,26 @@ def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:
 
 
 def middle_cuts(placement: Placement, focus: FloatArray) -> FloatArray:
-    """[N] the same of the middle crop, and of images that moved in the bucket that their size gives them."""
-    if placement.middle_cut is None:
-        return cut_rectangles(replace(placement, crops=None), focus)
-    return np.where(placement.placed, placement.middle_cut, np.nan)
+    """[N] the same of the middle crop."""
+    return cut_rectangles(replace(placement, crops=None), focus)
 
 
 class FocusCuts(NamedTuple):
-    """Of how many rectangles of placed images a part is cut off, and how many images moved to another bucket."""
+    """Of how many rectangles of placed images a part is cut off."""
 
     rectangles: int
     cut_in_middle: int
     cut: int
-    moved: int
 
     @classmethod
     def of(cls, placement: Placement, focus: FloatArray) -> FocusCuts:
-        """With the crops of a placement, and without a focus: in the middle, in the buckets that sizes alone give."""
+        """With the crops of a placement, and without a focus: in the middle."""
         middle, now = middle_cuts(placement, focus), cut_rectangles(placement, focus)
-        moved = 0 if placement.moved is None else placement.moved & placement.placed
-        return cls(*(int(np.sum(one)) for one in (~np.isnan(now), middle > 0, now > 0, moved)))
+        return cls(*(int(np.sum(one)) for one in (~np.isnan(now), middle > 0, now > 0)))
 
     def __str__(self) -> str:
         middle = f"the middle would cut {self.cut_in_middle:,}, these crops cut {self.cut:,}"
-        moved = f"; focus_weight moves {counted(self.moved, 'image')} to another bucket" if self.moved else ""
-        return f"focus: {counted(self.rectangles, 'rectangle')}; {middle}{moved}"
+        return f"focus: {counted(self.rectangles, 'rectangle')}; {middle}"
 
 
 def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:

@@ -68,9 +68,6 @@ class Placement:
         reasons: [N] uint8 values of `Reason`.
         crops: [N, 2] int32 left and top of the crop in the resized image, where a focus decides them
             (`buckets/focus.py`); None: all crops are in the middle.
-        moved: [N] bool, the bucket is not the one that the image's size gives it, but one that holds its focus whole.
-        middle_cut: [N] float64, share of the focus that the middle crop would cut off in the bucket that the image's
-            size gives it; NaN without a bucket or a focus. This and `moved` are None where no image may move.
     """
 
     bucket_set: BucketSet | None
@@ -82,8 +79,6 @@ class Placement:
     crop_loss: FloatArray
     reasons: npt.NDArray[np.uint8]
     crops: IntArray | None = None
-    moved: npt.NDArray[np.bool_] | None = None
-    middle_cut: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.bucket_index)

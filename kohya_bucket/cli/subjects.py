@@ -120,8 +120,7 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
             at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
             rule = rule_for(keys, adapter, images.sizes)
             batch = batch_size or dataset.config.batch_size
-            weight = adapter.focus_weight
-            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, None, focus, weight))
+            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, None, focus))
     return subjects, findings
 
 
@@ -181,7 +180,7 @@ def from_musubi_config(
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * max(keys.num_repeats, 0), captions=endings)
         focus = focus_of(adapter, images.paths)
-        subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts, focus, adapter.focus_weight))
+        subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts, focus))
     findings = _serious(read.findings)
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])

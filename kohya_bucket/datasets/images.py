@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kohya_bucket.buckets.bucket import BucketSet
-from kohya_bucket.buckets.focus import check_focus_weight, place_keeping
+from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray
@@ -99,8 +99,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         metadata_cache: sizes of files that have not changed are taken from it instead of their headers.
         focus: what crops must keep: [N, 4] left, top, right, bottom of a rectangle in shares of each picture as it is
             trained, NaN where there is none; or a JSON Lines or Parquet file, or "beside" (`images/focus_files.py`).
-        focus_weight: share of an image that may be cropped off to keep its rectangle whole in another bucket, see
-            `kohya_bucket.buckets.focus.place_keeping`; 0: each image stays in the bucket that its size gives it.
         pixel_range: what `image` lies in: (-1, 1), or (0, 1).
         interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
             `kohya_bucket.images.resize.INTERPOLATIONS`.
@@ -125,7 +123,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     """
 
     focus: FloatArray | None = None
-    focus_weight = 0.0
 
     def __init__(
         self,
@@ -136,7 +133,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         transform: Transform | None = None,
         metadata_cache: MetadataCache | None = None,
         focus: str | os.PathLike[str] | npt.ArrayLike | None = None,
-        focus_weight: float = 0.0,
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
         decode: str = "exact",
@@ -147,18 +143,12 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     ) -> None:
         # before the headers of a million files are read
         check_rule(rule)
-        check_focus_weight(focus_weight, rule)
-        if focus_weight and focus is None:
-            raise KohyaBucketError(
-                f"focus_weight is {focus_weight} without focus, which says what crops must keep: give both, or none"
-            )
         settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
         )  # fmt: skip
         self.focus = None if focus is None else _focus_of(focus, [source.name(i) for i in range(len(source))])
-        self.focus_weight = focus_weight
         self._place(source, rule, settings)
 
     @classmethod
@@ -231,7 +221,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.settings = settings
         self.sizes, unreadable = checked_sizes(source, settings.fast)
         self._unreadable = {i: reason for i, _, reason in unreadable}
-        placement = place_keeping(rule, self.sizes, self.focus, self.focus_weight)
+        placement = place_keeping(rule, self.sizes, self.focus)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
             raise KohyaBucketError(f"none of {len(source)} images has a bucket{examples and f' ({examples})'}")

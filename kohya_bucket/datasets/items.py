@@ -127,7 +127,6 @@ class DatasetKeywords(ItemKeywords, total=False):
 
     metadata_cache: MetadataCache | None
     focus: str | os.PathLike[str] | npt.ArrayLike | None
-    focus_weight: float
     obey_exif: bool
     num_workers: int | None
     progress: Progress | None

@@ -7,7 +7,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,7 @@ import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import focus_of
-from kohya_bucket.buckets.focus import focus_crops, focus_pixels, place_keeping
-from kohya_bucket.buckets.trainers import MusubiTunerBuckets
+from kohya_bucket.buckets.focus import focus_crops, focus_pixels
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
@@ -48,8 +46,8 @@ _OF_IMAGES = [name for name in (*IMAGES, *DEPRECATED) if name not in _COMMON]
 _OF_CLIPS = ["resolution", *(name for name in CLIPS if name not in _COMMON)]
 _OF_TEXT = ["resolution", "enable_bucket", "bucket_no_upscale"]
 _WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
-_FOCUS, _MOVED = "focus", "bucket for its focus"
-_UNSAID: Settings = {"bucket_no_upscale": False, "further keys": "", _FOCUS: None, _MOVED: None}
+_FOCUS = "focus"
+_UNSAID: Settings = {"bucket_no_upscale": False, "further keys": "", _FOCUS: None}
 """What notes did not say while nothing else was possible."""
 
 
@@ -131,7 +129,6 @@ class Caches:
         found_focus = focus_of(self.options, [source.key for source in sources])
         rows = zip(sources, () if found_focus is None else found_focus.tolist(), strict=False)
         self.focus: dict[int, Focus] = {source.number: tuple(row) for source, row in rows if row[0] == row[0]}
-        self._placed: dict[tuple[int, tuple[int, int]], tuple[int, int]] = {}  # buckets of what a focus may move
         self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
@@ -147,33 +144,6 @@ class Caches:
             elif found := CacheName.of(str(self.folder / file), name, clips=self.clips):
                 self.named[found.stem].append(found)
         remove_leftovers(killed)
-        if self.options.focus_weight:
-            self._place([(n, name.size) for n in self.focus for name in self.named.get(self.table.at[n].stem, ())])
-
-    def _place(self, asked: list[tuple[int, tuple[int, int]]]) -> None:
-        focus = np.array([self.focus[number] for number, _ in asked]).reshape(-1, 4)
-        rule = MusubiTunerBuckets(self.dataset.resolution, self.family.steps)
-        sizes = np.array([size for _, size in asked], dtype=np.int32).reshape(-1, 2)
-        placement = place_keeping(rule, sizes, focus, self.options.focus_weight)
-        self._placed.update(zip(asked, [(w, h) for w, h in placement.bucket_sizes.tolist()], strict=True))
-
-    def bucket_of(self, number: int, size: tuple[int, int]) -> tuple[int, int]:
-        """The bucket of an image of that size, to which its focus may have moved it; or of the frames of a clip."""
-        if not self.options.focus_weight or number not in self.focus:
-            return self.selector.get_bucket_resolution(size)
-        if (number, size) not in self._placed:
-            self._place([(number, size)])
-        return self._placed[number, size]
-
-    def _moved_to(self, source: Source) -> tuple[int, int] | None:
-        """The bucket to which its focus moves an image, which is read for its size; None where it stays."""
-        from PIL import Image
-
-        if not self.options.focus_weight or source.number not in self.focus:
-            return None
-        with Image.open(source.files[0]) as image:
-            bucket = self.bucket_of(source.number, image.size)
-            return None if bucket == self.selector.get_bucket_resolution(image.size) else bucket
 
     @property
     def focus_of_controls(self) -> bool:
@@ -204,9 +174,6 @@ class Caches:
             given["further keys"] = source.further
         several = self.clips or len(source.files) > 1
         given[_FOCUS] = self.focus.get(source.number) if several else None
-        if text:
-            with suppress(Exception):  # an image that cannot be read, which is said elsewhere
-                given[_MOVED] = self._moved_to(source) if several else None
         return dict(json.loads(json.dumps(given)))
 
     def latents(self, source: Source) -> Found:
@@ -240,7 +207,7 @@ class Caches:
         return range(max(1, (frames - 1) // 4 // window)) if self.family.in_sections else [None]
 
     def _why_latents(self, source: Source, name: CacheName, header: TensorFile, note: Note | None) -> list[Reason]:
-        bucket = self.bucket_of(source.number, name.size)
+        bucket = self.selector.get_bucket_resolution(name.size)
         if self.clips and bucket != name.size:  # the size is that of the resized frames, and a bucket's is its own
             return [_other_bucket(name.size, bucket)]
         at, focus = None if self.clips else bucket, self.focus.get(source.number)

@@ -31,8 +31,8 @@ from kohya_bucket.texts import counted, one_line, some
 
 _ORIGIN = "_kohya_bucket_origin"
 """Attribute of an item: the session and the source that it is of, for whatever saves it."""
-_FOCUS, _BUCKET = "_kohya_bucket_focus", "_kohya_bucket_bucket"
-"""Attributes of a picture: what its crop keeps, and the size of the crop."""
+_FOCUS = "_kohya_bucket_focus"
+"""Attribute of a picture: what its crop keeps."""
 _frames = threading.local()  # its `focus` is that of the clip which this thread reads
 _MADE_NOTHING = "musubi-tuner made nothing of it, for the reason in its lines above: take it out of the data set"
 
@@ -249,10 +249,8 @@ class PickedSource:
             if pictures:
                 _load(found, caches.selector)
                 if focus is not None and not caches.clips:  # pictures later: they are told what to keep
-                    bucket = caches.bucket_of(number, _pictures(found, controls=False)[0].size)
                     for picture in _pictures(found, controls=caches.focus_of_controls):
                         setattr(picture, _FOCUS, focus)
-                        setattr(picture, _BUCKET, bucket)
         except MemoryError:
             raise
         except Exception as error:  # whatever a decoder raises at a file
@@ -323,12 +321,6 @@ def _pictures(found: Any, *, controls: bool) -> list[Any]:
 def focus_in(picture: Any) -> Focus | None:
     """What the crop of a picture or frame keeps that is about to be cut; None: it is in the middle."""
     found: Focus | None = getattr(picture, _FOCUS, None) or getattr(_frames, "focus", None)
-    return found
-
-
-def bucket_in(picture: Any, own: tuple[int, int]) -> tuple[int, int]:
-    """The bucket of a picture with a focus; `own` is the one that musubi-tuner gives it by its size."""
-    found: tuple[int, int] = getattr(picture, _BUCKET, own)
     return found
 
 

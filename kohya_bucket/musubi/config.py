@@ -86,8 +86,8 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
     for keys, place in zip(datasets, places, strict=True):
         _check_values(keys, place, model, findings)
     options = AdapterOptions.of_config(source, findings)
-    for place, conflict in conflicts(options or AdapterOptions(), dict(zip(places, datasets, strict=True))):
-        findings.error("settings", place or source.line_of(TABLE).rstrip(", "), conflict)
+    for conflict in conflicts(options or AdapterOptions()):
+        findings.error("settings", source.line_of(TABLE).rstrip(", "), conflict)
         options = None
     file = source.path or Path(path)
     return MusubiConfig(file, tuple(datasets), tuple(readable), tuple(places), model, options, findings)
@@ -212,34 +212,24 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Architecture, finding
 
 _OPTIONS = {
     "remainder", "small_buckets", "order", "run_length", "same_shape", "on_bad_image", "max_pixels", "max_tokens",
-    "max_cost", "model", "cost", "focus", "focus_weight",
+    "max_cost", "model", "cost", "focus",
 }  # fmt: skip
 
 
-def conflicts(options: AdapterOptions, datasets: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(place, what to change) of options that caches cannot have, with no place, and of those that a data set cannot.
-
-    Args:
-        datasets: of a config, or of musubi-tuner, by their places.
-    """
+def conflicts(options: AdapterOptions) -> Iterator[str]:
+    """What to change, for options that caches cannot have."""
     for field in fields(options):
         if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
             several = "give each resolution [[datasets]] and a cache_directory of its own"
             remedy = several if field.name == "resolutions" else "leave it out"
             message = f"{field.name} is set, but musubi-tuner trains from caches that were made without it: {remedy}; "
-            yield "", f"[{TABLE}] {message}{', '.join(sorted(_OPTIONS))} can be set"
+            yield f"[{TABLE}] {message}{', '.join(sorted(_OPTIONS))} can be set"
     for name, policy in options.moving.items():
         message = f"{name} is {policy.name!r}, which trains images at other sizes, but caches have one size each"
-        yield "", f"[{TABLE}] {message}: use 'keep', 'pad' or 'drop'"
-    for place, keys in datasets.items() if options.focus_weight else ():
-        why = "with bucket_no_upscale buckets follow from each image" if keys.bucket_no_upscale else ""
-        why = why if keys.enable_bucket else "enable_bucket is off"
-        if why := "this data set is of clips" if hasattr(keys, "frame_extraction") else why:
-            message = f"focus_weight is {options.focus_weight}, but {why}, so that there is no other bucket to move to"
-            yield place, f"[{TABLE}] {message}: leave focus_weight out, or change that"
+        yield f"[{TABLE}] {message}: use 'keep', 'pad' or 'drop'"
 
 
-def check_options(options: AdapterOptions, datasets: Mapping[str, Any]) -> None:
+def check_options(options: AdapterOptions) -> None:
     """Raise `ConfigError` with the first of the `conflicts`."""
-    for place, conflict in conflicts(options, datasets):
-        raise ConfigError(f"{place}: {conflict}" if place else conflict)
+    for conflict in conflicts(options):
+        raise ConfigError(conflict)

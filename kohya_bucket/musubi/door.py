@@ -49,13 +49,12 @@ class MusubiDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        check_options(options, {})
-        for option, subject in (("focus", "caching"), ("focus_weight", "planning")):
-            if getattr(options, option) and subject in self.unknown:
-                raise ConfigError(
-                    f"[kohya_bucket] {option} needs a part of musubi-tuner that looks different from every known "
-                    f"version: {self.unknown[subject]}. Leave it out, or update kohya-bucket"
-                )
+        check_options(options)
+        if options.focus and "caching" in self.unknown:
+            raise ConfigError(
+                "[kohya_bucket] focus needs a part of musubi-tuner that looks different from every known version: "
+                f"{self.unknown['caching']}. Leave it out, or update kohya-bucket"
+            )
 
     def is_group(self, dataset: Any) -> bool:
         return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)

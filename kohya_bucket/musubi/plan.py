@@ -105,7 +105,7 @@ def _place(
         scan = read_clips(paths, decode=decode, progress=progress)
         return _place_clips(keys, place, paths, scan, model, findings, focus)
     sizes = scan_sizes(paths, progress=progress)
-    placement = place_keeping(keys.picture_rule(model), sizes.sizes, focus, options.focus_weight)
+    placement = place_keeping(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
     buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]

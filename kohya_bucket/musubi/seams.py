@@ -32,8 +32,7 @@ from kohya_bucket.musubi.architectures import ARCHITECTURES
 from kohya_bucket.musubi.batches import planned_item
 from kohya_bucket.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.musubi.caches import Caches, holds_clips
-from kohya_bucket.musubi.caching import Session, bucket_in, cut, focus_in, save_item
-from kohya_bucket.musubi.config import check_options
+from kohya_bucket.musubi.caching import Session, cut, focus_in, save_item
 from kohya_bucket.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.objects import BatchManager, CachedDataset, Dataset, Group, Item, Selector
@@ -77,8 +76,6 @@ def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = Fal
             "hv_train.py cannot train, with this package or without: it calls its collator with an argument too many, "
             "since musubi-tuner changed its data sets and not this program; hv_train_network.py trains"
         )
-    datasets = {f"dataset {n}": one.params for n, one in enumerate(dataset_group_blueprint.datasets, 1)}
-    check_options(place.door.options(), datasets)
     return place.original(dataset_group_blueprint, training, **more)
 
 
@@ -98,7 +95,7 @@ _ORDER = (
     ),
     Seam("load_user_config", (), _load),
     Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
-    Seam("generate_dataset_group_by_blueprint", (Uses("datasets", "params"),), _make_group, only=_GROUP_KEYS),
+    Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
     Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
     Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
 )
@@ -274,7 +271,7 @@ def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
 
 def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
     focus = focus_in(image)
-    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_in(image, bucket_reso), focus)
+    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
 
 
 def _saving(*, text: bool) -> Callable[..., None]:

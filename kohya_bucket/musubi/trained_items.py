@@ -37,8 +37,8 @@ Trained = dict[str, tuple[tuple[int, int], TensorFile]]
 def pick_out_of(buckets: dict[Bucket, list[Item]], trained: Trained) -> None:
     """Leave only what is trained in the buckets, each with what has the same shapes.
 
-    musubi-tuner finds buckets by the sizes in names. But an image may have been cached in another, for its focus; and
-    a clip that is cached at the size of its bucket gets that one only where `enable_bucket` is set.
+    musubi-tuner finds buckets by the sizes in names. But a clip that is cached at the size of its bucket gets that one
+    only where `enable_bucket` is set.
     """
     picked: dict[Bucket, dict[tuple[Any, ...], list[Item]]] = defaultdict(lambda: defaultdict(list))
     seen = set()
@@ -131,7 +131,7 @@ class _Judged:
         self._compare_makers()
         self._leave_out_unreadable()
         self.files = {
-            name.path: (caches.bucket_of(number, name.size), header)
+            name.path: (caches.selector.get_bucket_resolution(name.size), header)
             for number, latents in found.items()
             if number not in self.left_out
             for name, header in latents.latents

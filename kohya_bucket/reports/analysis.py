@@ -275,6 +275,6 @@ def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float =
             f"outlier_threshold is {outlier_threshold}, but must be a number, 0 or more; 0.25 is usual"
         )
     sizes = subject.images.sizes
-    placement = place_keeping(subject.rule, sizes, subject.focus, subject.focus_weight)
+    placement = place_keeping(subject.rule, sizes, subject.focus)
     scale, distance = enlargement(sizes, placement), aspect_distance(sizes, placement)
     return Analysis(subject, placement, scale, distance, min_count, outlier_threshold)

@@ -37,9 +37,7 @@ class Explanation:
 
     `bucket` is None where there is none, and `reason` says why. `neighbours` are the next narrower and the next
     wider bucket; empty where buckets follow from the images. Of an image with a focus, `focus` is its rectangle in
-    shares, and `focus_cut` are the shares of it that the middle crop would cut off in the bucket of its size, and that
-    this crop does. Where the focus has `moved` it, `moved_from` is that bucket; None (and the first share, too) where
-    `max_crop` would leave it out.
+    shares, and `focus_cut` are the shares of it that the middle crop would cut off, and that this crop does.
     """
 
     size: tuple[int, int]
@@ -53,9 +51,7 @@ class Explanation:
     exact: bool = False
     neighbours: tuple[Neighbour, ...] = ()
     focus: tuple[float, ...] | None = None
-    focus_cut: tuple[float | None, float] | None = None
-    moved: bool = False
-    moved_from: Bucket | None = None
+    focus_cut: tuple[float, float] | None = None
 
     @property
     def aspect(self) -> float:
@@ -63,9 +59,7 @@ class Explanation:
         return self.size[0] / self.size[1]
 
 
-def explain(
-    rule: BucketRule, width: int, height: int, focus: tuple[float, ...] | None = None, focus_weight: float = 0.0
-) -> Explanation:
+def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] | None = None) -> Explanation:
     """Place one image and look around its bucket; with a focus, as `buckets.focus.place_keeping` places it.
 
     Raises:
@@ -74,15 +68,14 @@ def explain(
     if min(width, height) < 1:
         raise ValueError(f"{width}x{height} is not an image size: both sides must be 1 or more")
     rectangle = None if focus is None else np.array([focus])
-    placement = place_keeping(rule, [(width, height)], rectangle, focus_weight)
+    placement = place_keeping(rule, [(width, height)], rectangle)
     bucket = placement.bucket(0)
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)
     resized = tuple(placement.resized_sizes[0].tolist())
-    lost, moved = None, placement.moved is not None and bool(placement.moved[0])
+    lost = None
     if rectangle is not None:
-        middle, now = float(middle_cuts(placement, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
-        lost = None if np.isnan(middle) else middle, now
+        lost = float(middle_cuts(placement, rectangle)[0]), float(cut_rectangles(placement, rectangle)[0])
     return Explanation(
         size=(width, height),
         bucket=bucket,
@@ -96,8 +89,6 @@ def explain(
         neighbours=_neighbours(rule, bucket, width / height),
         focus=focus,
         focus_cut=lost,
-        moved=moved,
-        moved_from=rule.place([(width, height)]).bucket(0) if moved else None,
     )
 
 

@@ -23,7 +23,6 @@ from kohya_bucket.buckets import (
     list_presets,
     load_preset,
 )
-from kohya_bucket.buckets.focus import place_keeping, upright_to_stored
 from kohya_bucket.buckets.misfits import (
     BARELY,
     LONGEST_ASPECT,
@@ -227,14 +226,11 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
     turned = analysis.rotated
     if len(turned):
         sizes = np.where(images.orientation[:, None] >= 5, images.sizes[:, ::-1], images.sizes)
-        focus, cost = subject.focus, ""
-        if focus is not None:
-            count = int((~np.isnan(focus[turned]).any(axis=1)).sum())
+        cost = ""
+        if subject.focus is not None:
+            count = int((~np.isnan(subject.focus[turned]).any(axis=1)).sum())
             cost = f"{counted(count, 'focus rectangle')} must be turned with them" if count else ""
-            asked = images.orientation
-            # the other quarter turn undoes a quarter turn, and everything else undoes itself
-            focus = upright_to_stored(focus, np.where((asked == 6) | (asked == 8), 14 - asked, asked))
-        placement = place_keeping(subject.rule, sizes, focus, subject.focus_weight)
+        placement = subject.rule.place(sizes)
         after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         yield Recommendation(
@@ -265,9 +261,7 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
     subject, sizes = analysis.subject, analysis.images.sizes[kept]
-    focus = None if subject.focus is None else subject.focus[kept]
-    placement = place_keeping(rule, sizes, focus, 0.0 if rule.bucket_set is None else subject.focus_weight)
-    return summarize(sizes, placement, analysis.images.repeats[kept], subject.batch_size)
+    return summarize(sizes, rule.place(sizes), analysis.images.repeats[kept], subject.batch_size)
 
 
 def _samples(before: Summary, after: Summary) -> str:
@@ -447,8 +441,6 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
         after = _summary_of(analysis, kept, change.rule)
         if worth(before, after) > 0 or change.must:
             gain, cost = differences(before, after)
-            if subject.focus_weight and change.rule.bucket_set is None:
-                cost = "; ".join(filter(None, ("focus_weight, which it refuses, must be left out", cost)))
             texts = *change[:3], change.why + beside, gain, cost
             found.append(Recommendation(*texts, before, after, must=change.must))
     out: list[Recommendation] = []

@@ -184,7 +184,6 @@ class Subject:
         trainer: what settings are proposed for.
         clips: where the images are the frames of clips, what else is known of these.
         focus: [N, 4] what each image's crop keeps, see `buckets/focus.py`; None: all crops are in the middle.
-        focus_weight: as `buckets.focus.place_keeping` takes it.
     """
 
     name: str
@@ -195,4 +194,3 @@ class Subject:
     trainer: Trainer = ANY_TRAINER
     clips: ClipFacts | None = None
     focus: FloatArray | None = None
-    focus_weight: float = 0.0

@@ -2,16 +2,15 @@
 
 import json
 import pickle
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from kohya_bucket import BucketSettingsError, ConfigError
+from kohya_bucket import ConfigError
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import place_all, place_images, refuse_conflicts
+from kohya_bucket.adapter.placing import place_images, refuse_conflicts
 from kohya_bucket.buckets.focus import cut_rectangles
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.config.model import refuse_random_crops
@@ -56,19 +55,6 @@ def test_no_crop_keeps_less_of_a_rectangle_than_the_middle_at_any_size(tmp_path,
                     assert cut_rectangles(here, focus)[0] <= cut_rectangles(there, focus)[0]
 
 
-@pytest.mark.parametrize("table", [{}, {"resolutions": [256, 320]}, {"remainder": "drop", "small_buckets": "pad"}])
-def test_with_a_weight_the_bucket_holds_the_whole_rectangle_where_one_does(tmp_path, table) -> None:
-    sizes, boxes = [(300, 340)] * 4, {name: [0.2, 0, 0.8, 1] for name in ROWS}
-    tables = [options(tmp_path, boxes, **table, focus_weight=weight) for weight in (0, 0.4)]
-    plain, found = (placing(tmp_path, one, sizes) for one in tables)
-    assert found.trained.focus is not None
-    for before, after in zip(plain.per_resolution, found.per_resolution, strict=True):
-        assert cut_rectangles(before, found.trained.focus)[[0, 1, 3]].min() > 0
-        assert cut_rectangles(after, found.trained.focus)[[0, 1, 3]].max() == 0
-        assert after.crop_loss.max() <= 0.4
-        assert after.bucket(2) == before.bucket(2)  # it has no rectangle
-
-
 def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_path) -> None:
     found = placing(tmp_path, options(tmp_path)).placement
     plain = placing(tmp_path, AdapterOptions()).placement
@@ -111,17 +97,6 @@ def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
     for keys, own_sizes in ((DatasetKeys((256, 256), False), False), (KEYS, True)):
         with pytest.raises(ConfigError, match="focus"):
             refuse_conflicts(keys, table, own_sizes=own_sizes)
-    with pytest.raises(ConfigError, match="focus_weight is set without focus"):
-        AdapterOptions.from_tables(("here", {"focus_weight": 0.3}))
-    for more in ({"remainder": "merge"}, {"remainder": "drop", "small_buckets": "merge"}):
-        with pytest.raises(ConfigError, match=rf"^here: \[kohya_bucket\] {list(more)[-1]} is 'merge'"):
-            AdapterOptions.from_tables(("here", {"focus": "beside", "focus_weight": 0.3, **more}))
-    for keys, rule in ((replace(KEYS, bucket_no_upscale=True), "kohya"), (KEYS, "exact")):
-        with pytest.raises(BucketSettingsError, match="focus_weight"):
-            refuse_conflicts(keys, replace(table, focus_weight=0.3, rule=rule))
-    refuse_conflicts(KEYS, replace(table, focus_weight=0.3, rule="auto"))
-    with pytest.raises(BucketSettingsError, match="focus_weight"):
-        place_all(replace(KEYS, bucket_no_upscale=True), replace(table, focus_weight=0.3), SIZES)
     with pytest.raises(ConfigError, match="random_crop"):
         refuse_random_crops([SimpleNamespace(random_crop=True)], table)
     refuse_random_crops([SimpleNamespace(random_crop=True)], AdapterOptions())

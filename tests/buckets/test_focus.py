@@ -6,21 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from kohya_bucket import BucketSet, BucketSettingsError, ExactBuckets, FixedBuckets, KohyaBuckets, load_preset
+from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.buckets.focus import (
     NO_FOCUS,
-    FocusCuts,
     cut_rectangles,
     focus_crops,
     focus_pixels,
     focused,
-    middle_cuts,
-    place_keeping,
     upright_to_stored,
 )
-from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rules.fixed import OneBucket
-from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 
 share = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 1000).map(lambda n: n / 1000), st.floats(0, 1))
 interval = st.tuples(share, share).map(sorted)
@@ -149,77 +144,3 @@ def test_a_rectangle_of_the_upright_picture_is_found_in_the_stored_one(orientati
     ((left, top, right, bottom),) = focus_pixels(shares, np.array([(8, 4)])).tolist()
     expected = upright[box[1] : box[3], box[0] : box[2]]
     assert set(pixels[top:bottom, left:right].ravel().tolist()) == set(expected.ravel().tolist())
-
-
-RULES = [
-    KohyaBuckets((128, 128), 64, 256, 16), KohyaBuckets((128, 128), 64, 256, 16, max_crop=0.02),
-    FixedBuckets(load_preset("sdxl"), no_upscale=True), FixedBuckets(load_preset("sdxl"), max_crop=0.03),
-]  # fmt: skip
-
-
-@given(
-    rule=st.sampled_from(RULES), weight=st.sampled_from([0.0, 0.05, 0.3, 0.9]),
-    images=st.lists(
-        st.tuples(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), st.none() | rectangle), min_size=1, max_size=8
-    ),
-)  # fmt: skip
-@settings(max_examples=60, deadline=None)
-def test_only_an_image_whose_rectangle_is_cut_moves_and_to_the_bucket_that_crops_least(rule, weight, images) -> None:
-    sizes = np.array([size for size, _ in images], dtype=np.int32)
-    focus = np.array([NO_FOCUS if box is None else box for _, box in images])
-    plain, found = focused(rule.place(sizes), focus), place_keeping(rule, sizes, focus, weight)
-    assert found.bucket_set == plain.bucket_set
-    enlarges = not getattr(rule, "no_upscale", False)
-    for i in range(len(sizes)):
-        lost = plain.reason(i) == Reason.CROP_LIMIT or bool(cut_rectangles(plain, focus)[i] > 0)
-        fitting = []
-        for bucket in rule.bucket_set if weight and lost and not np.isnan(focus[i]).any() else ():
-            there = focused(FixedBuckets(BucketSet([bucket])).place(sizes[i : i + 1]), focus[i : i + 1])
-            fits = enlarges or (bucket.width <= sizes[i, 0] and bucket.height <= sizes[i, 1])
-            if fits and cut_rectangles(there, focus[i : i + 1])[0] == 0 and there.crop_loss[0] <= weight:
-                fitting.append((there.crop_loss[0], -bucket.pixel_count, there))
-        wanted = min(fitting, key=lambda one: one[:2])[2] if fitting else plain.select(np.array([i]))
-        for name in ("bucket_sizes", "resized_sizes", "cuts", "crop_ltrb", "aspect_errors", "crop_loss", "reasons"):
-            assert np.array_equal(getattr(found, name)[i], getattr(wanted, name)[0], equal_nan=name != "cuts")
-        assert found.bucket(i) == wanted.bucket(0)
-        assert (found.moved is not None and bool(found.moved[i])) == bool(fitting)
-
-
-def test_a_portrait_whose_head_and_feet_no_crop_of_its_bucket_holds_moves_to_a_taller_one() -> None:
-    size, box = np.array([(900, 1100)], dtype=np.int32), np.array([(0.2, 0.0, 0.8, 1.0)])
-    rule = FixedBuckets(BucketSet.from_dims([(832, 832), (640, 1024)]))
-    assert focused(rule.place(size), box).bucket(0).as_tuple() == (832, 832)
-    for weight, bucket, counts in ((0.3, (640, 1024), (1, 1, 0, 1)), (0.2, (832, 832), (1, 1, 1, 0))):
-        found = place_keeping(rule, size, box, weight)
-        assert found.bucket(0).as_tuple() == bucket
-        assert FocusCuts.of(found, box) == counts
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_what_the_middle_would_cut_is_the_same_with_and_without_a_weight(rule) -> None:
-    random = np.random.default_rng(0)
-    sizes = random.integers(200, 2000, (300, 2)).astype(np.int32)
-    focus = np.sort(random.random((300, 2, 2)), axis=1).reshape(300, 4)
-    focus[:150, [1, 3]], focus[-5:] = (0.0, 1.0), np.nan
-    plain, found = rule.place(sizes), place_keeping(rule, sizes, focus, 0.5)
-    assert found.moved.sum() > 20
-    assert np.array_equal(
-        middle_cuts(found, focus)[plain.placed], cut_rectangles(plain, focus)[plain.placed], equal_nan=True
-    )
-    assert np.isnan(middle_cuts(found, focus)[~plain.placed]).all()
-    assert FocusCuts.of(found, focus).cut_in_middle == FocusCuts.of(plain, focus).cut_in_middle
-
-
-@pytest.mark.parametrize(
-    ("rule", "weight"),
-    [
-        (RULES[0], 1.0),
-        (RULES[0], -0.1),
-        (KohyaBuckets(1024, no_upscale=True), 0.3),
-        (ExactBuckets(), 0.3),
-        (MusubiTunerBuckets(1024, no_upscale=True), 0.3),
-    ],
-)
-def test_a_weight_that_is_no_share_or_can_move_nothing_is_refused(rule, weight) -> None:
-    with pytest.raises(BucketSettingsError, match="focus_weight"):
-        place_keeping(rule, np.array([(900, 1200)], dtype=np.int32), None, weight)

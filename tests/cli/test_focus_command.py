@@ -219,30 +219,11 @@ def test_simulate_says_what_is_kept(run, folder) -> None:
     assert run("simulate", "400x200", "--focus", "0.9,0,0.1,1").exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("weight", "max_crop", "bucket", "cut", "moved_from"),
-    [
-        (0, 0.5, (512, 512), (0.182, 0.182), None),
-        (0.3, 0.5, (384, 640), (0.182, 0), {"width": 512, "height": 512}),
-        (0.3, 0.01, (384, 640), (None, 0), None),
-    ],
-)
-def test_simulate_says_from_where_a_weight_moves_an_image(run, weight, max_crop, bucket, cut, moved_from) -> None:
-    sizes = "--resolution", 512, "--min-bucket-reso", 256, "--bucket-reso-steps", 128, "--max-crop", max_crop
-    asked = ["simulate", "900x1100", *sizes, "--focus", "0.2,0,0.8,1", "--focus-weight", weight]
-    (row,) = json.loads(run(*asked, "--json").stdout)
-    assert tuple(row["bucket"].values()) == bucket
-    assert tuple(share and round(share, 3) for share in row["focus_cut"]) == cut
-    assert row["moved"] == bool(weight)
-    assert row["moved_from"] == moved_from
-    assert run(*asked).exit_code == 0
-
-
 def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
     path = config(folder)
     plan = json.loads(run("plan", path, "--images", "--json").stdout)
     (dataset,) = plan["datasets"]
-    assert dataset["focus"] == [{"rectangles": 2, "cut_in_middle": 2, "cut": 0, "moved": 0}]
+    assert dataset["focus"] == [{"rectangles": 2, "cut_in_middle": 2, "cut": 0}]
     assert [row["cut"] for row in dataset["image_rows"]] == [[0, 0, 128, 0], [0, 128, 0, 0]]
     page = folder / "report.html"
     result = run("analyze", "--config", path, "--html", page, "--json")
@@ -251,7 +232,6 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
         "rectangles": 2,
         "cut_in_middle": 2,
         "cut": 0,
-        "moved": 0,
     }
     assert '"focus":{' in page.read_text(encoding="utf-8").replace(" ", "")
     plain = json.loads(run("plan", config(folder, table=""), "--json").stdout)["datasets"][0]
@@ -265,7 +245,11 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
         ("plan", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("plan", {"table": 'focus = "nowhere.jsonl"'}, "nowhere.jsonl"),
         ("simulate", {"subset": "random_crop = true"}, "random_crop"),
-        ("simulate", {"table": "focus = 'beside'\nfocus_weight = 0.3\nremainder = 'merge'"}, "line 13: [kohya_bucket]"),
+        (
+            "simulate",
+            {"table": "focus = 'beside'\nfocus_weight = 0.3"},
+            "no option 'focus_weight'; the nearest is 'focus'",
+        ),
         ("simulate", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("explore", {"subset": "random_crop = true"}, "random_crop"),
     ],
@@ -308,27 +292,16 @@ def test_in_a_config_of_musubi_tuner(run, folder) -> None:
     for name in ("a", "b", "deep/c"):
         (folder / "images" / name).with_suffix(".txt").write_text("a dog")
     (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
-    assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0, "moved": 0}]
+    assert planned["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0}]
     assert "focus: 1 rectangle; the middle would cut 1" in run("plan", path).output
-
-
-def musubi_weight(folder, *, general="enable_bucket = true", source="image_directory", weight=0.2):
-    """A config of one image that its own bucket, 272x240, cuts, and 256x256 holds."""
-    images = folder / "one"
-    images.mkdir(exist_ok=True)
-    Image.new("RGB", (288, 256)).save(images / "a.png")
-    (images / "a.txt").write_text("a dog")
-    (images / "a.focus.json").write_text("[0, 0, 0.5, 1]")
-    path = folder / "musubi.toml"
-    table = f"[kohya_bucket]\nfocus = 'beside'\nfocus_weight = {weight}"
-    data = f"[[datasets]]\nresolution = [256, 256]\n{source} = '{images}'\ncaption_extension = '.txt'"
-    path.write_text(f"[general]\n{general}\n{table}\n{data}\n")
-    return path
 
 
 @pytest.mark.parametrize("command", ["explore", "precompute"])
 def test_commands_for_sd_scripts_alone_say_so_of_a_config_of_musubi_tuner(run, folder, command) -> None:
-    path = musubi_weight(folder)
+    path = folder / "musubi.toml"
+    path.write_text(
+        f"[[datasets]]\nresolution = [256, 256]\nimage_directory = '{folder}'\ncaption_extension = '.txt'\n"
+    )
     more = {
         "explore": (path, "--no-open", "--out", folder / "e.html"),
         "precompute": ("--vae", "x", "-o", folder / "store", "--config", path),
@@ -336,56 +309,3 @@ def test_commands_for_sd_scripts_alone_say_so_of_a_config_of_musubi_tuner(run, f
     result = run(command, *more[command])
     assert result.exit_code == 2
     assert "is a config of musubi-tuner" in result.output
-
-
-@pytest.mark.parametrize(("weight", "bucket"), [(0, [272, 240]), (0.1, [272, 240]), (0.2, [256, 256])])
-def test_every_command_shows_where_a_weight_moves_an_image_of_musubi_tuner(run, folder, weight, bucket) -> None:
-    path, image = musubi_weight(folder, weight=weight), folder / "one" / "a.png"
-    (planned,) = json.loads(run("plan", path, "--json").stdout)["datasets"]
-    assert [row["bucket"] for row in planned["buckets"]] == [bucket]
-    assert planned["focus"][0]["cut"] == int(weight < 0.2)
-    (seen,) = json.loads(run("analyze", path, "--json").stdout)["datasets"]
-    assert [[row["width"], row["height"]] for row in seen["buckets"] if row["images"]] == [bucket]
-    written_out = ["--arch", "zi", "--resolution", "256", "--focus", "0,0,0.5,1", "--focus-weight", weight]
-    for more in (["--config", path], written_out):
-        (row,) = json.loads(run("simulate", image, *more, "--json").stdout)
-        assert list(row["bucket"].values()) == bucket
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"general": "enable_bucket = false"}, "enable_bucket is off"),
-        ({"general": "enable_bucket = false\nbucket_no_upscale = true"}, "enable_bucket is off"),
-        ({"general": "enable_bucket = true\nbucket_no_upscale = true"}, "with bucket_no_upscale"),
-        ({"source": "video_directory"}, "this data set is of clips"),
-    ],
-)
-def test_musubi_tuner_refuses_a_weight_where_there_is_no_other_bucket(run, folder, change, word) -> None:
-    path = musubi_weight(folder, **change)
-    image = folder / "one" / "a.png"
-    for code, *command in ((1, "plan", path), (2, "analyze", path), (2, "simulate", image, "--config", path)):
-        result = run(*command)
-        assert result.exit_code == code
-        place = f"line {path.read_text().split('[[datasets]]')[0].count(chr(10)) + 1}, dataset 1"
-        assert f"{place}: [kohya_bucket] focus_weight is 0.2, but {word}" in " ".join(result.output.split())
-
-
-def test_a_clip_has_no_weight(run) -> None:
-    result = run("simulate", "320x256x9", "--arch", "wan", "--focus", "0,0,1,1", "--focus-weight", 0.2)
-    assert result.exit_code == 2
-    assert "a clip is trained in its own bucket" in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("trainer", ["sd-scripts", "musubi-tuner"])
-def test_a_weight_of_the_command_line_is_refused_where_one_of_the_config_is(run, folder, trainer) -> None:
-    options = "focus = 'beside'\nremainder = 'merge'"
-    path = config(folder, table=options) if trainer == "sd-scripts" else musubi_weight(folder, weight=0)
-    if trainer == "musubi-tuner":
-        path.write_text(path.read_text().replace("enable_bucket = true", "enable_bucket = false"))
-    image = folder / "images" / "a.png"
-    assert run("simulate", image, "--config", path).exit_code == 0
-    result = run("simulate", image, "--config", path, "--focus-weight", 0.4)
-    assert result.exit_code == 2
-    word = "remainder is 'merge'" if trainer == "sd-scripts" else "dataset 1: [kohya_bucket] focus_weight is 0.4"
-    assert word in " ".join(result.output.split())

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from kohya_bucket import BucketedDataset, BucketSet, FixedBuckets, KohyaBucketError
-from kohya_bucket.buckets.focus import cut_rectangles, focused, place_keeping
+from kohya_bucket import BucketedDataset, KohyaBucketError
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.latents.encode.precompute import _of
 
@@ -49,23 +49,6 @@ def test_every_rectangle_is_whole(marked, tmp_path) -> None:
     placement = focused(RULE.place(dataset.sizes), focus)
     assert np.allclose([item["crop_ltrb"].numpy() for item in dataset], placement.crop_ltrb)
     assert np.array_equal(_of(dataset)[1].cuts, placement.cuts)  # what latents are encoded from
-
-
-def test_with_a_weight_an_image_trains_in_the_bucket_that_holds_its_rectangle(marked) -> None:
-    paths, focus, _ = marked
-    focus = np.where(np.arange(COUNT)[:, None] % 2, [0, 0, 1, 1.0], focus)
-    rule = FixedBuckets(BucketSet.from_dims([(SIDE, SIDE), (SIDE, 2 * SIDE), (2 * SIDE, SIDE)]))
-    plain, dataset = (BucketedDataset(paths, rule, focus=focus, focus_weight=weight) for weight in (0.0, 0.99))
-    whole = cut_rectangles(place_keeping(rule, dataset.sizes, focus, 0.99), focus) == 0
-    moved = dataset.bucket_indices != plain.bucket_indices
-    assert 0 < moved.sum() < COUNT
-    assert whole[moved].all()
-    for i, item in enumerate(dataset):
-        assert item["bucket_idx"] == dataset.bucket_indices[i]
-        assert item["image"].shape[:0:-1] == item["bucket"].as_tuple()
-    assert np.array_equal(_of(dataset)[1].bucket_index, dataset.bucket_indices)
-    with pytest.raises(KohyaBucketError, match="without focus"):
-        BucketedDataset(["absent.png"], rule, focus_weight=0.3)
 
 
 def test_without_rectangles_items_are_the_same_to_the_bit(marked) -> None:

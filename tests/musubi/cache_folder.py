@@ -77,10 +77,8 @@ class Folder:
             Image.new("RGB", self.size, (i, i, i)).save(path)
             Path(path).with_suffix(".txt").write_text(f"caption {i}", encoding="utf-8")
 
-    def caches(
-        self, side: int | None = None, focus: Path | None = None, weight: float = 0.0, **arguments: Any
-    ) -> Caches:
-        """With a focus file, its weight, and what a caching program is given."""
+    def caches(self, side: int | None = None, focus: Path | None = None, **arguments: Any) -> Caches:
+        """With a focus file, and what a caching program is given."""
         source = DirectorySource(self.paths)
         source.control_paths = self.controls
         dataset: Any = Dataset(
@@ -90,7 +88,7 @@ class Folder:
         )  # fmt: skip
         made = made_by(Namespace(**arguments)) if arguments else {}
         return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"),
-                      AdapterOptions(focus=None if focus is None else str(focus), focus_weight=weight))  # fmt: skip
+                      AdapterOptions(focus=None if focus is None else str(focus)))  # fmt: skip
 
     def make(self, **arguments: Any) -> None:
         """All caches, as if they were encoded through the door."""
@@ -101,7 +99,7 @@ class Folder:
                 self.save(session, source)
 
     def save(self, session: Session, source: Any) -> None:
-        bucket, cache = session.caches.bucket_of(source.number, self.size), self.root / "cache"
+        bucket, cache = session.caches.selector.get_bucket_resolution(self.size), self.root / "cache"
         size = f"{self.size[0]:04d}x{self.size[1]:04d}"
         item = SimpleNamespace(
             item_key=source.key, caption=f"caption {source.number}", frame_count=None,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, KohyaBuckets, load_preset
-from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
 from kohya_bucket.reports.analysis import analyze
@@ -140,29 +139,11 @@ def test_images_lying_on_their_side_are_named() -> None:
     assert not advice.cost
 
 
-@pytest.mark.parametrize(("orientation", "upright"), [(6, (0, 0, 1, 0.6)), (8, (0, 0.4, 1, 1)), (5, (0, 0, 1, 0.6))])
-def test_rectangles_are_turned_with_their_images(orientation, upright) -> None:
-    rule, weight = FixedBuckets(load_preset("sdxl")), 0.9
-    images = table([(1100, 900)], orientation=np.array([orientation], dtype=np.uint8))
-    subject = Subject("set", images, rule, focus=np.array([(0.0, 0.0, 0.6, 1.0)]), focus_weight=weight)
+def test_rectangles_must_be_turned_with_their_images() -> None:
+    images = table([(1100, 900)], orientation=np.array([6], dtype=np.uint8))
+    subject = Subject("set", images, RULES[0], focus=np.array([(0.0, 0.0, 0.6, 1.0)]))
     (advice,) = [r for r in recommend(analyze(subject)) if r.listed == "exif_rotated"]
-    turned = place_keeping(rule, [(900, 1100)], np.array([upright]), weight)
-    assert advice.after.mean_crop == turned.crop_loss[0]
-    assert turned.bucket(0) != place_keeping(rule, [(900, 1100)], subject.focus, weight).bucket(0)
-    assert advice.cost
-
-
-def test_a_setting_that_refuses_focus_weight_is_measured_without_and_says_so() -> None:
-    sizes, rule = [(896, 704), (640, 960)] * 5, KohyaBuckets(1024, 256, 2048)
-    focus = np.tile([(0.0, 0.0, 1.0, 1.0)], (len(sizes), 1))
-    costs = {}
-    for weight in (0.0, 0.3):
-        found = recommend(analyze(Subject("set", table(sizes), rule, focus=focus, focus_weight=weight)))
-        (advice,) = [r for r in found if r.setting == "bucket_no_upscale"]
-        assert advice.after.enlarged == 0
-        costs[weight] = advice.cost
-    assert "focus_weight" in costs[0.3]
-    assert "focus_weight" not in costs[0.0]
+    assert advice.cost == "1 focus rectangle must be turned with them"
 
 
 def test_a_good_set_asks_for_nothing() -> None:

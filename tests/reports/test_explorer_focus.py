@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, cli
-from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused, middle_cuts, place_keeping
+from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused, place_keeping
 from kohya_bucket.images.focus_files import focus_in, read_focus
 
 pytestmark = pytest.mark.slow
@@ -128,31 +128,7 @@ def test_crops_are_those_of_python_to_the_bit(browser, tmp_path) -> None:
     assert (crops != (resized - bucket) // 2).any(axis=1).mean() > 0.3
 
 
-@pytest.mark.parametrize("max_crop", [None, 0.05])
-def test_with_a_weight_buckets_and_crops_are_those_of_python(browser, tmp_path, max_crop) -> None:
-    random = np.random.default_rng(1)
-    sizes = random.integers(300, 3000, (500, 2)).astype(np.int32)
-    corners = np.sort(random.random((500, 2, 2)), axis=1).reshape(500, 4)
-    corners[:250, [1, 3]] = [0.01, 0.99]
-    open_explorer(browser, tmp_path)
-    change(browser, resolution=[1024, 1024], min=512, max=2048, steps=64, maxCrop=max_crop)
-    script = """return JSON.parse(args[0]).map(([w, h, ...box]) => {
-        const { bucket, cut, focusCut } = placeKeeping(explorer.rule, w, h, box, 0.3);
-        return bucket ? [...bucket, ...cut, focusCut.middle ?? -1, focusCut.moved ? 1 : 0] : [0, 0, 0, 0, 0, 0, -1, 0];
-    })"""
-    found = np.array(asked(browser, script, json.dumps(np.concatenate([sizes, corners], axis=1).tolist())))
-    rule = KohyaBuckets(1024, 512, 2048, max_crop=max_crop)
-    placement = place_keeping(rule, sizes, corners, 0.3)
-    middle = np.nan_to_num(middle_cuts(placement, corners), nan=-1)
-    counted = [placement.bucket_sizes, placement.cuts, middle[:, None], placement.moved[:, None]]
-    assert np.array_equal(found, np.concatenate(counted, axis=1))
-    assert (placement.bucket_index != rule.place(sizes).bucket_index).sum() > 20
-
-
-@pytest.mark.parametrize(("weight", "max_crop"), [(0, None), (0.8, 0.3)])
-def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(
-    browser, images, tmp_path, weight, max_crop
-) -> None:
+def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(browser, images, tmp_path) -> None:
     boxes = {
         "a/wide.png": [0.0, 0.1, 0.2, 0.9],
         "a/tall.png": [0.1, 0.0, 0.9, 0.6],
@@ -160,15 +136,11 @@ def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(
     }
     show(browser, images, tmp_path)
     load(browser, write(tmp_path / "focus.jsonl", *({"image": f"set/{n}", "focus": box} for n, box in boxes.items())))
-    change(browser, focusWeight=weight, maxCrop=max_crop)
     focus = np.array(list(boxes.values()))
-    counts = FocusCuts.of(
-        place_keeping(KohyaBuckets(1024, 768, 1280, max_crop=max_crop), list(SIZES.values()), focus, weight), focus
-    )
-    assert counts.moved == (weight > 0)
+    counts = FocusCuts.of(place_keeping(KohyaBuckets(1024, 768, 1280), list(SIZES.values()), focus), focus)
     line = browser.execute_script("return explorer.focusLine.textContent")
     assert line == f"{str(counts).removeprefix('focus: ')}."
-    assert (counts.cut_in_middle > 0) == (not counts.moved)
+    assert counts.cut_in_middle > 0
 
 
 def test_a_focus_is_drawn_moved_resized_and_removed(browser, images, tmp_path) -> None:

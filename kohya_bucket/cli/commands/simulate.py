@@ -59,10 +59,6 @@ def simulate(
     focus: Annotated[
         str | None, typer.Option(help="keep this rectangle: left,top,right,bottom in shares of the picture; or a file")
     ] = None,
-    focus_weight: Annotated[
-        float | None,
-        typer.Option(help="move to the bucket that keeps it whole, if that cuts off at most this share"),
-    ] = None,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
     as_json: AsJson = False,
     options: RuleOptions,
@@ -97,10 +93,8 @@ def simulate(
         rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
     else:
         rules = [(options.title, options.make(), None)]
-    if is_clip and focus_weight:
-        raise KohyaBucketError("--focus-weight: a clip is trained in its own bucket; leave it out")
-    kept, weight = _focus_of(focus, focus_weight, config, clip_options.arch, file)
-    found = [(name, explain(rule, *size, kept, weight), taken) for name, rule, taken in rules]
+    kept = _focus_of(focus, config, clip_options.arch, file)
+    found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
     if as_json:
         rows = [
             {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
@@ -113,7 +107,7 @@ def simulate(
         for name, explanation, taken in found:
             more = taken.lines() if taken else []
             if config is None and not given(context, ["max_bucket_reso"]):
-                more = [*more, *_with_longer_sides(options, explanation, weight)]
+                more = [*more, *_with_longer_sides(options, explanation)]
             _print(name, explanation, orientation, foreign, more)
     if preview is not None:
         still = None if is_clip else file  # of a clip, a grid stands for its frames
@@ -122,22 +116,16 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _focus_of(
-    given: str | None, weight: float | None, config: Path | None, arch: str | None, file: Path | None
-) -> tuple[tuple[float, ...] | None, float]:
-    """The rectangle that `--focus` gives, or that a file has for the image, None where there is none; and its weight.
+def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Path | None) -> tuple[float, ...] | None:
+    """The rectangle that `--focus` gives, or that a file has for the image, None where there is none.
 
-    Of a `config` its own count where none are given; what training would not keep is refused.
+    Of a `config` its own counts where none is given; what training would not keep is refused.
     """
     from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
     def asked(options: AdapterOptions) -> AdapterOptions:
-        focus = options.focus if given is None else given
-        share = options.focus_weight if weight is None else weight
-        if share and focus is None:
-            raise KohyaBucketError("--focus-weight without --focus, which says what the crop must keep: give both")
-        return options.over(focus=focus, focus_weight=share)
+        return options if given is None else options.over(focus=given)
 
     if config is None:
         options = asked(AdapterOptions())
@@ -146,7 +134,7 @@ def _focus_of(
 
         of_musubi = musubi_config(config, arch)
         options = asked(adapter_options(of_musubi))
-        check_options(options, dict(zip(of_musubi.places, of_musubi.datasets, strict=True)))
+        check_options(options)
     else:
         from kohya_bucket.sdscripts.config import read_config
         from kohya_bucket.sdscripts.config.model import refuse_lost_focus
@@ -156,19 +144,19 @@ def _focus_of(
         for dataset in read.datasets:
             refuse_lost_focus(dataset.config, options, read.release)
     if options.focus is None:
-        return None, 0.0
+        return None
     rectangle = parsed_focus(options.focus, "--focus")
-    return rectangle or (None if file is None else focus_in(options.focus, str(file))), options.focus_weight
+    return rectangle or (None if file is None else focus_in(options.focus, str(file)))
 
 
-def _with_longer_sides(options: RuleOptions, e: Explanation, focus_weight: float) -> list[tuple[str, str]]:
+def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
     """What the longest side of buckets costs that nobody chose, as a line; none where it costs nothing."""
     from kohya_bucket.reports.explain import explain
 
     longest = 2 * max(options.size)
     if options.brings_sizes or options.max_bucket_reso >= longest:
         return []
-    other = explain(replace(options, max_bucket_reso=longest).make(), *e.size, e.focus, focus_weight)
+    other = explain(replace(options, max_bucket_reso=longest).make(), *e.size, e.focus)
     if other.crop_loss >= e.crop_loss - 0.01:
         return []
     then = f"with {longest}, it is {other.bucket} and loses {other.crop_loss:.1%}"
@@ -196,7 +184,6 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
 
 
 def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequence[tuple[str, str]]) -> None:
-    from kohya_bucket.buckets import Reason
     from kohya_bucket.images.headers import ORIENTATIONS
 
     console = plain_console()
@@ -228,15 +215,7 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
     if e.focus_cut is not None:
         middle, now = e.focus_cut
         kept = "whole" if not now else f"{now:.1%} of it cut off"
-        if middle is None:
-            by_size = f"by its size alone it has no bucket: {Reason.CROP_LIMIT.text}"
-        else:
-            by_size = f"the middle would cut off {middle:.1%} of it"
-        if e.moved:
-            kept = "whole, as focus_weight moves the image here"
-        if e.moved_from is not None:
-            by_size = f"in {e.moved_from}, the bucket of its size, no crop holds it whole, and {by_size}"
-        line("focus", f"{kept}; {by_size}")
+        line("focus", f"{kept}; the middle would cut off {middle:.1%} of it")
     for label, text in more:
         line(label, text)
 

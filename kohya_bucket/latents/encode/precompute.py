@@ -267,8 +267,7 @@ def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
         )
     placement = getattr(dataset, "placement", None)
     if placement is None:
-        focus, weight = getattr(dataset, "focus", None), getattr(dataset, "focus_weight", 0.0)
-        placement = place_keeping(dataset.rule, dataset.sizes, focus, weight)
+        placement = place_keeping(dataset.rule, dataset.sizes, getattr(dataset, "focus", None))
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]

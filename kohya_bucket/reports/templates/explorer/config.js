@@ -1,7 +1,7 @@
 /* A dataset config of sd-scripts: what of it is shown, and its text with what was changed. */
 
 const DEFAULTS = { resolution: null, batch_size: 1, enable_bucket: false, min_bucket_reso: 256, max_bucket_reso: 1024, bucket_reso_steps: 64, bucket_no_upscale: false, num_repeats: 1 };
-const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null, focus_weight: 0 };
+const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null };
 const named = (table, ...name) => table.name.length === name.length && name.every((part, i) => table.name[i] === part);
 const KINDS = {
   batch_size: (v) => Number.isInteger(v) && v > 0, min_bucket_reso: Number.isInteger, max_bucket_reso: Number.isInteger, bucket_reso_steps: (v) => Number.isInteger(v) && v > 0,
@@ -93,7 +93,6 @@ class Config {
     if (kept.size) out.push(`Kept as written, and not shown here: ${[...kept].join(", ")}.`);
     const rule = this.our("rule");
     if (!bucketsOf(rule, sets)) out.push(`rule = ${JSON.stringify(rule)} cannot be shown here: images are placed as by sd-scripts. kohya-bucket analyze --config shows it.`);
-    if (this.our("focus_weight") && !this.our("focus")) out.push("focus_weight is set without focus = \"FILE\" under [kohya_bucket]: training refuses that.");
     for (const [d] of this.datasets.entries()) if (this.get(d, "resolution") === null) out.push(`Data set ${d + 1} has no resolution: it is shown with the one on this page, and saved with it.`);
     return out;
   }

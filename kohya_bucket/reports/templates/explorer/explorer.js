@@ -175,10 +175,8 @@ class Explorer extends WithConfig {
   }
 
   /* What the crop keeps of a focus, and what would be without one, as `simulate` says it. */
-  aboutFocus({ now, middle, moved, from }) {
-    const kept = moved ? "whole, as focus_weight moves the image here" : now ? `${percent(now)} of it cut off` : "whole";
-    if (middle === null) return `${kept}; by its size alone it has no bucket: ${DATA.reasons[CROP_LIMIT]}`;
-    return `${kept}; ${from ? `in ${size(from)}, the bucket of its size, no crop holds it whole, and ` : ""}the middle would cut off ${percent(middle)} of it`;
+  aboutFocus({ now, middle }) {
+    return `${now ? `${percent(now)} of it cut off` : "whole"}; the middle would cut off ${percent(middle)} of it`;
   }
 
   /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */
@@ -212,7 +210,7 @@ class Explorer extends WithConfig {
   }
 
   /* An image's placement, with its focus kept. */
-  placed(item) { return placeKeeping(this.rule, item.width, item.height, this.focus.of(item.path), this.settings.values.focusWeight); }
+  placed(item) { return keeping(place(this.rule, item.width, item.height), this.focus.of(item.path)); }
 
   async loadFocus(file) {
     this.focus.load(await file.text(), file.name);
@@ -228,8 +226,7 @@ class Explorer extends WithConfig {
   }
 
   afterMarks() {
-    if (this.marks && this.settings.values.focusWeight) this.update();
-    else if (this.marks) this.drawImages();
+    if (this.marks) this.drawImages();
     this.marks = false;
   }
 
@@ -241,9 +238,9 @@ class Explorer extends WithConfig {
   }
 
   drawFocus() {
-    const found = this.mine().filter((item) => item.bucket && item.focusCut), cut = (when) => int(found.filter((item) => item.focusCut[when] > 0).length), moved = found.filter((item) => item.focusCut.moved).length;
+    const found = this.mine().filter((item) => item.bucket && item.focusCut), cut = (when) => int(found.filter((item) => item.focusCut[when] > 0).length);
     this.focusBar.hidden = !(this.focus.rows.size || this.focus.loose.length || this.focus.name);
-    this.focusLine.textContent = !found.length ? "" : `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}${moved ? `; focus_weight moves ${plural(moved)} to another bucket` : ""}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
+    this.focusLine.textContent = !found.length ? "" : `${int(found.length)} ${found.length === 1 ? "rectangle" : "rectangles"}; the middle would cut ${cut("middle")}, these crops cut ${cut("now")}.${this.settings.values.buckets === "none" ? " A focus needs enable_bucket: without it, training refuses it." : ""}`;
     this.focusNotes.replaceChildren(...this.focus.notes().map((line) => h("p", {}, line)));
   }
 

@@ -31,21 +31,6 @@ function keeping(result, box) {
   return { ...result, cut: [...crop, excess[0] - crop[0], excess[1] - crop[1]], focus: box, focusCut: { middle: lost(middle), now: lost(crop) } };
 }
 
-/* An image's placement with its focus kept; with a weight in the bucket that holds it whole and cuts off least, if that is at most the weight.
- * Of an image that this moved, the middle is that of the bucket of its size: `from`, null where max_crop would leave it out. */
-function placeKeeping(rule, width, height, box, weight) {
-  const own = keeping(place(rule, width, height), box);
-  if (!box || !weight || rule.kind !== "set" || !(own.focusCut ? own.focusCut.now > 0 : own.reason === CROP_LIMIT)) return own;
-  let result = own, least = Infinity;
-  for (const index of rule.by_area) {
-    const bucket = rule.sizes[index];
-    if (tooLong(width, height, bucket) || (rule.no_upscale && (bucket[0] > width || bucket[1] > height))) continue;
-    const other = keeping({ ...outcome(width, height, bucket, coverResize(width, height, bucket)), index }, box);
-    if (other.focusCut.now === 0 && other.cropLoss <= weight && other.cropLoss < least) [result, least] = [other, other.cropLoss];
-  }
-  return result === own ? own : { ...result, focusCut: { middle: own.focusCut ? own.focusCut.middle : null, now: 0, moved: true, from: own.bucket } };
-}
-
 /* The four shares of a row; a point is a rectangle without width and height. Throws what is wrong with it. */
 function boxOf(row) {
   if (!row || typeof row.image !== "string" || !row.image || !("focus" in row)) throw new TypeError('is no row: write {"image": "a.jpg", "focus": [left, top, right, bottom]}');

@@ -87,14 +87,13 @@ function whyNot([width, height], low, high, steps, noUpscale) {
 
 /* {rule} or {error} for settings; `sets` are the bundled sets: {name: sizes}. */
 function ruleOf(settings, sets) {
-  const { resolution, steps, min, max, noUpscale, buckets, switching, maxCrop, fit, focusWeight = 0 } = settings;
+  const { resolution, steps, min, max, noUpscale, buckets, switching, maxCrop, fit } = settings;
   for (const [name, value] of [["resolution", resolution[0]], ["resolution", resolution[1]], ["bucket_reso_steps", steps], ["max_bucket_reso", max]]) {
     if (!Number.isInteger(value) || value < 1) return { error: `${name} must be a whole number of 1 or more` };
   }
   if (!Number.isInteger(min)) return { error: "min_bucket_reso must be a whole number" };
   if (Math.max(...resolution) > MOST_SIDE) return { error: `resolution ${size(resolution)}: at most ${int(MOST_SIDE)} pixels a side are shown here` };
   if (maxCrop !== null && !(maxCrop >= 0 && maxCrop < 1)) return { error: "max_crop is a share of the image: at least 0 and below 1, e.g. 0.05" };
-  if (!(focusWeight >= 0 && focusWeight < 1)) return { error: "focus_weight is a share of the image: at least 0 and below 1, e.g. 0.4" };
   if (buckets === "none") return { rule: setRule([resolution], "midpoint", false, null) };
   const low = min - (min % steps), high = max + ((steps - (max % steps)) % steps);
   if (buckets === "token_band") {
@@ -107,7 +106,6 @@ function ruleOf(settings, sets) {
   }
   const error = whyNot(resolution, low, high, steps, noUpscale);
   if (error) return { error };
-  if (noUpscale && focusWeight) return { error: `focus_weight is ${focusWeight}, but with bucket_no_upscale there is no other bucket to move to` };
   if (noUpscale) return { rule: { kind: "no_upscale", largest: fit === "largest", max_area: resolution[0] * resolution[1], steps, max_crop: maxCrop } };
   if (fit !== "kohya") return { error: `no_upscale_fit is ${fit}, but upscaling is on: set bucket_no_upscale` };
   return { rule: setRule(kohyaSizes(resolution[0] * resolution[1], low, high, steps), switching || "midpoint", false, maxCrop) };

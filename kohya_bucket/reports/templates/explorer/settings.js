@@ -3,7 +3,7 @@
 const MODELS = JSON.parse(document.getElementById("data").textContent).families.map(
   ([name, side, min, max, steps]) => ({ name, resolution: [side, side], min, max, steps }));
 const { name: _, ...FIRST } = MODELS[0];
-const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null, focusWeight: 0, tolerance: 0.05 };
+const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null, tolerance: 0.05 };
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
 class Settings {
@@ -22,7 +22,6 @@ class Settings {
       steps: whole("steps", 1), min: whole("min", 1), max: whole("max", 1), batch: whole("batch", 1),
       noUpscale: h("input", { type: "checkbox", name: "noUpscale", onchange: (event) => this.put({ noUpscale: event.target.checked }) }),
       maxCrop: h("input", { type: "number", name: "maxCrop", min: 0, max: 99, step: 1, placeholder: "none", oninput: (event) => this.put({ maxCrop: event.target.value === "" ? null : event.target.valueAsNumber / 100 }) }),
-      focusWeight: h("input", { type: "number", name: "focusWeight", min: 0, max: 99, step: 1, placeholder: "none", oninput: (event) => this.put({ focusWeight: event.target.value === "" ? 0 : event.target.valueAsNumber / 100 }) }),
       switching: select("switching", [["", "the rule's own"], ["midpoint", "midpoint"], ["geometric", "geometric"], ["area", "area"]], (value) => this.put({ switching: value || null })),
       fit: select("fit", [["kohya", "kohya"], ["largest", "largest"]], (value) => this.put({ fit: value })),
     };
@@ -32,7 +31,7 @@ class Settings {
       h("div", { class: "fields" }, field("Model", inputs.model), field("Resolution", inputs.resolution, "1024, or 832×1216"), field("Steps", inputs.steps, "bucket_reso_steps"),
         field("Shortest side", inputs.min, "min_bucket_reso"), field("Longest side", inputs.max, "max_bucket_reso"), field("Buckets", inputs.buckets), field("Batch size", inputs.batch, "batch_size"),
         h("label", { class: "check", title: "bucket_no_upscale" }, inputs.noUpscale, "Never enlarge")),
-      h("details", {}, h("summary", {}, "Options of kohya_bucket"), h("div", { class: "fields" }, field("At most cut off, %", inputs.maxCrop, "max_crop"), field("To keep a focus whole, %", inputs.focusWeight, "focus_weight"), field("Neighbours hand over at", inputs.switching, "switching"), field("Never enlarge: fit", inputs.fit, "no_upscale_fit"))),
+      h("details", {}, h("summary", {}, "Options of kohya_bucket"), h("div", { class: "fields" }, field("At most cut off, %", inputs.maxCrop, "max_crop"), field("Neighbours hand over at", inputs.switching, "switching"), field("Never enlarge: fit", inputs.fit, "no_upscale_fit"))),
       this.error);
     this.write();
   }
@@ -62,7 +61,7 @@ class Settings {
     const same = chosen && String(chosen.resolution) === String(v.resolution) && chosen.min === v.min && chosen.max === v.max && chosen.steps === v.steps;
     const texts = {
       model: same ? inputs.model.value : model < 0 ? "" : model, buckets: v.buckets, resolution: v.resolution[0] === v.resolution[1] ? v.resolution[0] : `${v.resolution[0]}×${v.resolution[1]}`,
-      steps: v.steps, min: v.min, max: v.max, batch: v.batch, maxCrop: v.maxCrop === null ? "" : +(100 * v.maxCrop).toFixed(4), focusWeight: v.focusWeight ? +(100 * v.focusWeight).toFixed(4) : "", switching: v.switching || "", fit: v.fit,
+      steps: v.steps, min: v.min, max: v.max, batch: v.batch, maxCrop: v.maxCrop === null ? "" : +(100 * v.maxCrop).toFixed(4), switching: v.switching || "", fit: v.fit,
     };
     for (const [key, text] of Object.entries(texts)) if (inputs[key] !== own || inputs[key].tagName === "SELECT") inputs[key].value = Number.isNaN(text) ? "" : text;
     inputs.noUpscale.checked = v.noUpscale;
@@ -80,7 +79,7 @@ class Settings {
     const get = (key) => config.get(d, key), buckets = get("enable_bucket") ? bucketsOf(config.our("rule"), this.sets) || "kohya" : "none";
     this.values = {
       resolution: get("resolution") || this.values.resolution, steps: get("bucket_reso_steps"), min: get("min_bucket_reso"), max: get("max_bucket_reso"), batch: get("batch_size"),
-      noUpscale: get("bucket_no_upscale"), buckets, switching: config.our("switching"), fit: config.our("no_upscale_fit"), maxCrop: config.our("max_crop"), focusWeight: config.our("focus_weight"), tolerance: config.our("token_tolerance"),
+      noUpscale: get("bucket_no_upscale"), buckets, switching: config.our("switching"), fit: config.our("no_upscale_fit"), maxCrop: config.our("max_crop"), tolerance: config.our("token_tolerance"),
     };
     this.write();
   }
@@ -93,6 +92,6 @@ class Settings {
     for (const [key, value] of Object.entries(keys)) config.set(d, key, value);
     // A rule that is not known here stays, unless another was chosen.
     if (v.buckets !== "none" && v.buckets !== (before || "kohya")) config.setOur("rule", ruleNamed(v.buckets));
-    for (const [key, value] of [["switching", v.switching], ["no_upscale_fit", v.fit], ["max_crop", v.maxCrop], ["focus_weight", v.focusWeight]]) config.setOur(key, value);
+    for (const [key, value] of [["switching", v.switching], ["no_upscale_fit", v.fit], ["max_crop", v.maxCrop]]) config.setOur(key, value);
   }
 }

@@ -89,7 +89,7 @@ class View {
     this.answerBox.dataset.result = JSON.stringify(result);
     const row = result.bucket && d.buckets.find((b) => b[0] === result.bucket[0] && b[1] === result.bucket[1]);
     const parts = answerParts(rule, width, height, result, { name, picture, count: row && row[2], reasons: DATA.reasons });
-    if (d.focus) parts.push(h("p", { class: "soft" }, "This goes by the size alone: an image's focus can move its crop, and with focus_weight give it another bucket."));
+    if (d.focus) parts.push(h("p", { class: "soft" }, "This goes by the size alone: an image's focus can move its crop."));
     this.answerBox.replaceChildren(...parts);
     this.setAsked({ width, height });
   }
