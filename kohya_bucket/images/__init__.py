@@ -11,7 +11,6 @@ from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
     from kohya_bucket.images.formats import IMAGE_EXTENSIONS, ImageFormat
-    from kohya_bucket.images.headers import Header, read_size
     from kohya_bucket.images.listing import list_images
     from kohya_bucket.images.metadata_cache import Changes, MetadataCache, MetadataRow
     from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
@@ -23,7 +22,6 @@ else:
             "kohya_bucket.images.metadata_cache": ["Changes", "MetadataCache", "MetadataRow"],
             "kohya_bucket.images.listing": ["list_images"],
             "kohya_bucket.images.formats": ["IMAGE_EXTENSIONS", "ImageFormat"],
-            "kohya_bucket.images.headers": ["Header", "read_size"],
             "kohya_bucket.images.sizes": ["ScanInterrupted", "SizeScan", "read_sizes"],
             "kohya_bucket.images.text_column": ["TextColumn"],
         },
@@ -32,7 +30,6 @@ else:
 __all__ = [
     "IMAGE_EXTENSIONS",
     "Changes",
-    "Header",
     "ImageFormat",
     "MetadataCache",
     "MetadataRow",
@@ -40,7 +37,6 @@ __all__ = [
     "SizeScan",
     "TextColumn",
     "list_images",
-    "read_size",
     "read_sizes",
 ]
 

@@ -11,7 +11,6 @@ import stat
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 from zlib import crc32
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
@@ -228,15 +227,6 @@ _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_w
 _READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-class Header(NamedTuple):
-    """What the header of an image file says; `width` and `height` in pixels as stored."""
-
-    width: int
-    height: int
-    orientation: int
-    format: int
-
-
 def read_header(path: str) -> HeaderRow:
     """(width, height, EXIF orientation 1 to 8, `ImageFormat`) of an image file.
 
@@ -286,20 +276,6 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
 
     refuse_large(*found[:2])
     return found
-
-
-def read_size(path: str | os.PathLike[str]) -> Header:
-    """Header of one image file.
-
-    Raises:
-        ValueError: the size cannot be told; the text names the file and says why.
-    """
-    text = os.fspath(path)
-    try:
-        width, height, orientation, kind = read_header(text)
-    except UnreadableImageError as error:
-        raise ValueError(f"{text}: {error}") from None
-    return Header(width, height, orientation, ImageFormat(kind))
 
 
 def _by_pillow(source: Source, head: bytes) -> HeaderRow:

@@ -42,11 +42,6 @@ class TextColumn(Sequence[str]):
         np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)), out=offsets[1:])
         return cls(joined.encode(*_ENCODING), offsets)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory held, in bytes."""
-        return len(self.pool) + self.offsets.nbytes
-
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

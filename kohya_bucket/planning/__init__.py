@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from kohya_bucket.planning.idle import (
         dealt_costs,
         idle_share,
-        idle_share_independent,
         idle_share_of,
-        independent_costs,
         lost_share,
         lost_share_of,
         rank_costs,
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
 else:
     _HOMES = {
         "costs": "CostFit fit_cost measure_cost",
-        "idle": "dealt_costs idle_share idle_share_independent idle_share_of independent_costs lost_share "
-                "lost_share_of rank_costs trained_cost",
+        "idle": "dealt_costs idle_share idle_share_of lost_share lost_share_of rank_costs trained_cost",
         "ledger": "Ledger LedgerReason",
         "options": "PlanOptions",
         "orders": "ORDERS",
@@ -47,7 +44,7 @@ else:
 
 __all__ = [
     "ORDERS", "REMAINDERS", "RESOLUTION_MODES", "CostFit", "EpochPlan", "EpochPlanner", "EpochPosition", "Ledger",
-    "LedgerReason", "PackPlan", "PlanOptions", "dealt_costs", "fit_cost", "idle_share", "idle_share_independent",
-    "idle_share_of", "independent_costs", "lost_share", "lost_share_of", "measure_cost", "never_full", "never_trained",
-    "plan_epoch", "plan_packs", "rank_costs", "trained_cost",
+    "LedgerReason", "PackPlan", "PlanOptions", "dealt_costs", "fit_cost", "idle_share", "idle_share_of", "lost_share",
+    "lost_share_of", "measure_cost", "never_full", "never_trained", "plan_epoch", "plan_packs", "rank_costs",
+    "trained_cost",
 ]  # fmt: skip

@@ -11,12 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.costs import pixels_of
-from kohya_bucket.planning.options import RepeatsLike
 from kohya_bucket.planning.plan import EpochPlan
-from kohya_bucket.planning.planner import EpochPlanner
 
 Costs = npt.NDArray[np.float64]
 
@@ -40,23 +36,20 @@ def lost_share(costs: npt.ArrayLike, trained: float) -> float:
     return 1 - trained / longest if longest else 0.0
 
 
-def rank_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> Costs:
-    """[S, W] what each rank of a plan spends in each step.
-
-    Args:
-        bucket_sizes: [K, 2] to count pixels; by default the costs that the plan was made with.
+def rank_costs(plan: EpochPlan) -> Costs:
+    """[S, W] what each rank of a plan spends in each step, by the costs that it was made with.
 
     Raises:
         PlanError: the plan knows neither tokens nor sizes.
     """
-    each = _item_costs(plan, bucket_sizes)
+    each = _item_costs(plan)
     columns = [plan.rank_lengths(r) * each[plan.rank_buckets(r)] for r in range(plan.world_size)]
     return np.stack(columns, axis=1)
 
 
 def trained_cost(plan: EpochPlan) -> float:
     """Cost of what a plan trains, without the repeats that fill ranks."""
-    each, one = _item_costs(plan, None), plan.bucket_of_step >= 0
+    each, one = _item_costs(plan), plan.bucket_of_step >= 0
     rows = -1 - plan.bucket_of_step[~one]
     mixed = plan.mixed.length[rows] * each[plan.mixed.bucket[rows]]
     return float((plan.length[one] * each[plan.bucket_of_step[one]]).sum()) + float(mixed.sum())
@@ -80,36 +73,12 @@ def dealt_costs(plan: EpochPlan, world_size: int, seed: int = 0) -> Costs:
     return np.resize(costs[order], steps * world_size).reshape(steps, world_size)
 
 
-def _item_costs(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None) -> Costs:
-    if bucket_sizes is not None:
-        return pixels_of(as_sizes(bucket_sizes)).astype(np.float64)
+def _item_costs(plan: EpochPlan) -> Costs:
     if plan.item_costs is None:
         raise PlanError("the plan was made without bucket_sizes and bucket_tokens: costs depend on them")
     return plan.item_costs
 
 
-def idle_share_of(plan: EpochPlan, bucket_sizes: npt.ArrayLike | None = None) -> float:
+def idle_share_of(plan: EpochPlan) -> float:
     """Predicted idle share of a plan."""
-    return idle_share(rank_costs(plan, bucket_sizes))
-
-
-def idle_share_independent(
-    bucket_ids: npt.ArrayLike, batch_size: npt.ArrayLike | None, bucket_sizes: npt.ArrayLike, *, world_size: int,
-    seed: int = 0, repeats: RepeatsLike | None = None,
-) -> float:  # fmt: skip
-    """Predicted idle share if every rank draws batches of its own; see `independent_costs`."""
-    return idle_share(
-        independent_costs(bucket_ids, batch_size, bucket_sizes, world_size=world_size, seed=seed, repeats=repeats)
-    )
-
-
-def independent_costs(
-    bucket_ids: npt.ArrayLike, batch_size: npt.ArrayLike | None, bucket_sizes: npt.ArrayLike, *, world_size: int,
-    seed: int = 0, repeats: RepeatsLike | None = None,
-) -> Costs:  # fmt: skip
-    """[S, W] pixels that each rank trains in each step if batches of `batch_size` are cut per bucket and dealt out.
-
-    See `dealt_costs`.
-    """
-    planner = EpochPlanner(bucket_ids, batch_size, bucket_sizes=bucket_sizes, repeats=repeats)
-    return dealt_costs(planner.plan(seed), world_size, seed)
+    return idle_share(rank_costs(plan))

@@ -16,11 +16,11 @@ import pytest
 from image_corpus import corpus, encode, exif, picture
 from PIL import Image
 
-from kohya_bucket.images import ImageFormat, read_size, read_sizes
+from kohya_bucket.images import ImageFormat, read_sizes
 from kohya_bucket.images import by_pillow as decoder_module
 from kohya_bucket.images import headers as header_module
 from kohya_bucket.images.formats import UnreadableImageError, sniff
-from kohya_bucket.images.headers import header_of, orientation_of
+from kohya_bucket.images.headers import header_of, orientation_of, read_header
 from kohya_bucket.images.tar_index import TarIndex
 from tests.pictures import pillow_size
 
@@ -64,12 +64,12 @@ def assert_equals_pillow(folder: Path, files: list[tuple[str, bytes]]) -> None:
 def test_size_format_and_orientation_equal_pillows(tmp_path: Path, name: str, data: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(data)
-    found = read_size(path)
+    width, height, orientation, kind = read_header(str(path))
     with Image.open(path) as image:
-        assert (found.width, found.height) == image.size
+        assert (width, height) == image.size
         turned_by_pillow = image.format in ("TIFF", "HEIF")
-        assert found.orientation == (1 if turned_by_pillow else image.getexif().get(0x0112, 1))
-        assert found.format == {"MPO": ImageFormat.JPEG, "HEIF": ImageFormat.HEIC}.get(
+        assert orientation == (1 if turned_by_pillow else image.getexif().get(0x0112, 1))
+        assert kind == {"MPO": ImageFormat.JPEG, "HEIF": ImageFormat.HEIC}.get(
             image.format, ImageFormat.__members__.get(image.format, ImageFormat.OTHER)
         )
 
@@ -79,7 +79,7 @@ def test_common_files_are_read_without_pillow(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(decoder_module, "open_with_pillow", None)
     path = tmp_path / name
     path.write_bytes(dict(CORPUS)[name])
-    assert read_size(path)[:2] == pillow_size(path.read_bytes())
+    assert read_header(str(path))[:2] == pillow_size(path.read_bytes())
 
 
 def test_whole_corpus_at_once(tmp_path: Path) -> None:

@@ -195,17 +195,17 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
     out = walk.run(
         COMMAND
         + """
-    from kohya_bucket.images import MetadataCache, list_images, read_size
+    from kohya_bucket.images import MetadataCache, list_images, read_sizes
 
     (path,) = list_images("pictures")
-    print(read_size(path))
+    print(read_sizes([path]).sizes.tolist())
     print(MetadataCache.build([path]).get(path).format.name)
     (found,) = json.loads(command("simulate", path, "--json"))
     print(found["bucket"])
     """
     ).splitlines()
     assert out == [
-        "Header(width=300, height=200, orientation=1, format=<ImageFormat.QOI: 11>)",
+        "[[300, 200]]",
         "QOI",
         "{'width': 640, 'height': 384}",
     ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plan_cases import SIZES, trained
 
 from kohya_bucket.errors import KohyaBucketError, PlanError
-from kohya_bucket.planning import LedgerReason, idle_share, idle_share_independent, idle_share_of, plan_epoch
+from kohya_bucket.planning import LedgerReason, dealt_costs, idle_share, idle_share_of, plan_epoch
 from kohya_bucket.planning.planner import EpochPlanner
 
 IDS = np.array([0, 1, 0, 2, 0, 1, 0, 0, 2, 1, 0, -1, 0, 1])
@@ -167,9 +167,9 @@ def test_idle_shares() -> None:
     ids = np.repeat([0, 5], [64, 64])
     plan = plan_epoch(ids, 4, world_size=4, bucket_sizes=[*SIZES[:5].tolist(), [256, 256]])
     assert idle_share_of(plan) == 0
-    mixed = idle_share_independent(ids, 4, [*SIZES[:5].tolist(), [256, 256]], world_size=4)
-    assert 0.1 < mixed < 0.6
-    assert idle_share_independent(ids, 4, [*SIZES[:5].tolist(), [256, 256]], world_size=1) == 0
+    alone = plan_epoch(ids, 4, bucket_sizes=[*SIZES[:5].tolist(), [256, 256]])
+    assert 0.1 < idle_share(dealt_costs(alone, 4)) < 0.6
+    assert idle_share(dealt_costs(alone, 1)) == 0
     short = plan_epoch(np.zeros(9, dtype=int), 2, world_size=4, bucket_sizes=SIZES[:1], same_shape=True)
     # 8 images fill a step; the ninth is trained by all four ranks, so nobody waits.
     assert idle_share_of(short) == 0
