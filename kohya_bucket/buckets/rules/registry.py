@@ -27,7 +27,7 @@ class NamedRule(Choice):
 
     Attributes:
         argument: what is written after the name and a colon, e.g. NAME; empty where there is none.
-        accepted_options: those that mean something to it. Others are refused, unless their value is an implied one.
+        accepted_options: those that mean something to it. Others are refused.
         own_sizes: its buckets follow from no resolution, limit or step.
         from_images: it is made from the sizes of all images.
         variants: further names for `compare`, with what they change of the options.
@@ -38,6 +38,11 @@ class NamedRule(Choice):
     own_sizes: bool = False
     from_images: bool = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def not_taken(self) -> dict[str, Any]:
+        """The options that mean nothing to it, at their defaults: where they are for another rule beside it."""
+        return {one.name: one.default for one in fields(RuleOptions) if one.name not in self.accepted_options}
 
 
 _HERE = "kohya_bucket.buckets.rules"
@@ -164,8 +169,8 @@ def rule_from_name(
 def _refuse_unused(name: str, rule: NamedRule, request: RuleRequest) -> None:
     if rule.from_images and request.sizes is None:
         raise BucketSettingsError(f"rule {name!r} makes its buckets from the images, but no sizes were given")
-    implied = {one.name: one.metadata["implied"] for one in fields(RuleOptions) if "implied" in one.metadata}
-    for option, values in {**implied, "no_upscale": (False,)}.items():
+    unset = {one.name: (one.default, one.metadata.get("same")) for one in fields(RuleOptions)}
+    for option, values in {**unset, "no_upscale": (False,)}.items():
         value = getattr(request, option)
         if option not in rule.accepted_options and value not in values:
             having = [one for one, other in rule_choices().items() if option in other.accepted_options]
