@@ -4,8 +4,8 @@
 
 `shuffled` deals out the shuffled batches of one rank, as sd-scripts' loader does; `one shape` and `equal cost` are
 `step_shapes="one"` and `"equal_cost"`. Sets: LoRA sets of 20 to 1,000 photos by pixels, one million at SDXL's sizes by
-pixels, and clips by the operations of Wan 2.1 1.3B. With `--measure`, two real processes (gloo, one thread each) also train
-a small net on random pixels for so many steps, and their waiting stands beside what was predicted.
+pixels, and clips by the operations of Wan 2.1 1.3B. With `--measure`, two real processes (gloo, one thread each) also
+train a small net on random pixels for so many steps, and their waiting stands beside what was predicted.
 """
 
 from __future__ import annotations

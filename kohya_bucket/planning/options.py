@@ -50,7 +50,8 @@ def _two_floats(value: Any) -> tuple[float, float]:
 
 
 def _flag(value: Any) -> str:
-    return "" if type(value).__name__ == "bool_" or (isinstance(value, int) and value in (0, 1)) else "True or False"
+    is_flag = type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+    return "" if is_flag else "True or False"
 
 
 @dataclass(frozen=True, kw_only=True)

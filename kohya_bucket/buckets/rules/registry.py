@@ -130,7 +130,7 @@ def rule_from_name(
     *,
     max_reso: tuple[int, int] | int,
     min_size: int = 256,
-    max_size: int = 1024,
+    max_size: int | None = None,
     reso_steps: int = 64,
     no_upscale: bool = False,
     sizes: npt.ArrayLike | None = None,
@@ -142,7 +142,8 @@ def rule_from_name(
         name: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH` (TOML, or JSON by its suffix).
         max_reso: (width, height) in pixels whose area no generated bucket exceeds; an int means a square.
         min_size, max_size, reso_steps, no_upscale: as sd-scripts names them. `kohya` and `exact` ignore the two
-            limits with `no_upscale`, as sd-scripts does; presets and files ignore all but `no_upscale`.
+            limits with `no_upscale`, as sd-scripts does; presets and files ignore all but `no_upscale`. By default
+            `max_size` is that of `KohyaBuckets`.
         sizes: [N, 2] sizes of the data, needed by `auto`; rows with a side below 1 are left out.
         options: those of `RuleOptions`, e.g. `max_crop=0.05`. `exact` compares no aspects and refuses `switching`; only
             `kohya` without upscaling has `no_upscale_fit`.
@@ -153,13 +154,15 @@ def rule_from_name(
         BucketSettingsError: values that do not work, or do nothing for this rule.
         FileNotFoundError: no such file.
     """
-    from kohya_bucket.buckets.sizes import as_resolution, check_steps
+    from kohya_bucket.buckets.sizes import as_resolution, check_steps, longest_side
 
     rule = named_rule(name)
     known_keyword("rule_from_name", options, RuleOptions.names())
+    max_reso, reso_steps = as_resolution("resolution", max_reso), check_steps(reso_steps)
+    longest = longest_side(max_reso, reso_steps) if max_size is None else max_size
     request = RuleRequest(
-        argument=name.partition(":")[2], max_reso=as_resolution("resolution", max_reso), min_size=min_size,
-        max_size=max_size, reso_steps=check_steps(reso_steps), no_upscale=no_upscale, sizes=sizes, **options,
+        argument=name.partition(":")[2], max_reso=max_reso, min_size=min_size, max_size=longest, reso_steps=reso_steps,
+        no_upscale=no_upscale, sizes=sizes, **options,
     )  # fmt: skip
     _refuse_unused(name, rule, request)
     made: BucketRule = rule.load()(request)
