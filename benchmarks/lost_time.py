@@ -3,9 +3,9 @@
     python benchmarks/lost_time.py [--measure 60]
 
 `shuffled` deals out the shuffled batches of one rank, as sd-scripts' loader does; `one shape` and `equal cost` are
-`same_shape=True` and `"cost"`. Sets: LoRA sets of 20 to 1,000 photos by pixels, one million at SDXL's sizes by pixels,
-and clips by the operations of Wan 2.1 1.3B. With `--measure`, two real processes (gloo, one thread each) also train a
-small net on random pixels for so many steps, and their waiting stands beside what was predicted.
+`step_shapes="one"` and `"equal_cost"`. Sets: LoRA sets of 20 to 1,000 photos by pixels, one million at SDXL's sizes by
+pixels, and clips by the operations of Wan 2.1 1.3B. With `--measure`, two real processes (gloo, one thread each) also
+train a small net on random pixels for so many steps, and their waiting stands beside what was predicted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def lost(items: dict[str, Any], ranks: int, **batch: Any) -> tuple[list[float], 
     """(shares of the GPUs' time that are lost, steps, repeats): of the three ways, the last without the first."""
     alone = EpochPlanner(**items, **batch).plan()
     costs = dealt_costs(alone, ranks)
-    plans = [EpochPlanner(**items, **batch, world_size=ranks, same_shape=how).plan() for how in (True, "cost")]
+    plans = [EpochPlanner(**items, **batch, world_size=ranks, step_shapes=how).plan() for how in ("one", "equal_cost")]
     return (
         [lost_share(costs, trained_cost(alone)), *map(lost_share_of, plans)],
         [len(costs), *(plan.steps for plan in plans)],
@@ -141,8 +141,8 @@ def ways() -> tuple[dict[str, EpochPlan], np.ndarray]:
     """The plans that are measured."""
     items = photos(400, 0, no_upscale=True)
     plans = {
-        name: EpochPlanner(**items, batch_size=2, world_size=ranks, same_shape=how).plan()
-        for name, ranks, how in (("shuffled", 1, True), ("one shape", 2, True), ("equal cost", 2, "cost"))
+        name: EpochPlanner(**items, batch_size=2, world_size=ranks, step_shapes=how).plan()
+        for name, ranks, how in (("shuffled", 1, "one"), ("one shape", 2, "one"), ("equal cost", 2, "equal_cost"))
     }
     return plans, items["bucket_sizes"]
 

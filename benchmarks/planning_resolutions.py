@@ -21,9 +21,9 @@ from kohya_bucket.planning import EpochPlanner  # noqa: E402
 RESOLUTIONS = (512, 768, 1024)
 MODES: dict[str, dict[str, Any]] = {
     "one": {},
-    "all": {"resolutions": "all"},
-    "rotate": {"resolutions": "rotate"},
-    "weighted": {"resolutions": "weighted", "resolution_weights": [2, 1, 1]},
+    "all": {"resolution_mode": "all"},
+    "rotate": {"resolution_mode": "rotate"},
+    "weighted": {"resolution_mode": "weighted", "resolution_weights": [2, 1, 1]},
 }
 BATCH = 8
 EPOCHS = 5

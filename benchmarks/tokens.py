@@ -61,7 +61,7 @@ def by_rule(name: str, sizes: np.ndarray) -> list[list[str]]:
         tokens = (placed.bucket_sizes[at].astype(np.int64) / 16).prod(axis=1)
         dims = rule.bucket_set.sizes
         plan = plan_epoch(placed.bucket_index, 4, bucket_sizes=dims)
-        merged = plan_epoch(placed.bucket_index, 4, bucket_sizes=dims, remainder="merge", max_crop=0.05)
+        merged = plan_epoch(placed.bucket_index, 4, bucket_sizes=dims, remainder="merge", merge_max_crop=0.05)
         loss = placed.crop_loss[at]
         rows.append(
             [

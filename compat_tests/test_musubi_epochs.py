@@ -45,7 +45,7 @@ def test_repeats_and_two_data_sets(musubi_source, config, tmp_path):
         "order = 'runs'\nremainder = 'pad'",
         "max_pixels = 65536",
         "model = 'z-image'\nmax_tokens = 256",
-        "same_shape = false",
+        "step_shapes = 'any'",
     ],
 )
 def test_options_of_the_config(musubi_source, config, tmp_path, table):
@@ -63,7 +63,7 @@ def test_batches_of_equal_cost_meet_in_a_step(musubi_source, config, tmp_path):
     """In fewer steps than one shape per step takes, and without its repeats."""
     write_config(tmp_path, "[kohya_bucket]\nmodel = 'z-image'")
     met = epochs(musubi_source, tmp_path, config, ranks=4, seed=1)
-    write_config(tmp_path, "[kohya_bucket]\nsame_shape = true")
+    write_config(tmp_path, "[kohya_bucket]\nstep_shapes = 'one'")
     for epoch, other in zip(met, epochs(musubi_source, tmp_path, config, ranks=4, seed=1), strict=True):
         assert counted(epoch) == ONCE
         assert counted(other).keys() == ONCE.keys()

@@ -15,7 +15,7 @@ def test_each_image_at_each_resolution_in_every_epoch(musubi_source, tmp_path, r
     make_caches(musubi_source, tmp_path / "smaller", family(musubi_source), side=64)
     more = ["[[datasets]]", f"image_directory = '{tmp_path / 'images'}'", f"cache_directory = '{tmp_path / 'smaller'}'"]
     more += ["resolution = [64, 64]", "num_repeats = 2", ""]
-    more += ["[kohya_bucket]", "same_shape = true", ""]
+    more += ["[kohya_bucket]", "step_shapes = 'one'", ""]
     config.write_text(config.read_text(encoding="utf-8") + "\n".join(more), encoding="utf-8")
     for epoch in epochs(musubi_source, tmp_path, config, ranks, count=2):
         assert all(len({tuple(row["size"]) for row in step}) == 1 for step in epoch)

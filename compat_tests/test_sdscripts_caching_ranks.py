@@ -116,7 +116,7 @@ def test_ranks_agree_on_the_files_of_two_datasets(reference, sd_scripts_dir, tmp
 def test_ranks_cache_and_train_moved_images(unpatched, sd_scripts_dir, tmp_path, kind, name):
     if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
         pytest.skip("this version has no caching strategies")
-    table = TABLES[name] | {"same_shape": True}
+    table = TABLES[name] | {"step_shapes": "one"}
     if kind == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
         table = {**table, "latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}

@@ -133,7 +133,7 @@ def test_an_update_asked_for_by_its_number(sd_scripts_dir, whole_run, tmp_path, 
 @pytest.mark.parametrize("options", [[SKIP], ["--initial_epoch", 3]])
 def test_on_another_number_of_processes(sd_scripts_dir, whole_run, tmp_path, ranks, options):
     """The same global batch, in a run that two processes began: the same images in each step."""
-    table = "[kohya_bucket]\nsame_shape = true"  # one process has no second shape for a step
+    table = "[kohya_bucket]\nstep_shapes = 'one'"  # one process has no second shape for a step
     whole = whole_run(17, 10, 2, ranks=2, batch_size=1, table=table)
     rest, _, out = train(
         sd_scripts_dir,

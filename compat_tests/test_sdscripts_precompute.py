@@ -114,7 +114,7 @@ def test_training_encodes_nothing_more(patched, precompute, tmp_path, monkeypatc
 def test_what_is_moved_depends_on_the_number_of_gpus(patched, precompute, tmp_path, monkeypatch, kind):
     """With one shape per step; by default it does not."""
     table = table_for("catch_all", kind, tmp_path)
-    config = config_of(tmp_path, table | {"same_shape": True}, batch_size=2)
+    config = config_of(tmp_path, table | {"step_shapes": "one"}, batch_size=2)
     precompute(config)
     cached(patched, config, without_encoder(monkeypatch), True)
     monkeypatch.setattr(variants, "world", lambda: (2, 0))
@@ -126,7 +126,7 @@ def test_what_is_moved_depends_on_the_number_of_gpus(patched, precompute, tmp_pa
         cached(patched, config, without_encoder(monkeypatch), True)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_pixels": 5 * 128 * 128}, {"same_shape": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_pixels": 5 * 128 * 128}, {"step_shapes": "any"}], ids=str)
 def test_other_options_that_decide_what_is_moved(patched, precompute, tmp_path, monkeypatch, options):
     config = config_of(tmp_path, {**TABLES["rotate and merge"], **options})
     said = precompute(config, "--gpus", "2")

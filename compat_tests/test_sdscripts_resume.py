@@ -64,7 +64,7 @@ def whole_epochs(epochs):
     return {f"img_{i:03d}.png": 2 * epochs for i in range(IMAGES)}
 
 
-ONE_SHAPE = {"same_shape": True}
+ONE_SHAPE = {"step_shapes": "one"}
 
 
 def with_table(config, table):

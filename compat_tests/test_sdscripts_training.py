@@ -55,16 +55,16 @@ def test_every_image_with_many_workers(sd_scripts_dir, data, tmp_path):
 
 
 @pytest.mark.training_run("2 processes")
-@pytest.mark.parametrize("same_shape", ["'cost'", "true", "false"])
-def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path, same_shape):
-    config = write_config(tmp_path, data, f"[kohya_bucket]\nsame_shape = {same_shape}")
+@pytest.mark.parametrize("shapes", ["equal_cost", "one", "any"])
+def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path, shapes):
+    config = write_config(tmp_path, data, f"[kohya_bucket]\nstep_shapes = '{shapes}'")
     run = train(sd_scripts_dir, config, "--max_train_epochs", 2, out=tmp_path / "out", ranks=2)
     run.assert_trained(len(run.batches))
-    assert all(len({tuple(row["size"]) for row in step}) == 1 for step in run.batches) == (same_shape == "true")
+    assert all(len({tuple(row["size"]) for row in step}) == 1 for step in run.batches) == (shapes == "one")
     alone = sum(step[0]["images"] == step[1]["images"] for step in run.batches)
     for epoch in epochs_of(run.batches, 2):
         assert not NAMES.keys() - epoch.keys()
-        assert sum(epoch.values()) - COUNT <= {"'cost'": 0, "true": alone, "false": 2}[same_shape]
+        assert sum(epoch.values()) - COUNT <= {"equal_cost": 0, "one": alone, "any": 2}[shapes]
     for step in run.batches:  # what an image adds to the average of both means: the same as on one process
         part = collections.Counter()
         for row in step:
@@ -246,7 +246,7 @@ def test_several_sizes_from_disk(sd_scripts_dir, data, tmp_path, remainder):
 )
 def test_stopped_and_resumed_with_accumulation(sd_scripts_dir, data, tmp_path, ranks):
     """Two epochs of a run, and its second part again from a state in mid-epoch: the same images at the same sizes."""
-    config = write_config(tmp_path, data, f"{SEVERAL}\nsame_shape = true", batch_size=1)
+    config = write_config(tmp_path, data, f"{SEVERAL}\nstep_shapes = 'one'", batch_size=1)
     options = ["--cache_latents", "--gradient_accumulation_steps", 2, "--seed", 3]
     total = 6 if ranks > 1 else 9
     options += ["--max_train_steps", total]

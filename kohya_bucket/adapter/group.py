@@ -16,8 +16,9 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import InBuckets, PlacedDataset
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
-from kohya_bucket.planning import ORDERS, EpochPlanner
+from kohya_bucket.planning import EpochPlanner
 from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
+from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 
@@ -34,10 +35,10 @@ class GroupPlanner:
     def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
         buckets_of = [len(i.buckets) for i in images]
         self.options = options
-        self._order: dict[str, Any] = {"order": options.order}
-        if ORDERS[options.order].uses_shards:
-            known = {"shards": shards, "open_shards": options.open_shards}
-            self._order = {"order": "shuffled"} if shards is None else self._order | known
+        self._of_epochs = options.of_epochs()
+        if options.arrangement.uses_shards and shards is None:
+            self._of_epochs |= {"order": "shuffled", "open_shards": EpochOptions.open_shards, "step_shapes": "one"}
+        self._shards = shards
         self._keys = [i.keys for i in images]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
@@ -73,19 +74,10 @@ class GroupPlanner:
                 bucket_groups=self.bucket_groups,
                 bucket_tokens=self._tokens,
                 token_cost=options.token_cost,
-                max_pixels=options.max_pixels,
-                max_tokens=options.max_tokens,
-                max_cost=options.max_cost,
-                remainder=options.remainder,
-                small_buckets=options.small_buckets,
-                max_crop=options.merge_max_crop,
                 no_upscale=self._no_upscale,
-                **self._order,
-                run_length=options.run_length,
-                resolutions=options.resolution_mode if options.resolutions else None,
-                resolution_weights=options.resolution_weights,
+                shards=self._shards,
                 equal_epochs=True,
-                same_shape=options.same_shape or None,  # each process its own batches: a plan for one
+                **self._of_epochs,
             )
         return self._planners[world_size]
 
@@ -105,7 +97,7 @@ class GroupPlanner:
             **self.planner(world_size).fingerprint,
             "image_names": self._names,
             "max_pixels": options.max_pixels,
-            "same_shape": options.same_shape,
+            "own_batches": options.own_batches,
         }
 
     @cached_property
@@ -120,11 +112,11 @@ def moved_images(
     """([M] image, [M] bucket): what `merge` and `catch_all` may train elsewhere, image and size once each.
 
     Sizes at which an image is trained anyway, with several resolutions, are not among them. `world_sizes` are numbers
-    of processes to train with; they only count with same_shape=True.
+    of processes to train with; they only count with step_shapes="one".
     """
     image, bucket = images.pairs
     planner = GroupPlanner([images], options)
-    ranks = set(world_sizes) if options.same_shape is True else {1}
+    ranks = set(world_sizes) if options.one_shape else {1}
     pairs = sorted({pair for n in ranks for pair in planner.planner(n).moved_pairs()})
     if not pairs:
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)
@@ -154,7 +146,7 @@ def left_over(group: GroupPlanner, world_size: int) -> tuple[tuple[str, ...], st
     small = never_full(planner) if planner.options.policy.leaves_out else ()
     if not len(small):
         return (), ""
-    together = counted(world_size if planner.options.same_shape is True else 1, "process")
+    together = counted(1 if planner.options.by_cost else world_size, "process")
     buckets = np.unique(group.bucket_sizes[small], axis=0).tolist()
     where = some([f"{width}x{height}" for width, height in buckets], _SHOWN)
     policy, remainder = planner.options.policies[-1], group.options.remainder
@@ -213,7 +205,7 @@ def gpu_rows(
         return ()
     planner = GroupPlanner(images, options)
     alone, rows = planner.planner(1).plan(0, 1), []
-    own = not planner.options.same_shape  # each GPU has batches of its own
+    own = options.own_batches
     for n in gpus:
         ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
         plan = planner.planner(ranks).plan(0, 1)

@@ -6,7 +6,6 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,17 +14,18 @@ from typing import Any
 
 from kohya_bucket.adapter.config_source import Source
 from kohya_bucket.adapter.findings import Findings
-from kohya_bucket.buckets.choices import Check, RuleOptions, choice, is_number, listed, option, share, whole_number
+from kohya_bucket.buckets.choices import RuleOptions, listed
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
-from kohya_bucket.checks import nearest, one_of
+from kohya_bucket.checks import nearest
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.storage import StorePath, as_given
-from kohya_bucket.planning.options import COST
+from kohya_bucket.options import Check, choice, option, read_value, weights, without_effect
+from kohya_bucket.planning.options import STEP_SHAPES, EpochOptions
 from kohya_bucket.planning.orders import ORDERS
-from kohya_bucket.planning.remainders import REMAINDERS, RemainderPolicy, policies_of
+from kohya_bucket.planning.remainders import RemainderPolicy
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 
@@ -43,22 +43,9 @@ def _local_file(value: Any) -> str:
     return "" if good else "auto, off or the path of a Parquet file on this machine"
 
 
-def _is_weight(value: Any) -> bool:
-    return is_number(value) and 0 <= value < math.inf
-
-
-def _weights(value: Any) -> str:
-    good = isinstance(value, (list, tuple)) and len(value) > 0 and all(map(_is_weight, value))
-    return "" if good and sum(value) > 0 else "a list of numbers, 0 or more and not all 0, e.g. [3, 1]"
-
-
 def _cost(value: Any) -> str:
-    good = not _weights(value) and len(value) == 2
+    good = not weights(value) and len(value) == 2
     return "" if good else "two numbers a, b of a * L + b * L * L, 0 or more and not both 0"
-
-
-def _same_shape(value: Any) -> str:
-    return "" if isinstance(value, bool) or value == COST else f"true, false or {COST!r}"
 
 
 def _resolutions(value: Any) -> str:
@@ -73,40 +60,27 @@ def _as_resolution(value: Any) -> tuple[int, int] | None:
     return (pair[0], pair[1]) if good else None
 
 
-@dataclass(frozen=True)
-class AdapterOptions(RuleOptions):
-    """Options of the adapter: those of rules, and these. The defaults train what sd-scripts says it trains.
+STEP_SHAPES_OF_TRAINERS = {**STEP_SHAPES, "any": "each process has batches of its own, and waits for the largest"}
+
+_FOR_SHARDS = (lambda o: "shards" in (o.latent_cache, o.text_cache), "latent_cache = 'shards'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions(RuleOptions, EpochOptions):
+    """Options of the adapter: those of rules, of epochs, and these. The defaults train what sd-scripts says it trains.
 
     Attributes:
         rule: what decides buckets: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH`.
-        remainder: what happens to the images of a bucket that fill no batch: `keep` trains them as a short batch;
-            `REMAINDERS` has the others, each with a text.
-        small_buckets: with `drop`, what happens to buckets that never fill a batch: `keep` (the default) trains
-            them in short batches; or any other remainder; `drop` never trains them.
-        merge_max_crop: with `merge`, the largest share of an image that the move may crop off; where images must not
-            be enlarged, pixels lost by scaling down count too.
         focus: what crops must keep: a JSON Lines or Parquet file with a rectangle for each image, or `beside` for a
             file beside each image; see `images/focus_files.py`.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
-            datasets' own.
-        resolution_mode: `all` trains each image at each resolution in each epoch, `rotate` at one per epoch in turn,
-            `weighted` at one, in the shares of `resolution_weights`.
-        resolution_weights: one number per resolution, for `weighted`: [3, 1] is three epochs out of four.
-        order: `shuffled`, `runs` (several steps of one shape after another), or `local` (few shards of the latent
-            cache at a time, for a store in object storage).
-        run_length: steps of one shape in a row, with order `runs`.
-        open_shards: shards that are being read at a time, with order `local`.
-        max_pixels: bound of images x width x height for one process and step; small buckets then train larger
-            batches, and `batch_size` is not used.
-        max_tokens: the same in tokens that `model` makes of an image or a clip.
-        max_cost: the same in cost: `cost` says of what.
+            datasets' own; `resolution_mode` says at which of them an epoch trains an image.
+        order: those of `ORDERS` that shuffle; `local` needs a store of latents.
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
             by default in tokens, with what the model's attention adds.
-        same_shape: `cost`: where a bucket has too few batches for all processes, batches of nearly equal cost meet in
-            a step: of `model`, else of pixels. `true`: all processes train one bucket in every step, and repeat
-            images where it has too few; order `local` needs it. `false`: each process has batches of its own, as in
-            sd-scripts, and waits for the largest.
+        step_shapes: which shapes may meet in a step: `equal_cost` of `model`, else of pixels; `one`; or `any`, as in
+            sd-scripts. `STEP_SHAPES_OF_TRAINERS` explains them.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
@@ -120,30 +94,32 @@ class AdapterOptions(RuleOptions):
     """
 
     rule: str = option("kohya", lambda one: "" if is_rule(one) else f"one of {', '.join(rule_choices())}")
-    remainder: str = choice("keep", lambda: REMAINDERS)
-    small_buckets: str | None = choice(None, lambda: REMAINDERS)
-    merge_max_crop: float = option(0.25, share)
     focus: str | None = option(None, _text("the path of a .jsonl or .parquet file, or beside"))
     resolutions: tuple[tuple[int, int], ...] | None = option(
         None, _resolutions, lambda value: tuple(map(_as_resolution, value))
     )
-    resolution_mode: str = choice("all", lambda: RESOLUTION_MODES)
-    resolution_weights: tuple[float, ...] | None = option(None, _weights, tuple)
+    resolution_mode: str = choice(
+        "all", lambda: RESOLUTION_MODES, needs=(lambda o: o.resolutions is not None, "resolutions")
+    )
     # training wants no order without shuffling
     order: str = choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
-    run_length: int = option(8, whole_number(1))
-    open_shards: int = option(64, whole_number(2))
-    max_pixels: int | None = option(None, whole_number(1))
-    max_tokens: int | None = option(None, whole_number(1))
-    max_cost: float | None = option(None, lambda one: "" if _is_weight(one) and one > 0 else "a number above 0")
     model: str | None = choice(None, lambda: TOKEN_GRIDS)
     cost: tuple[float, float] | None = option(None, _cost, tuple)
-    same_shape: bool | str = option(COST, _same_shape)
+    step_shapes: str | None = choice(None, lambda: STEP_SHAPES_OF_TRAINERS)
     on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
     metadata_cache: str = option("auto", _local_file)
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
     text_cache: str = choice("npz", lambda: ("npz", "shards"))
-    latent_cache_dir: str | None = option(None, _text("the path of a folder"))
+    latent_cache_dir: str | None = option(None, _text("the path of a folder"), needs=_FOR_SHARDS)
+
+    def of_epochs(self) -> dict[str, Any]:
+        """The options of epochs by name, as keyword arguments of `PlanOptions`."""
+        own = {one.name: getattr(self, one.name) for one in fields(EpochOptions)}
+        return own | {
+            "resolution_mode": self.resolution_mode if self.resolutions else None,
+            # each process has its own batches: a plan for one
+            "step_shapes": None if self.step_shapes == "any" else self.step_shapes,
+        }
 
     @property
     def has_budget(self) -> bool:
@@ -163,9 +139,14 @@ class AdapterOptions(RuleOptions):
         return self.resolutions is not None or bool(self.moving)
 
     @property
+    def own_batches(self) -> bool:
+        """Each process has batches of its own, of whatever shape."""
+        return self.step_shapes == "any"
+
+    @property
     def moving(self) -> dict[str, RemainderPolicy]:
         """What trains images in other buckets than their own: `remainder`, or `small_buckets`."""
-        policies = zip(("remainder", "small_buckets"), policies_of(self.remainder, self.small_buckets), strict=False)
+        policies = zip(("remainder", "small_buckets"), self.policies, strict=False)
         return {name: policy for name, policy in policies if policy.moves_images}
 
     def over(self, **given: Any) -> AdapterOptions:
@@ -212,8 +193,6 @@ class AdapterOptions(RuleOptions):
                 message = f"[{TABLE}] must be a table of options, got {table!r}"
                 mistakes.error(_CODE, at(TABLE).rstrip(", "), message)
         if not len(mistakes):
-            if ORDERS[merged.get("order", cls.order)].uses_shards:
-                merged.setdefault("same_shape", True)
             options = cls(**merged)
             for conflict in _conflicts(options, places):
                 mistakes.error(_CODE, places.get(conflict.split()[0], ""), f"[{TABLE}] {conflict}")
@@ -226,12 +205,7 @@ def _read_option(key: str, value: Any) -> Any:
     known = {one.name: one.metadata for one in fields(AdapterOptions)}
     if key not in known:
         raise ConfigError(f"[{TABLE}] has no option {key!r}; the nearest is {nearest(key, known)!r}")
-    option, name = known[key], f"[{TABLE}] {key}"
-    if "known" in option:
-        one_of(name, value, option["known"](), ConfigError)
-    elif expected := option["check"](value):
-        raise ConfigError(f"{name} is {value!r}, but must be {expected}")
-    return option["read"](value)
+    return read_value(known[key], f"[{TABLE}] {key}", value, ConfigError)
 
 
 def required(options: AdapterOptions | None, findings: Findings) -> AdapterOptions:
@@ -245,13 +219,7 @@ def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]
     """Which options exclude each other, and what to do: each text begins with the option at fault."""
     if options.resolutions is not None:
         yield from _conflicts_with_resolutions(options, options.resolutions)
-    elif alone := [key for key in ("resolution_mode", "resolution_weights") if key in given]:
-        yield f"{alone[0]} is set without resolutions: say which, e.g. [512, 768]"
-    if "small_buckets" in given and not REMAINDERS[options.remainder].leaves_out:
-        yield (
-            f"small_buckets is set, but remainder is {options.remainder!r}, which trains the images of all buckets: "
-            "leave small_buckets out, or set remainder = 'drop'"
-        )
+    yield from without_effect(options, given)
     alone = [key for key in ("max_tokens", "max_cost", "cost") if getattr(options, key) is not None]
     if alone and options.model is None:
         models = ", ".join(TOKEN_GRIDS)
@@ -263,23 +231,20 @@ def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]
             yield f"{but} latents lie in files of their own: {remedy}"
         if options.resolutions is not None:
             yield f"{but} with resolutions the latents of an image lie in several shards: leave out one of them"
-        if options.same_shape == COST:
-            yield f"{but} same_shape = {COST!r} joins batches of several buckets in a step: leave out one of them"
+        if options.step_shapes == "equal_cost":
+            yield f"{but} step_shapes = 'equal_cost' joins batches of several buckets in a step: leave out one of them"
 
 
 def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[Any]) -> Iterator[str]:
-    mode, weights = options.resolution_mode, options.resolution_weights
-    if RESOLUTION_MODES[mode].by_weight != (weights is not None):
-        yield (
-            f"resolution_mode is {mode!r} and resolution_weights is {weights}: weights belong to 'weighted', and it "
-            "needs them"
-        )
-    if weights is not None and len(weights) != len(resolutions):
-        numbers = counted(len(weights), "number")
+    mode, shares = options.resolution_mode, options.resolution_weights
+    if RESOLUTION_MODES[mode].by_weight and shares is None:
+        yield f"resolution_mode is {mode!r} without resolution_weights: say how often at which, e.g. [3, 1]"
+    elif shares is not None and len(shares) != len(resolutions):
+        numbers = counted(len(shares), "number")
         yield f"resolution_weights has {numbers} for {counted(len(resolutions), 'resolution')}"
-    elif weights is not None:
+    elif shares is not None:
         try:
-            weighted_cycle(weights, len(weights))
+            weighted_cycle(shares, len(shares))
         except PlanError as error:
             yield str(error)
     if named_rule(options.rule).own_sizes:

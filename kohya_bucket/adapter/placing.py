@@ -162,7 +162,7 @@ class PlacedDataset:
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
         """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
-        options = PlanOptions(repeats=self.repeats, resolutions=self.mode, resolution_weights=self.weights)
+        options = PlanOptions(repeats=self.repeats, resolution_mode=self.mode, resolution_weights=self.weights)
         return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
 
     @property

@@ -58,7 +58,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.planner, self.current_epoch = planner, current_epoch
         self._clock, self._current_step = clock, current_step
         self.world_size, self._rank = world()
-        self.planned_ranks = self.world_size if planner.options.same_shape else 1
+        self.planned_ranks = 1 if planner.options.own_batches else self.world_size
         self.seed = self._agreed(seed) if self.world_size > 1 else seed
         self.bad_images = BadImages(planner.first_image.tolist())
         self.on_start: Callable[[int], object] = lambda _: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,12 @@ def as_resolution(name: str, value: Any) -> tuple[int, int]:
             f"{name} is {sides[0]}x{sides[1]}, but no side can be above {_MAX_RESOLUTION:,} pixels; 1024 is usual"
         )
     return sides
+
+
+def longest_side(max_reso: tuple[int, int], reso_steps: int) -> int:
+    """The longest side of buckets where none is set: twice the side of a square of that area, 1024 or more."""
+    longest = max(1024, 2 * math.isqrt(max_reso[0] * max_reso[1]), *max_reso)
+    return longest + -longest % max(reso_steps, 1)
 
 
 def as_sizes(sizes: Any) -> IntArray:

@@ -101,7 +101,7 @@ class Planned:
     def _say_what_it_is_for(self) -> None:
         batches = " and ".join(map(str, sorted({dataset.config.batch_size for dataset in self.read.datasets})))
         where = more = ""
-        if self.adapter.same_shape is True:
+        if self.adapter.one_shape:
             where = f"on {', '.join(map(str, self.gpus))} GPU{'s' * (self.gpus != [1])} "
             more = "" if self.gpus_said else "; for another number add --gpus"
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")

@@ -119,7 +119,7 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     Args:
         bucket_indices: a data set with `bucket_indices` (and `bucket_set`, if it has one), or [N] bucket numbers,
-            -1 for images that are not to be trained; [N, R] with `resolutions`.
+            -1 for images that are not to be trained; [N, R] with `resolution_mode`.
         batch_size: images of one rank in one step; a number or [K] per bucket; None with `max_pixels`.
         shuffle: False gives the same order in every epoch: bucket after bucket, images by number.
         drop_last: True leaves out what does not fill a batch on all ranks (another part in each epoch), so that all

@@ -211,7 +211,7 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Architecture, finding
 
 
 _OPTIONS = {
-    "remainder", "small_buckets", "order", "run_length", "same_shape", "on_bad_image", "max_pixels", "max_tokens",
+    "remainder", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels", "max_tokens",
     "max_cost", "model", "cost", "focus",
 }  # fmt: skip
 

@@ -43,7 +43,7 @@ class DemandModel:
     Args:
         ids: [N] or [N, R], as `as_bucket_ids` gives them.
         n_buckets: K.
-        options: of these, repeats, regularization and resolutions.
+        options: of these, repeats, regularization and resolution_mode.
 
     Attributes:
         images_per_bucket: [K] images that have each bucket, without repeats.
@@ -52,9 +52,9 @@ class DemandModel:
     """
 
     def __init__(self, ids: Ids, n_buckets: int, options: PlanOptions) -> None:
-        if (ids.ndim == 2) != (options.resolutions is not None):
+        if (ids.ndim == 2) != (options.resolution_mode is not None):
             raise PlanError(
-                f"bucket_ids has shape {list(ids.shape)} and resolutions is {options.resolutions!r}: "
+                f"bucket_ids has shape {list(ids.shape)} and resolution_mode is {options.resolution_mode!r}: "
                 "several resolutions need ids of shape [N, R] and one of " + ", ".join(RESOLUTION_MODES)
             )
         self.ids = ids

@@ -60,7 +60,6 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
         a, b = then.get(key), now.get(key)
         if key in ignore or a == b:
             continue
-        name = _PRESENT_NAMES.get(key, key)
         if key == "images_per_bucket":
             found += _bucket_differences(a or [], b or [])
         elif key == "bucket_ids":
@@ -69,19 +68,10 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
         elif key == "images":
             found.append(f"{a} images, now {b}")
         elif _is_digest(a) and _is_digest(b):
-            found.append(f"other values of {name}")
+            found.append(f"other values of {key}")
         else:
-            a, b = (_IMPLIED_DEFAULTS.get(key) if value is None else value for value in (a, b))
-            found.append(f"{name} was {_shown(a)}, now {_shown(b)}")
+            found.append(f"{key} was {_shown(a)}, now {_shown(b)}")
     return found
-
-
-_PRESENT_NAMES = {"crop_limit": "max_crop", "enlarge": "no_upscale"}
-"""Of options that fingerprints know by an older name."""
-
-
-_IMPLIED_DEFAULTS = {"small_buckets": "drop"}
-"""What the absence of an option in an older fingerprint means."""
 
 
 def _is_digest(value: object) -> bool:

@@ -4,181 +4,199 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
-from kohya_bucket.checks import array_of, as_flag, integer, known_keyword, one_of, whole
+from kohya_bucket.checks import array_of, known_keyword
 from kohya_bucket.errors import PlanError
+from kohya_bucket.options import above_zero, choice, option, read_value, share, weights, whole_number, without_effect
 from kohya_bucket.planning.batch_sizes import Budget
 from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
 from kohya_bucket.planning.orders import ORDERS, Order
 from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext, RemainderPolicy, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode
 
-COST = "cost"
-"""Of `same_shape`."""
+STEP_SHAPES = {
+    "equal_cost": "where a bucket has too few batches for all ranks, batches of nearly equal cost meet in a step",
+    "one": "all ranks train one bucket in every step, and repeat images where it has too few",
+}
+"""Which shapes may meet in a step."""
 
 RepeatsLike = npt.ArrayLike | Fraction | Sequence[Fraction]
 _OF_SHARDS = ("shards", "open_shards", "nodes")
 
 
-def _token_cost(name: str, value: Any) -> tuple[float, float]:
+def _token_cost(value: Any) -> str:
     try:
         a, b = (float(v) for v in value)
     except (TypeError, ValueError, OverflowError):
         a = b = -1.0
-    if not (0 <= a < math.inf and 0 <= b < math.inf and a + b > 0):
-        raise PlanError(f"{name} is {value!r}, but must be two numbers a, b, 0 or more and not both 0")
+    return "" if 0 <= a < math.inf and 0 <= b < math.inf and a + b > 0 else "two numbers a, b, 0 or more and not both 0"
+
+
+def _anything(value: Any) -> str:  # noqa: ARG001
+    return ""
+
+
+def _two_floats(value: Any) -> tuple[float, float]:
+    a, b = map(float, value)
     return a, b
 
 
-def _positive(name: str, value: Any) -> float:
-    try:
-        number = -1.0 if isinstance(value, (str, bytes, bool)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if not 0 < number < math.inf:
-        raise PlanError(f"{name} is {value!r}, but must be a number above 0")
-    return number
+def _flag(value: Any) -> str:
+    is_flag = type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+    return "" if is_flag else "True or False"
 
 
-def _same_shape(name: str, value: Any) -> bool | str:
-    if value is True or value == COST:
-        return True if value is True else COST
-    raise PlanError(
-        f"{name} is {value!r}, but must be True or {COST!r}: for batches of its own on each rank, plan with "
-        "world_size=1 and deal the steps out"
-    )
-
-
-def _share(name: str, value: Any) -> float:
-    try:
-        share = float(value)
-    except (TypeError, ValueError):
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise PlanError(f"{name} is {value!r}, but is a share of the image: from 0 to 1, e.g. 0.25 for a quarter")
-    return share
-
-
-def _option(default: Any, check: Callable[[str, Any], Any]) -> Any:
-    """A field whose value is what `check(name, value)` returns; None is kept where it is the default."""
-    return field(default=default, metadata={"check": check})
-
-
-def _whole(low: int, bits: int = 63) -> Callable[[str, Any], int]:
-    return partial(whole, low=low, bits=bits)
-
-
-def _one_of(known: Mapping[str, Any]) -> Callable[[str, Any], str]:
-    return lambda name, value: one_of(name, value, known)
-
-
-@dataclass(frozen=True, eq=False)
-class PlanOptions:
-    """What `plan_epoch`, `EpochPlanner` and `BucketBatchSampler` take as keyword arguments.
+@dataclass(frozen=True, kw_only=True)
+class EpochOptions:
+    """What a user may choose for epochs, in a trainer as in the library. The defaults train what was asked for.
 
     Attributes:
-        remainder: what becomes of the images that do not fill a global batch: "keep" trains them in a short batch;
-            `REMAINDERS` has the others, each with a text.
-        small_buckets: with a remainder that is left out, what becomes of buckets that fill no global batch at all and
-            would never be trained: "keep" (the default), or any other of `REMAINDERS`.
-        order: "shuffled" mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
+        remainder: what becomes of the images that do not fill a batch on all ranks: `keep` trains them in a short
+            batch; `REMAINDERS` has the others, each with a text.
+        small_buckets: with a remainder that is left out, what becomes of buckets that fill no batch at all and would
+            never be trained: `keep` (the default), or any other of `REMAINDERS`.
+        merge_max_crop: with `merge`, the largest share of an image's area that the move may crop off; where images must
+            not be enlarged, pixels lost by scaling down count too.
+        order: `shuffled` mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
+        run_length: steps of one shape in a row, with order `runs`.
+        open_shards: with order `local`, shards of one bucket each that are being read at any step: so many at most, or
+            so many times `nodes` by all nodes together, of which one may read more than its part.
+        resolution_mode: how several resolutions of an image are used; see `RESOLUTION_MODES`.
+        resolution_weights: one number per resolution, for `weighted`: [3, 1] is three epochs out of four.
+        step_shapes: `equal_cost`: where a bucket has too few batches for all ranks, batches of nearly equal cost meet
+            in a step; a remainder is what does not fill a batch of one rank. `one`: all ranks train one bucket in a
+            step, and a remainder is what does not fill all of them. By default `equal_cost`, with order `local` `one`.
+            The cost is that of tokens, where they are known, else of pixels, else that of one image.
+        max_pixels: bound of images x width x height for one rank and step, in place of or besides a batch size.
+        max_tokens: the same in tokens that the model makes of an image or a clip.
+        max_cost: the same in cost.
+    """
+
+    remainder: str = choice("keep", lambda: REMAINDERS)
+    small_buckets: str | None = choice(
+        None, lambda: REMAINDERS, needs=(lambda o: o.policies[0].leaves_out, "remainder = 'drop'")
+    )
+    merge_max_crop: float = option(
+        0.25, share, needs=(lambda o: any(p.uses_max_crop for p in o.policies), "remainder = 'merge'")
+    )
+    order: str = choice("shuffled", lambda: ORDERS)
+    run_length: int = option(
+        8, whole_number(1, 31), int, needs=(lambda o: o.arrangement.uses_run_length, "order = 'runs'")
+    )
+    open_shards: int = option(
+        64, whole_number(2, 31), int, needs=(lambda o: o.arrangement.uses_shards, "order = 'local'")
+    )
+    resolution_weights: tuple[float, ...] | None = option(
+        None, weights, tuple, needs=(lambda o: o.mode is not None and o.mode.by_weight, "resolution_mode = 'weighted'")
+    )
+    max_pixels: int | None = option(None, whole_number(1), int)
+    max_tokens: int | None = option(None, whole_number(1), int)
+    max_cost: float | None = option(None, above_zero, float)
+    resolution_mode: str | None = choice(None, lambda: RESOLUTION_MODES)
+    step_shapes: str | None = choice(None, lambda: STEP_SHAPES)
+
+    @property
+    def policies(self) -> tuple[RemainderPolicy, ...]:
+        """What `remainder` names; and where small buckets have another policy, that one too."""
+        return policies_of(self.remainder, self.small_buckets)
+
+    @property
+    def arrangement(self) -> Order:
+        """What `order` names."""
+        return ORDERS[self.order]
+
+    @property
+    def one_shape(self) -> bool:
+        """All ranks train one bucket in every step."""
+        chosen = self.step_shapes or ("one" if self.arrangement.uses_shards else "equal_cost")
+        return chosen == "one"
+
+    @property
+    def mode(self) -> ResolutionMode | None:
+        """What `resolution_mode` names."""
+        return None if self.resolution_mode is None else RESOLUTION_MODES[self.resolution_mode]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanOptions(EpochOptions):
+    """What `plan_epoch`, `EpochPlanner` and `BucketBatchSampler` take as keyword arguments.
+
+    Besides these they take those of `EpochOptions`. An option that would change nothing is refused; what describes the
+    data (`bucket_sizes`, `bucket_tokens`, `bucket_groups`, `no_upscale`, `shards`) may always be given.
+
+    Attributes:
         repeats: how often an image is trained in an epoch: a number or [N], whole or fractions such as 2.5 or 0.1.
         accumulate: steps for one update; the plan's steps do not depend on it.
-        max_pixels: bound of images x width x height per rank and step, in place of or besides `batch_size`.
-        max_tokens: the same in tokens of the model; needs `bucket_tokens`.
-        max_cost: the same in cost, see `token_cost`; needs `bucket_tokens`.
         bucket_sizes: [K, 2] (width, height); needed by `max_pixels`, "merge", and "catch_all" without base.
-        bucket_tokens: [K] tokens that the model makes of one image (or clip) of each bucket.
+        bucket_tokens: [K] tokens that the model makes of one image (or clip) of each bucket; needed by `max_tokens` and
+            `max_cost`.
         token_cost: (a, b): an image of L tokens costs a * L + b * L**2. Its unit is that of `max_cost`: seconds, say.
         regularization: [N] bool, images that are used in rotation instead of `repeats` times.
         regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
-        resolutions: how [N, R] ids are used, e.g. "all": each image at each resolution; see `RESOLUTION_MODES`.
-        resolution_weights: [R], for "weighted".
-        run_length: steps of one run, for order="runs".
         shards: [N] number of the shard (file) that each image lies in, for order="local".
-        open_shards: for order="local", shards of one bucket each that are being read at any step: so many at most, or
-            so many times `nodes` by all nodes together, of which one may read more than its part.
         nodes: machines whose ranks divide the shards, with order="local". More or fewer train the same plan.
-        max_crop: share of an image's area that "merge" may crop off by moving it.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
         bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
         no_upscale: "merge" and "catch_all" must not move an image to a bucket that is larger in a side, for all or
-            [K] by its own bucket; pixels lost by scaling down then count towards `max_crop` too.
+            [K] by its own bucket; pixels lost by scaling down then count towards `merge_max_crop` too.
         equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
             number of images, but their buckets leave other remainders; shorter epochs split batches in two.
-        same_shape: "cost": where a bucket has too few batches for all ranks, batches of nearly equal cost meet in a
-            step: of `bucket_tokens` by `token_cost`, else of the pixels of `bucket_sizes`, else all images cost the
-            same. A remainder is what does not fill a batch of one rank. True: all ranks train one bucket in a step,
-            and a remainder is what does not fill all of them. By default "cost", with order="local" True.
 
     Raises:
         PlanError: a value outside of its range, or an option without what it needs.
     """
 
-    remainder: str = _option("keep", _one_of(REMAINDERS))
-    small_buckets: str | None = _option(None, _one_of(REMAINDERS))
-    order: str = _option("shuffled", _one_of(ORDERS))
     repeats: RepeatsLike | None = None
-    accumulate: int = _option(1, _whole(1, bits=31))
-    max_pixels: int | None = _option(None, _whole(1))
-    max_tokens: int | None = _option(None, _whole(1))
-    max_cost: float | None = _option(None, _positive)
-    bucket_sizes: npt.ArrayLike | None = _option(None, lambda _, sizes: as_sizes(sizes))  # noqa: RUF009
-    bucket_tokens: npt.ArrayLike | None = _option(None, lambda _, tokens: as_tokens(tokens))  # noqa: RUF009
-    token_cost: tuple[float, float] = _option((1.0, 0.0), _token_cost)
+    accumulate: int = option(1, whole_number(1, 31), int)
+    bucket_sizes: npt.ArrayLike | None = option(None, _anything, as_sizes)  # noqa: RUF009
+    bucket_tokens: npt.ArrayLike | None = option(None, _anything, as_tokens)  # noqa: RUF009
+    token_cost: tuple[float, float] = option(
+        (1.0, 0.0), _token_cost, _two_floats, needs=(lambda o: o.bucket_tokens is not None, "bucket_tokens")
+    )
     regularization: npt.ArrayLike | None = None
-    regularization_uses: int | None = _option(None, _whole(0))
-    resolutions: str | None = _option(None, _one_of(RESOLUTION_MODES))
-    resolution_weights: npt.ArrayLike | None = None
-    run_length: int = _option(8, _whole(1, bits=31))
+    regularization_uses: int | None = option(
+        None, whole_number(0), int, needs=(lambda o: o.regularization is not None, "regularization")
+    )
     shards: npt.ArrayLike | None = None
-    open_shards: int = _option(64, _whole(2, bits=31))
-    nodes: int = _option(1, _whole(1, bits=16))
-    max_crop: float = _option(0.25, _share)
-    base_bucket: int | None = _option(None, integer)
+    nodes: int = option(1, whole_number(1, 16), int, needs=(lambda o: o.arrangement.uses_shards, "order = 'local'"))
+    base_bucket: int | None = option(
+        None, whole_number(0), int,
+        needs=(lambda o: any(p.uses_base_bucket for p in o.policies), "remainder = 'catch_all'"),
+    )  # fmt: skip
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
-    equal_epochs: bool = _option(False, partial(as_flag, error=PlanError))
-    same_shape: bool | str | None = _option(None, _same_shape)
+    equal_epochs: bool = option(False, _flag, bool)
 
     def __post_init__(self) -> None:
+        given = []
         for one in fields(self):
             value = getattr(self, one.name)
-            if "check" in one.metadata and not (value is None and one.default is None):
-                object.__setattr__(self, one.name, one.metadata["check"](one.name, value))
-        if self.same_shape is None:
-            object.__setattr__(self, "same_shape", True if self.arrangement.uses_shards else COST)
-        if self.small_buckets is not None and not self.policy.leaves_out:
-            raise PlanError(
-                f"small_buckets is {self.small_buckets!r}, but remainder={self.remainder!r} trains the images of all "
-                "buckets: leave small_buckets out, or take remainder='drop'"
-            )
-        for option, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
+            if one.metadata and not (value is None and one.default is None):
+                value = read_value(one.metadata, one.name, value, PlanError)
+                object.__setattr__(self, one.name, value)
+                given += [one.name] if "needs" in one.metadata and value != one.default else []
+        for text in without_effect(self, given):
+            raise PlanError(text)
+        for name, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
             if policy.needs_sizes and self.sizes is None:
-                raise PlanError(f"{option}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
+                raise PlanError(f"{name}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
         if self.arrangement.uses_shards and self.shards is None:
             raise PlanError(
                 f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
                 "latents and of tar shards know it themselves"
             )
-        if self.resolution_weights is not None and not (self.mode and self.mode.by_weight):
-            raise PlanError(
-                f"resolution_weights is set, but resolutions is {self.resolutions!r}: weights belong to 'weighted'"
-            )
-        if self.regularization is None and self.regularization_uses is not None:
-            raise PlanError("regularization_uses is set without regularization: say which images they are")
         if self.by_cost and self.arrangement.uses_shards:
             raise PlanError(
-                f"same_shape is 'cost' and order is {self.order!r}, whose steps have one bucket: leave out one of them"
+                f"step_shapes is {self.step_shapes!r} and order is {self.order!r}, whose steps have one bucket: leave "
+                "out one of them"
             )
 
     @property
@@ -187,24 +205,9 @@ class PlanOptions:
         return REMAINDERS[self.remainder]
 
     @property
-    def policies(self) -> tuple[RemainderPolicy, ...]:
-        """The policy; and where small buckets have another one, that one too."""
-        return policies_of(self.remainder, self.small_buckets)
-
-    @property
     def leaves_out_small_buckets(self) -> bool:
         """Buckets that fill no global batch are never trained."""
         return self.policies[-1].leaves_out
-
-    @property
-    def arrangement(self) -> Order:
-        """What `order` names."""
-        return ORDERS[self.order]
-
-    @property
-    def mode(self) -> ResolutionMode | None:
-        """What `resolutions` names."""
-        return None if self.resolutions is None else RESOLUTION_MODES[self.resolutions]
 
     @property
     def sizes(self) -> IntArray | None:
@@ -214,7 +217,7 @@ class PlanOptions:
     @property
     def by_cost(self) -> bool:
         """Batches of several buckets may meet in a step."""
-        return self.same_shape == COST
+        return not self.one_shape
 
     @property
     def tokens(self) -> npt.NDArray[np.int64] | None:
@@ -269,28 +272,29 @@ class PlanOptions:
         if self.sizes is None and given.any():
             raise PlanError("no_upscale is set without bucket_sizes: which bucket is larger depends on them")
         no_upscale = np.broadcast_to(given, (n,)).copy()
-        return RemainderContext(global_batch, 0, 0, self.sizes, groups, self.max_crop, self.base_bucket, no_upscale)
+        return RemainderContext(
+            global_batch, 0, 0, self.sizes, groups, self.merge_max_crop, self.base_bucket, no_upscale
+        )
 
     def stored(self, context: RemainderContext) -> dict[str, object]:
-        """What decides a plan, under the names that saved states know it by: these never change."""
+        """What decides a plan, by name, for fingerprints and saved states."""
         return {
             "remainder": self.remainder,
             "order": self.order,
             "repeats": self.repeats,
             "regularization": self.regularization,
             "regularization_uses": self.regularization_uses,
-            "resolutions": self.resolutions,
+            "resolution_mode": self.resolution_mode,
             "resolution_weights": self.resolution_weights,
             "bucket_sizes": self.sizes,
             "bucket_groups": self.bucket_groups,
             "run_length": self.run_length if self.arrangement.uses_run_length else None,
-            "crop_limit": self.max_crop if any(p.uses_max_crop for p in self.policies) else None,
+            "merge_max_crop": self.merge_max_crop if any(p.uses_max_crop for p in self.policies) else None,
             "base_bucket": self.base_bucket,
-            "enlarge": ~context.no_upscale if context.no_upscale.any() else None,
+            "no_upscale": context.no_upscale if context.no_upscale.any() else None,
             "equal_epochs": True if self.equal_epochs else None,
-            # Before there was a choice, they were left out.
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
-            "same_shape": COST if self.by_cost else None,
+            "step_shapes": "one" if self.one_shape else "equal_cost",
             "item_costs": self.item_costs if self.by_cost else None,
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.uses_shards else {}),
         }

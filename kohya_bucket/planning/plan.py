@@ -67,7 +67,7 @@ class EpochPlan:
     Step s trains the global batch `items[start[s] : start[s] + length[s]]`, all of one bucket. Rank r of W gets
     a slice: `length // W` images, the first `length % W` ranks one more. With fewer images than ranks, rank r
     gets image `r % length` of the batch, so that every rank always has one; those repeats are in the ledger.
-    With same_shape="cost", some steps are mixed: each rank's slice is of a bucket of its own.
+    With step_shapes="equal_cost", some steps are mixed: each rank's slice is of a bucket of its own.
 
     Attributes:
         world_size: W, number of ranks.

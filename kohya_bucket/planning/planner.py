@@ -41,7 +41,7 @@ def plan_epoch(
 
     Equal arguments give equal plans, on every rank, machine, Python and numpy. Global batches of one bucket are
     planned first and sliced by rank afterwards; those that do not give every rank a batch then meet others of equal
-    cost. With same_shape=True they do not, and as long as `batch_size * world_size` is kept, the images of each step
+    cost. With step_shapes="one" they do not, and as long as `batch_size * world_size` is kept, the images of each step
     are the same for any number of ranks.
 
     Args:
@@ -52,7 +52,7 @@ def plan_epoch(
         epoch: 0 or more.
         done: what of the epoch has been trained already, as (global batch, steps, ranks) in order. The plan then holds
             the rest: the very steps that would have followed, or, with another global batch or number of ranks, the
-            images that are left, planned anew. A global batch is a number or [K]. With same_shape=True it is (global
+            images that are left, planned anew. A global batch is a number or [K]. With step_shapes="one" it is (global
             batch, steps), and the same steps follow on any number of ranks with the same global batch.
         options: see `PlanOptions`.
 
@@ -78,7 +78,7 @@ class EpochPlanner:
             an equal seed and epoch.
         demand_model: what epochs are asked to train.
         global_batch: [K] images that fill a step of each bucket, on all ranks together.
-        full_batch: [K] images that leave no remainder: what fills a rank's batch; with same_shape=True, a global one.
+        full_batch: [K] images that leave no remainder: what fills a rank's batch; with step_shapes="one", a global one.
         period: with `equal_epochs`, the epochs after which what is trained of every bucket comes round.
     """
 

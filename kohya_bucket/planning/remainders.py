@@ -25,7 +25,7 @@ class RemainderContext:
         seed, epoch: for what differs from epoch to epoch.
         bucket_sizes: [K, 2] (width, height), or None where they are not known.
         groups: [K] images never move between buckets of different groups (e.g. two datasets).
-        max_crop: share of an image that may be cropped off to fit it into another bucket.
+        merge_max_crop: share of an image that may be cropped off to fit it into another bucket.
         base_bucket: bucket of the `catch_all` batches; None to take the squarest, then the largest.
         no_upscale: [K] whether images of a bucket must not be moved to one that is larger than it in a side.
     """
@@ -35,7 +35,7 @@ class RemainderContext:
     epoch: int
     bucket_sizes: IntArray | None
     groups: npt.NDArray[np.int64]
-    max_crop: float
+    merge_max_crop: float
     base_bucket: int | None
     no_upscale: npt.NDArray[np.bool_]
 
@@ -60,8 +60,9 @@ class RemainderPolicy:
         reason: of its changes, in the ledger; None where it changes nothing.
         moves_images: it trains images in other buckets than their own.
         needs_sizes: why it cannot do without `bucket_sizes`; empty where it can.
-        uses_max_crop: `max_crop` decides what it does.
+        uses_max_crop: `merge_max_crop` decides what it does.
         enlarges: it may train images in a larger bucket than their own, whatever that bucket is.
+        uses_base_bucket: `base_bucket` decides what it does.
     """
 
     name: str
@@ -72,6 +73,7 @@ class RemainderPolicy:
     needs_sizes: str = ""
     uses_max_crop: bool = False
     enlarges: bool = False
+    uses_base_bucket: bool = False
 
     @property
     def leaves_out(self) -> bool:
@@ -167,7 +169,7 @@ def _merge(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows
 
     Buckets are taken from the fewest images to the most. A bucket whose remainder has moved is settled: it
     takes in nothing more, so every move leaves one short batch fewer. Where no other bucket is within
-    `max_crop`, the remainder stays as a short batch. Images that must not be enlarged go to buckets no larger in
+    `merge_max_crop`, the remainder stays as a short batch. Images that must not be enlarged go to buckets no larger in
     either side, and pixels that scaling takes from them count like those that are cropped off.
     """
     target, moved = _targets(demand.per_bucket(), context)
@@ -199,7 +201,7 @@ def _targets(
         if context.no_upscale[k]:
             crop = 1 - areas / areas[k]
         allowed = open_ & (context.groups == context.groups[k]) & context.fits(k)
-        near = np.flatnonzero(allowed & (crop <= context.max_crop))
+        near = np.flatnonzero(allowed & (crop <= context.merge_max_crop))
         if len(near) == 0:
             continue
         best = int(near[np.argmin(crop[near])])
@@ -259,6 +261,7 @@ CATCH_ALL = RemainderPolicy(
     LedgerReason.CAUGHT,
     moves_images=True,
     enlarges=True,
+    uses_base_bucket=True,
 )
 
 

@@ -10,7 +10,7 @@ from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning.fingerprint import differences
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _SEED_BITS = 128  # any integer is a seed, but a longer one is a damaged state
 _DAMAGED = "the saved position is damaged"
 _KEYS = ("version", "seed", "epoch", "step", "done", "fingerprint")
@@ -30,7 +30,7 @@ class OtherDataError(ResumeError):
 class TrainedPart(NamedTuple):
     """Steps of an epoch that were trained with one global batch: so many images, or [K] for the buckets.
 
-    `ranks` is their number, where the plan depends on it (same_shape="cost").
+    `ranks` is their number, where the plan depends on it (step_shapes="equal_cost").
     """
 
     global_batch: int | list[int]

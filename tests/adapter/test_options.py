@@ -107,7 +107,7 @@ def test_tokens_are_those_of_a_model(key):
     ("table", "message"),
     [
         ({"model": "wan"}, "model is 'wan', but must be one of .*; the nearest is 'wan-14b'"),
-        ({"max_tokens": 1.5}, "max_tokens is 1.5, but must be a whole number above 0"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5, but must be a whole number, 1 or more"),
         ({"max_cost": 0}, "max_cost is 0, but must be a number above 0"),
         ({"cost": [1]}, r"cost is \[1\], but must be two numbers a, b of a \* L \+ b \* L \* L"),
     ],
@@ -122,8 +122,11 @@ def test_budgets_that_are_none(table, message):
     [
         ({}, "order is 'local', but latents lie in files of their own: for sd-scripts set latent_cache = 'shards'"),
         ({"latent_cache": "shards", "resolutions": [512, 768]}, "lie in several shards: leave out one of them"),
-        ({"latent_cache": "shards", "same_shape": "cost"}, "same_shape = 'cost' joins batches of several buckets"),
-        ({"latent_cache": "shards", "open_shards": 1}, "open_shards is 1, but must be a whole number above 1"),
+        (
+            {"latent_cache": "shards", "step_shapes": "equal_cost"},
+            "step_shapes = 'equal_cost' joins batches of several buckets",
+        ),
+        ({"latent_cache": "shards", "open_shards": 1}, "open_shards is 1, but must be a whole number, 2 or more"),
     ],
 )
 def test_an_order_by_shards_that_cannot_be(table, message):

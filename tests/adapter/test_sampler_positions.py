@@ -69,7 +69,7 @@ def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds,
     counted, position, mixed = np.zeros(IMAGES), None, 0
     for world, steps in zip(worlds, (stop_at, 10**6), strict=True):
         monkeypatch.setattr("kohya_bucket.adapter.sampler.world", lambda world=world: (world, 0))
-        sampler = sampler_of({"same_shape": "cost"}, 3)
+        sampler = sampler_of({"step_shapes": "equal_cost"}, 3)
         if position is not None:
             state = json.loads(json.dumps(position.state_dict(sampler.fingerprint)))
             sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))

@@ -151,10 +151,13 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
         ({"resolutions": 512}, "must be a list of sides"),
         ({"resolutions": [512, "a"]}, "must be a list of sides"),
         ({"resolutions": [512, [512, 512]]}, "without repeats"),
-        ({"resolution_mode": "rotate"}, "resolution_mode is set without resolutions"),
+        ({"resolution_mode": "rotate"}, "resolution_mode is 'rotate', which has no effect without resolutions"),
         ({"resolutions": [512], "resolution_mode": "sometimes"}, "must be one of all, rotate, weighted"),
-        ({"resolutions": [512, 768], "resolution_mode": "weighted"}, "weights belong to 'weighted', and it needs them"),
-        ({"resolutions": [512, 768], "resolution_weights": [1, 2]}, "weights belong to 'weighted'"),
+        (
+            {"resolutions": [512, 768], "resolution_mode": "weighted"},
+            "'weighted' without resolution_weights: say how often",
+        ),
+        ({"resolutions": [512, 768], "resolution_weights": [1, 2]}, "no effect without resolution_mode = 'weighted'"),
         (
             {"resolutions": [512, 768], "resolution_mode": "weighted", "resolution_weights": [1]},
             "1 number for 2 resolutions",
@@ -168,7 +171,7 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
             "exact shares would take",
         ),
         ({"resolutions": [512, 768], "rule": "preset:sd15"}, "do not follow from a resolution"),
-        ({"merge_max_crop": 1}, "a share from 0 to less than 1"),
+        ({"merge_max_crop": 1}, "a share of the image from 0 to less than 1"),
     ],
 )
 def test_a_wrong_table_names_what_is_allowed(table, words):

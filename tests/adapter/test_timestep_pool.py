@@ -26,7 +26,9 @@ def test_a_resumed_run_without_a_seed_has_the_timesteps_that_the_first_one_would
     assert [pool.of(10, index) for index in resumed] == whole[done:]
 
 
-@pytest.mark.parametrize("table", [{}, {"max_pixels": 16 * 256 * 256}, {"same_shape": "cost", "remainder": "pad"}])
+@pytest.mark.parametrize(
+    "table", [{}, {"max_pixels": 16 * 256 * 256}, {"step_shapes": "equal_cost", "remainder": "pad"}]
+)
 def test_no_batch_shares_its_timesteps_with_another(table):
     sampler = sampler_of(table, BATCH_SIZE)
     pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)

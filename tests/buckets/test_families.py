@@ -6,7 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket import KohyaBuckets
+from kohya_bucket import KohyaBuckets, rule_from_name
 from kohya_bucket.buckets.families import FAMILIES, family_named
 from kohya_bucket.cli import app
 from kohya_bucket.cli.options import RuleOptions
@@ -35,7 +35,7 @@ def test_all_trainers_of_a_family_accept_its_step(arch: str) -> None:
 def test_what_is_given_beside_it_wins() -> None:
     result = CliRunner().invoke(app, ["simulate", "3000x1000", "--arch", "SD 1.5", "--resolution", "768", "--json"])
     assert json.loads(result.output)[0]["settings"] == "768x768, kohya"
-    rule = KohyaBuckets.for_arch("sdxl", bucket_no_upscale=True, max_size=1536)
+    rule = KohyaBuckets.for_arch("sdxl", no_upscale=True, max_size=1536)
     assert (rule.max_reso, rule.max_size, rule.no_upscale) == ((1024, 1024), 1536, True)
 
 
@@ -51,27 +51,20 @@ def test_the_explorer_begins_with_the_defaults_of_commands() -> None:
     assert (options.size, *limits) == ((first.resolution,) * 2, first.min_size, first.max_size, first.reso_steps)
 
 
-def test_the_names_of_sd_scripts() -> None:
-    keys = {"resolution": (832, 1216), "min_bucket_reso": 128, "max_bucket_reso": 1536, "bucket_reso_steps": 32}
-    assert repr(KohyaBuckets(**keys)) == repr(KohyaBuckets((832, 1216), 128, 1536, 32))
-    assert KohyaBuckets(resolution=512, bucket_no_upscale=True).no_upscale
-
-
 @pytest.mark.parametrize(("resolution", "longest"), [(512, 1024), (1024, 2048), ((832, 1216), 2048), (1100, 2240)])
 def test_without_a_longest_side_it_is_twice_the_resolution(resolution: object, longest: int) -> None:
     assert KohyaBuckets(resolution).max_size == longest
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"resolutoin": 512}, "no argument 'resolutoin'; the nearest is 'resolution'"),
-        ({"resolution": 512, "max_reso": 512}, "resolution and max_reso are the same"),
-    ],
-)
-def test_keywords_that_do_not_work(keys: dict, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        KohyaBuckets(**keys)
+@pytest.mark.parametrize("size", [(4000, 1000), (1000, 3000), (1024, 1024)])
+def test_a_rule_by_its_name_places_as_the_class(size: tuple[int, int]) -> None:
+    named = rule_from_name("kohya", max_reso=1024)
+    assert named.place([size]).bucket_sizes.tolist() == KohyaBuckets(1024).place([size]).bucket_sizes.tolist()
+
+
+def test_a_keyword_that_does_not_exist_names_the_nearest() -> None:
+    with pytest.raises(TypeError, match="no argument 'max_sise'; the nearest is 'max_size'"):
+        KohyaBuckets.for_arch("sdxl", max_sise=512)
 
 
 def test_no_such_family() -> None:

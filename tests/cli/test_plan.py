@@ -72,24 +72,24 @@ def test_accumulation_counts_updates(folder):
 
 def test_the_adapters_options_count(folder):
     plain = as_json("plan", write(folder))
-    padded = as_json("plan", write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nsame_shape = true"))
+    padded = as_json("plan", write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nstep_shapes = 'one'"))
     assert padded["settings"]["remainder"] == "drop"
     assert padded["gpus"][0]["missed"] > plain["gpus"][0]["missed"] == 0
 
 
 def test_what_no_epoch_trains_is_named(folder):
-    config = write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nsame_shape = true")
+    config = write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nstep_shapes = 'one'")
     small = as_json("plan", config, "--gpus", "1,8")["gpus"][1]
     assert small["never_trained"] == []
     assert "small_buckets = 'keep' trains them as a short batch" in small["left_over"]
-    config = write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nsmall_buckets = 'drop'\nsame_shape = true")
+    config = write(folder, rest="[kohya_bucket]\nremainder = 'drop'\nsmall_buckets = 'drop'\nstep_shapes = 'one'")
     lost = as_json("plan", config, "--gpus", "1,8")["gpus"]
     assert lost[0]["never_trained"] == []
     assert len(lost[1]["never_trained"]) == 7
     line = "7 images are never trained (0.png, 1.png, 2.png, 3.png, 4.png and 2 more): what "
     assert f"8 GPUs: {line}" in run("plan", config, "--gpus", "8").output
     refused = run("plan", write(folder, rest="[kohya_bucket]\nsmall_buckets = 'drop'"))
-    assert "small_buckets is set, but remainder is 'keep'" in refused.output
+    assert "small_buckets is 'drop', which has no effect without remainder = 'drop'" in refused.output
 
 
 def test_all_mistakes_in_options_are_named_with_their_lines(folder):
@@ -135,7 +135,7 @@ def test_the_table_can_be_read(folder):
 
 
 @pytest.mark.parametrize(
-    ("table", "steps", "repeated"), [("model = 'flux'", 4, 0), ("", 4, 0), ("same_shape = true", 6, 7)]
+    ("table", "steps", "repeated"), [("model = 'flux'", 4, 0), ("", 4, 0), ("step_shapes = 'one'", 6, 7)]
 )
 def test_buckets_with_too_few_images_meet_in_a_step(folder, table, steps, repeated):
     file = write(folder)

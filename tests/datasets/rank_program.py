@@ -50,7 +50,7 @@ def train(folder: Path, batch_size: int, epochs: int, kill_epoch: int = -1, kill
     accelerator = Accelerator(cpu=True)
     log = Log(folder, accelerator.process_index)
     log.write(accelerate=__version__, ranks=accelerator.num_processes)
-    sampler = BucketBatchSampler(IDS, batch_size, same_shape=True)
+    sampler = BucketBatchSampler(IDS, batch_size, step_shapes="one")
     saved = folder / "position.json"
     step = 0
     if saved.exists():
@@ -79,7 +79,7 @@ def train(folder: Path, batch_size: int, epochs: int, kill_epoch: int = -1, kill
 
 def skip_and_count(accelerator, batch_size: int, log: Log) -> None:
     """accelerate's own way to resume: its loader skips batches of an epoch that the sampler was told."""
-    sampler = BucketBatchSampler(IDS, batch_size, same_shape=True)
+    sampler = BucketBatchSampler(IDS, batch_size, step_shapes="one")
     loader = accelerator.prepare(DataLoader(Numbers(), batch_sampler=sampler))
     sampler.set_epoch(5)
     step = 4
@@ -93,7 +93,7 @@ def skip_and_count(accelerator, batch_size: int, log: Log) -> None:
     for remainder in ("pad", "keep"):
         loader = accelerator.prepare(
             DataLoader(
-                Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size, remainder=remainder, same_shape=True)
+                Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size, remainder=remainder, step_shapes="one")
             )
         )
         for batch in loader:
@@ -110,7 +110,7 @@ def plain(folder: Path, batch_size: int, epochs: int) -> None:
         dist.init_process_group("gloo", timeout=timedelta(seconds=WAITS))
     rank = dist.get_rank()
     log = Log(folder, rank)
-    loader = DataLoader(Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size, same_shape=True))
+    loader = DataLoader(Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size, step_shapes="one"))
     for epoch in range(epochs):
         for step, batch in enumerate(loader, 1):
             log.write(epoch=epoch, step=step, images=batch[:, 0].tolist(), buckets=batch[:, 1].tolist())
@@ -121,7 +121,7 @@ def plain(folder: Path, batch_size: int, epochs: int) -> None:
         (IDS, {"order": "runs" if last else "sorted"}),
     ):
         try:
-            next(iter(BucketBatchSampler(ids, batch_size, same_shape=True, **options)))
+            next(iter(BucketBatchSampler(ids, batch_size, step_shapes="one", **options)))
         except PlanError as error:
             log.write(refused=str(error))
     # Last of all, a rank that does not come at all: it waits until the others have given up.
@@ -132,7 +132,7 @@ def plain(folder: Path, batch_size: int, epochs: int) -> None:
             time.sleep(0.05)
         return
     try:
-        next(iter(BucketBatchSampler(IDS, batch_size, same_shape=True)))
+        next(iter(BucketBatchSampler(IDS, batch_size, step_shapes="one")))
     except PlanError as error:
         log.write(alone=str(error))
     (folder / f"gave_up{rank}").touch()
@@ -144,7 +144,7 @@ def gradients(folder: Path, global_batch: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     rank, world = dist.get_rank(), dist.get_world_size()
-    plan = plan_epoch(IDS, global_batch // world, world_size=world, same_shape=True)
+    plan = plan_epoch(IDS, global_batch // world, world_size=world, step_shapes="one")
     model = DistributedDataParallel(small_model())
     found = {"plain": [], "scaled": []}
     for step in range(plan.steps):

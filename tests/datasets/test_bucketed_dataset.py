@@ -203,7 +203,9 @@ def test_a_data_set_is_columns_not_objects(paths: list[Path]) -> None:
 @pytest.mark.parametrize("remainder", ["merge", "catch_all", "pad", "keep"])
 def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: list[Path], remainder: str) -> None:
     dataset = BucketedDataset(paths, FixedBuckets(SET))
-    options = {"base_bucket": 0} if remainder == "catch_all" else {"max_crop": 1.0} if remainder == "merge" else {}
+    options = (
+        {"base_bucket": 0} if remainder == "catch_all" else {"merge_max_crop": 0.99} if remainder == "merge" else {}
+    )
     sampler = BucketBatchSampler(dataset, batch_size=4, remainder=remainder, **options)
     seen = []
     for batch in DataLoader(dataset, batch_sampler=sampler):

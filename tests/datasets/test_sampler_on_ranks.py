@@ -21,7 +21,7 @@ from rank_program import IDS, loss_of, rank_of, small_model
 from kohya_bucket import planning
 from tests.warm import QUICK
 
-plan_epoch = functools.partial(planning.plan_epoch, same_shape=True)  # steps that do not depend on the ranks
+plan_epoch = functools.partial(planning.plan_epoch, step_shapes="one")  # steps that do not depend on the ranks
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("rank_program.py")
 ACCELERATES = ["", *filter(None, os.environ.get("KOHYA_BUCKET_ACCELERATE", "").split(os.pathsep))]

@@ -250,7 +250,7 @@ class_tokens = "x"
 
 @pytest.mark.parametrize("format", ["shards", "npz"])
 def test_a_config_that_trains_images_at_other_sizes(tmp_path, images, run, monkeypatch, format):
-    config = several_sizes(tmp_path, "remainder = 'catch_all'\nresolutions = [64, 96]\nsame_shape = true")
+    config = several_sizes(tmp_path, "remainder = 'catch_all'\nresolutions = [64, 96]\nstep_shapes = 'one'")
     where = ["-o", tmp_path / "out"] if format == "shards" else ["--arch", "sd"]
     options = ["--config", config, "--vae", "mean" if format == "shards" else "posterior", "--format", format, *where]
     code, text, err = run("precompute", *options)

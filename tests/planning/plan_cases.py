@@ -1,10 +1,15 @@
 """Random data sets and settings, shared by the tests of planning."""
 
+from dataclasses import fields
+
 import numpy as np
 from hypothesis import strategies as st
 
+from kohya_bucket import planning
 from kohya_bucket.planning import EpochPlan
+from kohya_bucket.planning.options import EpochOptions, PlanOptions
 
+_OF_A_CHOICE = ("merge_max_crop", "run_length", "open_shards", "nodes", "base_bucket")
 SIZES = np.array([[512, 512], [576, 448], [448, 576], [640, 384], [384, 640], [1024, 256]], dtype=np.int32)
 
 
@@ -40,9 +45,21 @@ def cases(draw: st.DrawFn) -> dict:
         "shards": rng.randint(0, draw(st.integers(1, 40)), n),
         "open_shards": draw(st.integers(2, 20)),
         "nodes": draw(st.sampled_from([1, 1, 2, 3, 8])),
-        "max_crop": draw(st.sampled_from([0.0, 0.3, 0.6])),
-        "same_shape": True,  # test_equal_cost.py has the default
+        "merge_max_crop": draw(st.sampled_from([0.0, 0.3, 0.6])),
+        "step_shapes": "one",  # test_equal_cost.py has the default
     }
+
+
+def with_effect(case: dict) -> dict:
+    """A random case without those of its options that would change nothing."""
+    chosen = EpochOptions(**{name: case[name] for name in ("remainder", "small_buckets", "order") if name in case})
+    about = {one.name: one.metadata for one in fields(PlanOptions) if one.name in _OF_A_CHOICE}
+    return {name: value for name, value in case.items() if name not in about or about[name]["needs"][0](chosen)}
+
+
+def plan_epoch(*positional, **case) -> EpochPlan:
+    """`planning.plan_epoch` of a random case."""
+    return planning.plan_epoch(*positional, **with_effect(case))
 
 
 def trained(plan: EpochPlan) -> np.ndarray:

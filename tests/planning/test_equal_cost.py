@@ -1,4 +1,4 @@
-"""same_shape="cost": what holds for every plan in which batches of several buckets meet in a step."""
+"""step_shapes="equal_cost": what holds for every plan in which batches of several buckets meet in a step."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases
+from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, with_effect
 
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import (
@@ -19,7 +19,6 @@ from kohya_bucket.planning import (
     EpochPosition,
     LedgerReason,
     lost_share_of,
-    plan_epoch,
 )
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
@@ -30,7 +29,7 @@ TOKENS = [1024, 4096, 1000, 960, 14040, 7]
 @st.composite
 def by_cost(draw: st.DrawFn) -> dict:
     case = draw(cases())
-    case["same_shape"] = "cost"
+    case["step_shapes"] = "equal_cost"
     if draw(st.booleans()):
         case["bucket_tokens"] = TOKENS[: len(case["bucket_sizes"])]
         case["token_cost"] = (1, draw(st.sampled_from([0, 1e-4, 1])))
@@ -68,7 +67,7 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
 @given(case=by_cost())
 def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
     """One shape per step repeats up to ranks - 1 images of every bucket, for a step of its own."""
-    plan, one_shape = plan_epoch(**case), plan_epoch(**{**case, "same_shape": True})
+    plan, one_shape = plan_epoch(**case), plan_epoch(**{**case, "step_shapes": "one"})
     again = plan.ledger().count(LedgerReason.RANK_FILLED)
     assert again < plan.world_size
     assert not again or (plan.length[plan.bucket_of_step >= 0] - plan.world_size < again).all()
@@ -118,7 +117,7 @@ def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dic
 @given(case=by_cost(), data=st.data())
 def test_resume_on_as_many_ranks_goes_on_with_the_next_step(remainder: str, case: dict, data: st.DataObject) -> None:
     case["remainder"] = remainder
-    planner = EpochPlanner(**{k: v for k, v in case.items() if k not in ("seed", "epoch")})
+    planner = EpochPlanner(**with_effect({k: v for k, v in case.items() if k not in ("seed", "epoch")}))
     whole = planner.plan(case["seed"], case["epoch"])
     stop = data.draw(st.integers(0, whole.steps))
     position = planner.position(EpochPosition(case["seed"], case["epoch"]), stop)
@@ -158,7 +157,7 @@ def test_another_number_of_ranks_trains_what_is_left(remainder: str, case: dict,
 def test_equal_epochs_are_equally_long(case: dict, mode: str) -> None:
     ids, k = case["bucket_ids"], len(case["bucket_sizes"])
     several = np.stack([ids, np.where(ids < 0, -1, (ids + 1) % k), np.where(ids % 3 == 1, -1, ids)], axis=1)
-    case.update(bucket_ids=several, resolutions=mode, repeats=None, regularization=None, equal_epochs=True)
+    case.update(bucket_ids=several, resolution_mode=mode, repeats=None, regularization=None, equal_epochs=True)
     if mode == "weighted":
         case["resolution_weights"] = [2, 1, 1]
     epochs = [plan_epoch(**{**case, "epoch": e}) for e in range(12)]
@@ -169,7 +168,7 @@ def test_equal_epochs_are_equally_long(case: dict, mode: str) -> None:
 
 def test_ranks_wait_less_and_train_no_image_twice() -> None:
     ids = np.random.RandomState(3).choice(len(SIZES), 400, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.1])
-    one, met = (plan_epoch(ids, 4, world_size=8, bucket_sizes=SIZES, same_shape=how) for how in (True, "cost"))
+    one, met = (plan_epoch(ids, 4, world_size=8, bucket_sizes=SIZES, step_shapes=how) for how in ("one", "equal_cost"))
     assert (one.ledger().repeated, met.ledger().repeated) == (11, 0)
     assert met.steps < one.steps
     assert lost_share_of(met) < lost_share_of(one)
@@ -189,14 +188,14 @@ def test_a_step_is_cut_up_before_an_image_is_repeated() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"same_shape": False}, "same_shape is False, but must be True or 'cost'"),
-        ({"same_shape": "yes"}, "same_shape is 'yes', but must be"),
+        ({"step_shapes": "any"}, "step_shapes is 'any', but must be one of equal_cost, one"),
+        ({"step_shapes": True}, "step_shapes is True, but must be one of"),
         (
-            {"same_shape": "cost", "bucket_tokens": [1, 2], "order": "local", "shards": [0, 0, 0]},
-            "same_shape is 'cost' and order is 'local'",
+            {"step_shapes": "equal_cost", "bucket_tokens": [1, 2], "order": "local", "shards": [0, 0, 0]},
+            "step_shapes is 'equal_cost' and order is 'local'",
         ),
         (
-            {"same_shape": "cost", "bucket_tokens": [1, 2], "world_size": 2, "done": [(6, 1, 4)]},
+            {"step_shapes": "equal_cost", "bucket_tokens": [1, 2], "world_size": 2, "done": [(6, 1, 4)]},
             "global batch is 6, but must be a multiple of the 4 ranks that trained it",
         ),
     ],
@@ -208,7 +207,7 @@ def test_what_is_refused(options: dict, words: str) -> None:
 
 def test_a_golden_plan() -> None:
     ids = np.arange(23) % 5
-    plan = plan_epoch(ids, 2, world_size=3, seed=42, bucket_tokens=[9, 3, 8, 5, 2], same_shape="cost")
+    plan = plan_epoch(ids, 2, world_size=3, seed=42, bucket_tokens=[9, 3, 8, 5, 2], step_shapes="equal_cost")
     assert [[plan.indices(s, r).tolist() for r in range(3)] for s in range(plan.steps)] == [
         [[3], [8], [13]],
         [[11, 6], [21, 1], [16]],
@@ -220,10 +219,10 @@ def test_a_golden_plan() -> None:
     assert [[plan.bucket(s, r) for r in range(3)] for s in (0, 3)] == [[3, 3, 3], [3, 4, 4]]
 
 
-@pytest.mark.parametrize("same_shape", [True, "cost"])
+@pytest.mark.parametrize("step_shapes", ["one", "equal_cost"])
 @pytest.mark.parametrize("images", range(1, 14))
-def test_steps_are_counted_whose_images_weigh_differently(same_shape: bool | str, images: int) -> None:
-    plan = plan_epoch(np.zeros(images, int), 2, world_size=4, bucket_sizes=[(64, 64)], same_shape=same_shape)
+def test_steps_are_counted_whose_images_weigh_differently(step_shapes: str, images: int) -> None:
+    plan = plan_epoch(np.zeros(images, int), 2, world_size=4, bucket_sizes=[(64, 64)], step_shapes=step_shapes)
     scales = [[plan.loss_scale(step, rank) for rank in range(4)] for step in range(plan.steps)]
     assert plan.unequal_steps == sum(any(scale != 1 for scale in step) for step in scales)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import SIZES, cases, trained
+from plan_cases import SIZES, cases, plan_epoch, trained
 
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning import EpochPlan, plan_epoch
+from kohya_bucket.planning import EpochPlan
 from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.windows import windows_of_shards

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, trained
+from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, plan_epoch
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 every_order = pytest.mark.parametrize("order", list(ORDERS))
@@ -92,7 +92,8 @@ def test_full_batches_and_nothing_lost(remainder: str, case: dict) -> None:
     if remainder == "pad":
         assert not short.any()
     if remainder == "drop":  # except of buckets that never fill a batch, which are kept
-        planner = EpochPlanner(**{k: v for k, v in case.items() if k not in ("seed", "epoch")}, remainder=remainder)
+        own = {k: v for k, v in case.items() if k not in ("seed", "epoch")}
+        planner = EpochPlanner(**with_effect(own | {"remainder": remainder}))
         demand = planner.demand_model.for_epoch(plan.seed, plan.epoch).demand
         assert set(plan.bucket_of_step[short]) <= set(np.flatnonzero(demand.per_bucket() < plan.global_batch))
         full = plan_epoch(**case, remainder=remainder, small_buckets="drop")
@@ -224,11 +225,11 @@ def test_regularization_images_are_used_equally(epochs: int, first: int, seed: i
 def test_resolutions() -> None:
     ids = np.stack([np.arange(60) % 3, 3 + np.arange(60) % 2], axis=1)
     ids[0, 1] = -1
-    both = plan_epoch(ids, 4, resolutions="all")
+    both = plan_epoch(ids, 4, resolution_mode="all")
     assert trained(both).tolist() == [1] + [2] * 59
     seen = np.zeros((60, 5), dtype=int)
     for e in range(4):
-        plan = plan_epoch(ids, 4, resolutions="rotate", epoch=e)
+        plan = plan_epoch(ids, 4, resolution_mode="rotate", epoch=e)
         assert plan.asked == 60
         assert (trained(plan) == 1).all()
         for s in range(plan.steps):
@@ -237,7 +238,7 @@ def test_resolutions() -> None:
     assert seen[0, :3].sum() == 4
     shares = np.zeros((60, 2), dtype=int)
     for e in range(4):
-        plan = plan_epoch(ids, 4, resolutions="weighted", resolution_weights=[3, 1], epoch=e)
+        plan = plan_epoch(ids, 4, resolution_mode="weighted", resolution_weights=[3, 1], epoch=e)
         assert 13 <= sum(plan.length[plan.bucket_of_step >= 3]) <= 17
         for s in range(plan.steps):
             shares[plan.step_indices(s), int(plan.bucket_of_step[s] >= 3)] += 1

@@ -1,6 +1,7 @@
 """Options are named once: what is registered is offered, checked and described everywhere."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from kohya_bucket.planning import (
     PlanOptions,
     plan_epoch,
 )
+from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.remainders import RemainderPolicy, change_of, moved_to
 
 ROOT = Path(__file__).parents[2]
@@ -126,8 +128,8 @@ def test_every_name_is_its_values() -> None:
 
 
 def test_every_option_is_described() -> None:
-    described = re.findall(r"^        (\w+):", str(PlanOptions.__doc__), re.MULTILINE)
-    assert set(PlanOptions.__annotations__) <= set(described)
+    described = re.findall(r"^        (\w+):", f"{EpochOptions.__doc__}\n{PlanOptions.__doc__}", re.MULTILINE)
+    assert {one.name for one in fields(PlanOptions)} == set(described) - {"PlanError"}
 
 
 def callers():
@@ -157,19 +159,36 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     fingerprint = EpochPlanner(IDS, 4, remainder="merge", bucket_sizes=SIZES[:2], no_upscale=[True, False]).fingerprint
     assert list(fingerprint) == [
         "plan_version", "images", "images_per_bucket", "bucket_ids", "remainder", "order", "repeats", "regularization",
-        "regularization_uses", "resolutions", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
-        "crop_limit", "base_bucket", "enlarge", "equal_epochs", "small_buckets", "same_shape",
+        "regularization_uses", "resolution_mode", "resolution_weights", "bucket_sizes", "bucket_groups", "run_length",
+        "merge_max_crop", "base_bucket", "no_upscale", "equal_epochs", "small_buckets", "step_shapes",
         "item_costs", "global_batch",
     ]  # fmt: skip
-    assert fingerprint["crop_limit"] == 0.25
+    assert fingerprint["merge_max_crop"] == 0.25
     # Not in it: updates do not change steps, and budgets only change the global batch.
-    names = {{"crop_limit": "max_crop", "enlarge": "no_upscale"}.get(key, key) for key in fingerprint}
     of_shards = {"shards", "open_shards", "nodes"}
-    assert set(PlanOptions.__annotations__) - names == of_shards | {
+    assert {one.name for one in fields(PlanOptions)} - fingerprint.keys() == of_shards | {
         "accumulate", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
     }  # fmt: skip
     assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()
-    assert EpochPlanner(IDS, 4, max_crop=0.5, run_length=3).fingerprint == EpochPlanner(IDS, 4).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"merge_max_crop": 0.05}, "merge_max_crop is 0.05, which has no effect without remainder = 'merge': set that"),
+        ({"run_length": 3}, "run_length is 3, .* without order = 'runs'"),
+        ({"open_shards": 3}, "open_shards is 3, .* without order = 'local'"),
+        ({"nodes": 2}, "nodes is 2, .* without order = 'local'"),
+        ({"base_bucket": 1}, "base_bucket is 1, .* without remainder = 'catch_all'"),
+        ({"token_cost": (1, 0.5)}, "token_cost is .*, which has no effect without bucket_tokens"),
+        ({"small_buckets": "pad"}, "small_buckets is 'pad', .* without remainder = 'drop'"),
+        ({"resolution_weights": [1, 3]}, "resolution_weights is .* without resolution_mode = 'weighted'"),
+        ({"regularization_uses": 3}, "regularization_uses is 3, .* without regularization"),
+    ],
+)
+def test_an_option_without_effect_is_refused(options, message) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan_epoch(IDS, 4, **options)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ def several(draw: st.DrawFn) -> dict:
         "bucket_ids": ids,
         "batch_size": [draw(st.integers(1, 6))] * (3 * r),
         "world_size": draw(st.sampled_from([1, 2, 4])),
-        "resolutions": "weighted" if weighted else "rotate",
+        "resolution_mode": "weighted" if weighted else "rotate",
         "resolution_weights": draw(st.permutations(range(1, r + 1))) if weighted else None,
         "repeats": rng.choice([1, 2], n) if draw(st.booleans()) else None,
-        "same_shape": True,
+        "step_shapes": "one",
     }
 
 
@@ -74,7 +74,7 @@ def test_epochs_of_one_length_resume_on_other_ranks(case: dict, data: st.DataObj
 def test_what_no_length_fits_is_refused() -> None:
     ids = np.tile([0, 1], (6, 1))
     with pytest.raises(PlanError, match="equal_epochs is set with fractional repeats or regularization"):
-        plan_epoch(ids, 2, resolutions="rotate", repeats=0.5, equal_epochs=True)
+        plan_epoch(ids, 2, resolution_mode="rotate", repeats=0.5, equal_epochs=True)
     assert plan_epoch([0, 0, 1], 2, equal_epochs=True).steps == plan_epoch([0, 0, 1], 2).steps
 
 
@@ -89,8 +89,8 @@ def test_moves_do_not_enlarge() -> None:
 
     assert moves(remainder="merge") == {("512x512", "448x448")}  # of equal aspect
     assert moves(remainder="merge", no_upscale=True) == {("512x512", "448x448")}
-    assert moves(remainder="merge", no_upscale=True, max_crop=0.2) == set()  # 23% fewer pixels
-    assert moves(remainder="merge", no_upscale=[False, False, True], max_crop=0.2) == {("512x512", "448x448")}
+    assert moves(remainder="merge", no_upscale=True, merge_max_crop=0.2) == set()  # 23% fewer pixels
+    assert moves(remainder="merge", no_upscale=[False, False, True], merge_max_crop=0.2) == {("512x512", "448x448")}
     assert moves(remainder="catch_all", base_bucket=2) == {("448x448", "576x512"), ("512x512", "576x512")}
     assert moves(remainder="catch_all", base_bucket=2, no_upscale=True) == set()
     with pytest.raises(PlanError, match="no_upscale is set without bucket_sizes"):
@@ -103,7 +103,8 @@ def test_moves_do_not_enlarge() -> None:
 def test_what_is_left_of_an_epoch_trains_in_its_own_bucket_after_another_global_batch(remainder: str) -> None:
     rng = np.random.RandomState(3)
     ids = rng.choice(6, 97)
-    case = {"bucket_ids": ids, "bucket_sizes": SIZES, "remainder": remainder, "max_crop": 0.9, "repeats": 2}
+    case = {"bucket_ids": ids, "bucket_sizes": SIZES, "remainder": remainder, "repeats": 2}
+    case |= {"merge_max_crop": 0.9} if remainder == "merge" else {}
     whole = plan_epoch(**case, batch_size=5)
     assert whole.moves
     for stop in range(whole.steps + 1):
@@ -122,7 +123,7 @@ def test_all_resolutions_train_each_image_once_where_it_has_a_bucket(seed: int, 
     rng = np.random.RandomState(seed)
     ids = rng.choice(3, (n, r)) + 3 * np.arange(r)
     ids[rng.random_sample((n, r)) < share] = -1
-    plan = plan_epoch(ids, 2, resolutions="all", seed=seed)
+    plan = plan_epoch(ids, 2, resolution_mode="all", seed=seed)
     seen = [
         (image, int(plan.bucket_of_step[step]))
         for step in range(plan.steps)
@@ -133,7 +134,7 @@ def test_all_resolutions_train_each_image_once_where_it_has_a_bucket(seed: int, 
 
 def test_an_epoch_that_leaves_everything_out() -> None:
     """Another epoch has a whole batch, this one none, and nothing to split."""
-    case = {"bucket_ids": np.array([[0, 1], [0, 2]]), "resolutions": "weighted", "resolution_weights": [3, 1]}
+    case = {"bucket_ids": np.array([[0, 1], [0, 2]]), "resolution_mode": "weighted", "resolution_weights": [3, 1]}
     plans = [
         plan_epoch(**case, batch_size=2, remainder="drop", small_buckets="drop", equal_epochs=True, epoch=e)
         for e in range(4)

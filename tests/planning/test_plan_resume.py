@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import SIZES, asked, cases
+from plan_cases import SIZES, asked, cases, plan_epoch
 
 from kohya_bucket.errors import PlanError, ResumeError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, EpochPosition, plan_epoch
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, EpochPosition
 from kohya_bucket.planning.resume import TrainedPart
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
@@ -60,10 +60,10 @@ def test_resume_with_another_global_batch_trains_the_complement(remainder, case,
 
 def test_positions_travel_as_json_and_name_what_changed() -> None:
     ids = np.arange(50) % 4
-    planner = EpochPlanner(ids, 2, world_size=2, bucket_sizes=SIZES[:4], same_shape=True)
+    planner = EpochPlanner(ids, 2, world_size=2, bucket_sizes=SIZES[:4], step_shapes="one")
     state = json.loads(json.dumps(EpochPosition(7, 3).at_step(5, 4).state_dict(planner.fingerprint)))
     assert (state["epoch"], state["step"]) == (3, 5)
-    alone = EpochPlanner(ids, 4, bucket_sizes=SIZES[:4], same_shape=True)
+    alone = EpochPlanner(ids, 4, bucket_sizes=SIZES[:4], step_shapes="one")
     position = EpochPosition.from_state_dict(state, alone.fingerprint)
     assert position == EpochPosition(7, 3, (TrainedPart(4, 5),))
     assert position.at_step(9, 4) == EpochPosition(7, 3, (TrainedPart(4, 9),))
@@ -71,7 +71,7 @@ def test_positions_travel_as_json_and_name_what_changed() -> None:
 
     def refused(*args: object, **options: object) -> str:
         with pytest.raises(ResumeError) as error:
-            EpochPosition.from_state_dict(state, EpochPlanner(*args, same_shape=True, **options).fingerprint)
+            EpochPosition.from_state_dict(state, EpochPlanner(*args, step_shapes="one", **options).fingerprint)
         return str(error.value)
 
     assert "50 images, now 51; bucket 1 had 13 images, now 14" in refused(

@@ -41,10 +41,10 @@ def golden_plans() -> dict:
     common = {"bucket_sizes": SIZES[:3], "seed": 42}
     return {
         "keep, shuffled": plan_epoch(IDS, 3, **common),
-        "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, same_shape=True, **common),
+        "keep, shuffled, epoch 1, 2 ranks": plan_epoch(IDS, 2, world_size=2, epoch=1, step_shapes="one", **common),
         "pad, runs": plan_epoch(IDS, 3, remainder="pad", order="runs", run_length=2, **common),
         "drop, sorted": plan_epoch(IDS, 3, remainder="drop", small_buckets="drop", order="sorted", **common),
-        "merge, repeats": plan_epoch(IDS, 4, remainder="merge", max_crop=0.5, repeats=2, **common),
+        "merge, repeats": plan_epoch(IDS, 4, remainder="merge", merge_max_crop=0.5, repeats=2, **common),
         "catch_all, file": plan_epoch(IDS, 3, remainder="catch_all", order="file", **common),
         "fractions": plan_epoch(IDS, 3, repeats=0.4, epoch=2, **common),
     }
@@ -57,7 +57,7 @@ def test_golden_plans(name: str) -> None:
 
 def test_golden_hash_of_a_large_plan() -> None:
     ids = np.arange(100_003) * 7919 % 1013 % 31
-    plan = plan_epoch(ids, 4, world_size=2, seed=123456789012345, epoch=17, repeats=3, same_shape=True)
+    plan = plan_epoch(ids, 4, world_size=2, seed=123456789012345, epoch=17, repeats=3, step_shapes="one")
     assert plan.hash == "3b134f1e46ca28eebac9d0cd6cf6191a"
 
 
@@ -76,7 +76,7 @@ def test_max_pixels_gives_small_buckets_larger_batches() -> None:
 
 def test_the_line_of_the_ledger() -> None:
     ids = np.repeat([0, 3], [1200, 3])
-    plan = plan_epoch(ids, 3, world_size=2, remainder="pad", bucket_sizes=SIZES, same_shape=True)
+    plan = plan_epoch(ids, 3, world_size=2, remainder="pad", bucket_sizes=SIZES, step_shapes="one")
     assert plan.ledger().text == "1,203 images, 0 missed, 3 repeated to fill bucket 640x384"
     assert plan_epoch(ids, 4).ledger().text == "1,203 images, 0 missed, 0 repeated"
     lone = plan_epoch([0, -1], 1, world_size=2, bucket_sizes=SIZES)
@@ -136,7 +136,7 @@ def test_groups_are_never_mixed() -> None:
             ids,
             4,
             remainder=remainder,
-            max_crop=0.9,
+            **({"merge_max_crop": 0.9} if remainder == "merge" else {}),
             bucket_sizes=[(512, 512), (512, 512), (640, 384), (640, 384)],
             bucket_groups=[0, 1, 0, 1],
         )
@@ -148,10 +148,10 @@ def test_groups_are_never_mixed() -> None:
 def test_merge_prefers_the_least_crop_and_keeps_to_the_limit() -> None:
     ids = np.array([0] * 8 + [1] * 1 + [2] * 8)
     sizes = [(512, 512), (576, 512), (1024, 256)]
-    plan = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, max_crop=0.2)
+    plan = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, merge_max_crop=0.2)
     assert plan.ledger().rows()[0]["trained_in"] == "512x512"
     assert (trained(plan) == 1).all()
-    strict = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, max_crop=0.05)
+    strict = plan_epoch(ids, 4, remainder="merge", bucket_sizes=sizes, merge_max_crop=0.05)
     assert len(strict.ledger()) == 0
     assert sorted(strict.length.tolist()) == [1, 4, 4, 4, 4]
 
@@ -170,7 +170,7 @@ def test_idle_shares() -> None:
     alone = plan_epoch(ids, 4, bucket_sizes=[*SIZES[:5].tolist(), [256, 256]])
     assert 0.1 < idle_share(dealt_costs(alone, 4)) < 0.6
     assert idle_share(dealt_costs(alone, 1)) == 0
-    short = plan_epoch(np.zeros(9, dtype=int), 2, world_size=4, bucket_sizes=SIZES[:1], same_shape=True)
+    short = plan_epoch(np.zeros(9, dtype=int), 2, world_size=4, bucket_sizes=SIZES[:1], step_shapes="one")
     # 8 images fill a step; the ninth is trained by all four ranks, so nobody waits.
     assert idle_share_of(short) == 0
 
@@ -183,10 +183,10 @@ REFUSED = [
     {"repeats": -0.5}, {"repeats": 2**40}, {"repeats": 1e30}, {"repeats": np.full(len(IDS), 2**40)},
     {"repeats": 2**30}, {"repeats": np.full(len(IDS), 2**30)}, {"regularization_uses": 3}, {"regularization": [True]},
     {"regularization": IDS > 0, "regularization_uses": -3}, {"regularization": IDS > 0, "regularization_uses": 1.5},
-    {"resolutions": "all"}, {"resolution_weights": [1]}, {"base_bucket": 7}, {"base_bucket": "512x512"},
+    {"resolution_mode": "all"}, {"resolution_weights": [1]}, {"base_bucket": 7}, {"base_bucket": "512x512"},
     {"bucket_groups": [0]}, {"done": [(3, 99)]}, {"done": [(0, 1)]}, {"done": [(4,)]}, {"bucket_ids": [[0, 1]]},
-    {"bucket_ids": [-2]}, {"bucket_ids": [0.5]}, {"bucket_ids": [0, 2**31 - 1]}, {"max_crop": float("nan")},
-    {"max_crop": 25}, {"max_crop": None}, {"max_pixels": "1000000", "bucket_sizes": SIZES},
+    {"bucket_ids": [-2]}, {"bucket_ids": [0.5]}, {"bucket_ids": [0, 2**31 - 1]}, {"merge_max_crop": float("nan")},
+    {"merge_max_crop": 25}, {"merge_max_crop": None}, {"max_pixels": "1000000", "bucket_sizes": SIZES},
     {"max_pixels": 1e6, "bucket_sizes": SIZES}, {"max_tokens": 0, "bucket_tokens": [1, 1, 1]},
     {"max_cost": "8", "bucket_tokens": [1, 1, 1]}, {"max_cost": float("nan"), "bucket_tokens": [1, 1, 1]},
     {"bucket_tokens": [1, 0, 1]}, {"bucket_tokens": [1.5, 1, 1]}, {"token_cost": (1, -1)}, {"token_cost": 3},

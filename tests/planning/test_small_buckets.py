@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import cases, trained
+from plan_cases import cases, plan_epoch, trained, with_effect
 
-from kohya_bucket.errors import PlanError, ResumeError
-from kohya_bucket.planning import REMAINDERS, EpochPlanner, EpochPosition, never_trained, plan_epoch
+from kohya_bucket.errors import PlanError
+from kohya_bucket.planning import REMAINDERS, EpochPlanner, never_trained
 
 IDS = np.repeat([0, 1, 2], [9, 3, 1])
 
 
 def planner_of(case: dict, **options) -> EpochPlanner:
     given = {k: v for k, v in case.items() if k not in ("seed", "epoch", "bucket_ids", "batch_size")}
-    return EpochPlanner(case["bucket_ids"], case["batch_size"], **given, remainder="drop", **options)
+    own = with_effect({**given, "remainder": "drop", **options})
+    return EpochPlanner(case["bucket_ids"], case["batch_size"], **own)
 
 
 @pytest.mark.parametrize("small", [None, *(name for name in REMAINDERS if name != "drop")])
@@ -60,14 +61,14 @@ def test_nothing_is_said_to_be_lost_that_some_epoch_trains(case: dict) -> None:
 )  # fmt: skip
 def test_what_small_buckets_do(small: str | None, lengths: list, ledger: str) -> None:
     sizes = [[512, 512], [1024, 256], [576, 512]]
-    plan = plan_epoch(IDS, 4, remainder="drop", small_buckets=small, bucket_sizes=sizes, max_crop=0.2)
+    plan = plan_epoch(IDS, 4, remainder="drop", small_buckets=small, bucket_sizes=sizes, merge_max_crop=0.2)
     assert sorted(plan.length.tolist()) == lengths
     assert plan.ledger().text == ledger
 
 
 def test_small_is_a_bucket_of_the_whole_epoch_on_all_ranks() -> None:
     # 9 images fill a batch of 4 on two ranks, not on three; what is left after one step is not small by that.
-    drop = {"remainder": "drop", "same_shape": True}
+    drop = {"remainder": "drop", "step_shapes": "one"}
     assert plan_epoch(IDS, 4, world_size=2, **drop).length.tolist().count(8) == 1
     assert sorted(plan_epoch(IDS, 4, world_size=3, **drop).length.tolist()) == [1, 3, 9]
     rest = plan_epoch(np.zeros(13, dtype=int), 5, remainder="drop", done=[(4, 2)])
@@ -75,21 +76,12 @@ def test_small_is_a_bucket_of_the_whole_epoch_on_all_ranks() -> None:
 
 
 def test_options_without_use_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"small_buckets is 'pad', but remainder='keep' trains the images of all"):
+    with pytest.raises(PlanError, match=r"small_buckets is 'pad', which has no effect without remainder = 'drop'"):
         EpochPlanner(IDS, 4, small_buckets="pad")
     with pytest.raises(PlanError, match=r"small_buckets is 'kep', .*; the nearest is 'keep'"):
         EpochPlanner(IDS, 4, remainder="drop", small_buckets="kep")
     with pytest.raises(PlanError, match="small_buckets='merge' needs bucket_sizes"):
         EpochPlanner(IDS, 4, remainder="drop", small_buckets="merge")
-
-
-def test_a_position_of_an_epoch_that_left_small_buckets_out() -> None:
-    before = EpochPlanner(IDS, 4, remainder="drop", small_buckets="drop")
-    state = EpochPosition(0, 0).at_step(1, 4).state_dict(before.fingerprint)
-    del state["fingerprint"]["small_buckets"]  # as it was saved when there was no choice
-    assert EpochPosition.from_state_dict(state, before.fingerprint).epoch == 0
-    with pytest.raises(ResumeError, match="small_buckets was drop, now keep"):
-        EpochPosition.from_state_dict(state, EpochPlanner(IDS, 4, remainder="drop").fingerprint)
 
 
 def test_the_sampler_says_what_it_never_trains() -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -29,18 +30,11 @@ class AutoBuckets(FixedBuckets):
 
     Args:
         result: what `generate_buckets` returned; kept as `self.result`.
-        switching, no_upscale, max_crop: as for `FixedBuckets`.
+        of_set: the options of `FixedBuckets`.
     """
 
-    def __init__(
-        self,
-        result: AutoBucketResult,
-        *,
-        switching: str = "geometric",
-        no_upscale: bool = False,
-        max_crop: float | None = None,
-    ) -> None:
-        super().__init__(result.bucket_set, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
+    def __init__(self, result: AutoBucketResult, **of_set: Any) -> None:
+        super().__init__(result.bucket_set, **of_set)
         self.result = result
 
     @classmethod
@@ -50,14 +44,14 @@ class AutoBuckets(FixedBuckets):
         *,
         num_buckets: int = 8,
         target: int | tuple[int, int] = 1024,
-        switching: str = "geometric",
-        no_upscale: bool = False,
-        max_crop: float | None = None,
         **options: Any,
     ) -> AutoBuckets:
-        """Generate buckets from [N, 2] sizes and place images into them; `options` as for `generate_buckets`."""
-        result = generate_buckets(dims, num_buckets=num_buckets, target=target, **options)
-        return cls(result, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
+        """Generate buckets from [N, 2] sizes and place images into them.
+
+        `options` are those of `FixedBuckets`, and what else `generate_buckets` takes.
+        """
+        of_set = {name: options.pop(name) for name in inspect.signature(FixedBuckets).parameters if name in options}
+        return cls(generate_buckets(dims, num_buckets=num_buckets, target=target, **options), **of_set)
 
 
 def auto_rule(request: RuleRequest) -> AutoBuckets:

@@ -16,7 +16,7 @@ from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.no_upscale import corrected_without_upscaling, without_upscaling
 from kohya_bucket.buckets.rule import Assignment, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
-from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps
+from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps, longest_side
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import as_flag, known_keyword, one_of
 from kohya_bucket.errors import BucketSettingsError
@@ -47,10 +47,6 @@ _DEFAULTS = {
     "switching": "midpoint", "no_upscale_fit": "kohya", "max_crop": None,
 }  # fmt: skip
 _NAMES = tuple(_DEFAULTS)
-_KEYS = {
-    "resolution": "max_reso", "min_bucket_reso": "min_size", "max_bucket_reso": "max_size",
-    "bucket_reso_steps": "reso_steps", "bucket_no_upscale": "no_upscale",
-}  # fmt: skip
 
 
 class KohyaBuckets(RuleBase):
@@ -60,7 +56,8 @@ class KohyaBuckets(RuleBase):
         max_reso: (width, height) in pixels whose area no bucket exceeds; an int means a square.
         min_size: shortest side of a bucket; ignored with `no_upscale`.
         max_size: longest side of a bucket; ignored with `no_upscale`. By default twice the side of a square of that
-            area, and not below sd-scripts' 1024, with which ordinary aspects lose pixels at a resolution of 1024.
+            area, and not below 1024. sd-scripts' own default is 1024 at every resolution; ordinary aspects lose pixels
+            with it at a resolution of 1024.
         reso_steps: every side is a multiple of this.
         no_upscale: never enlarge; the bucket is the image's own size, reduced to the area if it is
             larger, floored to the step (`bucket_no_upscale`).
@@ -70,17 +67,15 @@ class KohyaBuckets(RuleBase):
             than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960).
         max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to a
             bucket within it, and has none (`Reason.CROP_LIMIT`) where there is no such bucket.
-        keys: the first five by sd-scripts' names: `resolution`, `min_bucket_reso`, `max_bucket_reso`,
-            `bucket_reso_steps`, `bucket_no_upscale`.
 
     Raises:
-        BucketSettingsError: values from which no training could follow; says which and what to change.
-        TypeError: there is no such argument, or one is given by both its names.
+        BucketSettingsError: values from which no training could follow; says which and what to change, by the names of
+            the keys in a dataset config.
     """
 
     def __init__(
         self,
-        max_reso: tuple[int, int] | int | None = None,
+        max_reso: tuple[int, int] | int,
         min_size: int = 256,
         max_size: int | None = None,
         reso_steps: int = 64,
@@ -89,26 +84,14 @@ class KohyaBuckets(RuleBase):
         switching: str = "midpoint",
         no_upscale_fit: str = "kohya",
         max_crop: float | None = None,
-        **keys: Any,
     ) -> None:
-        if keys:
-            known_keyword("KohyaBuckets", keys, [*_KEYS, *_NAMES])
-            given = max_reso, min_size, max_size, reso_steps, no_upscale
-            own: dict[str, Any] = dict(zip(_NAMES, given, strict=False))
-            for key, value in keys.items():
-                if own[_KEYS[key]] != _DEFAULTS[_KEYS[key]]:
-                    raise TypeError(f"{key} and {_KEYS[key]} are the same: give one of them")
-                own[_KEYS[key]] = value
-            max_reso, min_size, max_size, reso_steps, no_upscale = own.values()
         width, height = as_resolution("resolution", max_reso)
         self.max_reso = (width, height)
         self.max_area = width * height
         self.min_size = as_whole("min_bucket_reso", min_size)
         self.reso_steps = as_whole("bucket_reso_steps", reso_steps)
-        if max_size is None:
-            longest = max(1024, 2 * math.isqrt(self.max_area), width, height)
-            max_size = longest + -longest % max(self.reso_steps, 1)
-        self.max_size = as_whole("max_bucket_reso", max_size)
+        longest = longest_side(self.max_reso, self.reso_steps) if max_size is None else max_size
+        self.max_size = as_whole("max_bucket_reso", longest)
         self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit
@@ -143,7 +126,7 @@ class KohyaBuckets(RuleBase):
 
     def changed(self, **values: Any) -> KohyaBuckets:
         """The rule with other values. `BucketSettingsError` where they cannot work."""
-        values = {_KEYS.get(name, name): value for name, value in values.items()}
+        known_keyword("KohyaBuckets", values, _NAMES)
         return KohyaBuckets(**{name: getattr(self, name) for name in _NAMES} | values)
 
     def __repr__(self) -> str:

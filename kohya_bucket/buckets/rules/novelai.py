@@ -7,6 +7,7 @@ Source: "NovelAI Improvements on Stable Diffusion" and the program published wit
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class NovelAIBuckets(FixedBuckets):
         base_res: the size of the catch-all batches; it joins the set.
         max_ar_error: aspect distance from which an image has no bucket (`Reason.ASPECT_ERROR`).
         switching: `midpoint` is NovelAI's; see `kohya_bucket.switching_points`.
-        no_upscale, max_crop: as for `FixedBuckets`.
+        limits: the other options of `FixedBuckets`.
 
     Raises:
         BucketSettingsError: values from which no bucket follows.
@@ -72,8 +73,7 @@ class NovelAIBuckets(FixedBuckets):
         max_ar_error: float = 4,
         *,
         switching: str = "midpoint",
-        no_upscale: bool = False,
-        max_crop: float | None = None,
+        **limits: Any,
     ) -> None:
         width, height = as_resolution("max_size", max_size)
         if min(width, height, divisible, min_dim) < 1 or max_ar_error <= 0:
@@ -94,7 +94,7 @@ class NovelAIBuckets(FixedBuckets):
             name=f"novelai-{width}x{height}",
             description=f"NovelAI, sides {min_dim}..{dim_limit} in steps of {divisible}",
         )
-        super().__init__(bucket_set, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
+        super().__init__(bucket_set, switching=switching, **limits)
         self.aspects: FloatArray = bucket_set.aspects
         """[K] float64 aspects that the distance is taken to, in set order."""
         if by_hand and self.base_res[0] != self.base_res[1]:

@@ -27,7 +27,7 @@ class NamedRule(Choice):
 
     Attributes:
         argument: what is written after the name and a colon, e.g. NAME; empty where there is none.
-        accepted_options: those that mean something to it. Others are refused, unless their value is an implied one.
+        accepted_options: those that mean something to it. Others are refused.
         own_sizes: its buckets follow from no resolution, limit or step.
         from_images: it is made from the sizes of all images.
         variants: further names for `compare`, with what they change of the options.
@@ -38,6 +38,11 @@ class NamedRule(Choice):
     own_sizes: bool = False
     from_images: bool = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def not_taken(self) -> dict[str, Any]:
+        """The options that mean nothing to it, at their defaults: where they are for another rule beside it."""
+        return {one.name: one.default for one in fields(RuleOptions) if one.name not in self.accepted_options}
 
 
 _HERE = "kohya_bucket.buckets.rules"
@@ -125,7 +130,7 @@ def rule_from_name(
     *,
     max_reso: tuple[int, int] | int,
     min_size: int = 256,
-    max_size: int = 1024,
+    max_size: int | None = None,
     reso_steps: int = 64,
     no_upscale: bool = False,
     sizes: npt.ArrayLike | None = None,
@@ -137,7 +142,8 @@ def rule_from_name(
         name: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH` (TOML, or JSON by its suffix).
         max_reso: (width, height) in pixels whose area no generated bucket exceeds; an int means a square.
         min_size, max_size, reso_steps, no_upscale: as sd-scripts names them. `kohya` and `exact` ignore the two
-            limits with `no_upscale`, as sd-scripts does; presets and files ignore all but `no_upscale`.
+            limits with `no_upscale`, as sd-scripts does; presets and files ignore all but `no_upscale`. By default
+            `max_size` is that of `KohyaBuckets`.
         sizes: [N, 2] sizes of the data, needed by `auto`; rows with a side below 1 are left out.
         options: those of `RuleOptions`, e.g. `max_crop=0.05`. `exact` compares no aspects and refuses `switching`; only
             `kohya` without upscaling has `no_upscale_fit`.
@@ -148,13 +154,15 @@ def rule_from_name(
         BucketSettingsError: values that do not work, or do nothing for this rule.
         FileNotFoundError: no such file.
     """
-    from kohya_bucket.buckets.sizes import as_resolution, check_steps
+    from kohya_bucket.buckets.sizes import as_resolution, check_steps, longest_side
 
     rule = named_rule(name)
     known_keyword("rule_from_name", options, RuleOptions.names())
+    max_reso, reso_steps = as_resolution("resolution", max_reso), check_steps(reso_steps)
+    longest = longest_side(max_reso, reso_steps) if max_size is None else max_size
     request = RuleRequest(
-        argument=name.partition(":")[2], max_reso=as_resolution("resolution", max_reso), min_size=min_size,
-        max_size=max_size, reso_steps=check_steps(reso_steps), no_upscale=no_upscale, sizes=sizes, **options,
+        argument=name.partition(":")[2], max_reso=max_reso, min_size=min_size, max_size=longest, reso_steps=reso_steps,
+        no_upscale=no_upscale, sizes=sizes, **options,
     )  # fmt: skip
     _refuse_unused(name, rule, request)
     made: BucketRule = rule.load()(request)
@@ -164,8 +172,8 @@ def rule_from_name(
 def _refuse_unused(name: str, rule: NamedRule, request: RuleRequest) -> None:
     if rule.from_images and request.sizes is None:
         raise BucketSettingsError(f"rule {name!r} makes its buckets from the images, but no sizes were given")
-    implied = {one.name: one.metadata["implied"] for one in fields(RuleOptions) if "implied" in one.metadata}
-    for option, values in {**implied, "no_upscale": (False,)}.items():
+    unset = {one.name: (one.default, one.metadata.get("same")) for one in fields(RuleOptions)}
+    for option, values in {**unset, "no_upscale": (False,)}.items():
         value = getattr(request, option)
         if option not in rule.accepted_options and value not in values:
             having = [one for one, other in rule_choices().items() if option in other.accepted_options]

@@ -7,6 +7,7 @@ For transformers, which pay by the token. Trainers of Anima left fixed bucket ta
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
@@ -41,7 +42,7 @@ class TokenBandBuckets(FixedBuckets):
         tolerance: half the width of the band, as a share of the area, e.g. 0.05.
         min_size, max_size: shortest and longest side; the longest is twice the side of the square by default.
         reso_steps: every side is a multiple of this, e.g. 16, the pixels of a token of most transformers.
-        switching, no_upscale, max_crop: as for `FixedBuckets`.
+        of_set: the options of `FixedBuckets`.
 
     Raises:
         BucketSettingsError: values from which no bucket follows.
@@ -54,10 +55,7 @@ class TokenBandBuckets(FixedBuckets):
         min_size: int = 256,
         max_size: int | None = None,
         reso_steps: int = 16,
-        *,
-        switching: str = "geometric",
-        no_upscale: bool = False,
-        max_crop: float | None = None,
+        **of_set: Any,
     ) -> None:
         width, height = as_resolution("resolution", max_reso)
         steps = check_steps(reso_steps)
@@ -76,7 +74,7 @@ class TokenBandBuckets(FixedBuckets):
         name = f"token-band-{width}x{height}"
         text = f"tokens of {width}x{height} within {tolerance:.1%}, sides {shortest}..{longest} in steps of {steps}"
         made = BucketSet.from_dims(sizes, name=name, description=text)
-        super().__init__(made, switching=switching, no_upscale=no_upscale, max_crop=max_crop)
+        super().__init__(made, **of_set)
         self.tolerance = tolerance
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kohya_bucket.buckets.choices import AUTO_METHODS, described
+from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.cli.console import plain_console, print_table, say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
@@ -114,7 +115,7 @@ def _others(options: RuleOptions, target: int | None, compare_to: str | None) ->
         lowest, longest = min(options.min_bucket_reso, target), max(options.max_bucket_reso, 2 * target)
         options = replace(options, resolution=str(target), min_bucket_reso=lowest, max_bucket_reso=longest)
     with contextlib.suppress(BucketSettingsError):
-        out[_DEFAULT] = options.make()
+        out[_DEFAULT] = replace(options, **named_rule("kohya").not_taken).make()
     return out
 
 

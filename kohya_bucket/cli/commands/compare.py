@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kohya_bucket.buckets.choices import TRAINERS
-from kohya_bucket.buckets.rules.registry import RULES, is_rule, rule_choices
+from kohya_bucket.buckets.rules.registry import RULES, is_rule, named_rule, rule_choices
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import print_table, say, wide_console
 from kohya_bucket.cli.help import opt
@@ -97,7 +97,7 @@ def _own() -> dict[str, Mapping[str, Any]]:
     out: dict[str, Mapping[str, Any]] = {}
     for name, rule in RULES.items():
         if not rule.argument:
-            base = {"rule": name} if "switching" in rule.accepted_options else {"rule": name, "switching": None}
+            base = {"rule": name, **rule.not_taken}
             out |= {name: base, **{variant: {**base, **changes} for variant, changes in rule.variants.items()}}
     return out
 
@@ -131,4 +131,4 @@ def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRul
     own = _own()
     if name not in own and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
-    return replace(options, **own.get(name, {"rule": name})).make(sizes)
+    return replace(options, **own.get(name) or {"rule": name, **named_rule(name).not_taken}).make(sizes)
