@@ -156,9 +156,9 @@ class ShardCache(StoreCache):
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None,
-        *, sized: bool = False,
+        *, keys: str = "",
     ) -> None:  # fmt: skip
-        """Add an item; it is on disk after `flush`. Arguments as `save_latents`; `sized` is for npz."""
+        """Add an item; it is on disk after `flush`. Arguments as `save_latents`; `keys` is for npz."""
         source = self._source(item.image)
         collection = self.collection or self.arch.name
         if item.further:
