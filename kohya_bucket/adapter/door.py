@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
+from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table, without_effect
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process
+from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process, warn_once
 from kohya_bucket.adapter.shapes import (
     Behaves,
     Check,
@@ -120,6 +120,8 @@ class TrainerDoor(ABC):
         """Take the `[kohya_bucket]` table, and return the config without it."""
         table: Mapping[str, Any] | None = user_config.get(TABLE) if isinstance(user_config, dict) else None
         self._take_options(*([("dataset config", table)] if table is not None else []))
+        for idle in without_effect(self._options):
+            warn_once(idle)
         return {key: value for key, value in user_config.items() if key != TABLE} if table is not None else user_config
 
     def leave(self, subject: Subject, why: str) -> None:

@@ -220,6 +220,8 @@ class AdapterOptions(RuleOptions):
             options = cls(**merged)
             for conflict in _conflicts(options, places):
                 mistakes.error(_CODE, places.get(conflict.split()[0], ""), f"[{TABLE}] {conflict}")
+            for idle in without_effect(options):
+                findings.warning("no-effect", places.get(idle.split()[1], ""), idle)
         findings.add(mistakes)
         return None if len(mistakes) else options
 
@@ -298,6 +300,23 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
             f"resolutions is set with rule {options.rule!r}, whose buckets do not follow from a resolution: use rule "
             f"{others}, or leave resolutions out"
         )
+
+
+def without_effect(options: AdapterOptions) -> Iterator[str]:
+    """Which options are set though others let them do nothing, and why."""
+    policies = {policy.name for policy in policies_of(options.remainder, options.small_buckets)}
+    shards = "shards" in (options.latent_cache, options.text_cache)
+    needs = {
+        "num_buckets": (options.rule == "auto", "rule = 'auto'"),
+        "auto_method": (options.rule == "auto", "rule = 'auto'"),
+        "merge_max_crop": ("merge" in policies, "remainder = 'merge'"),
+        "run_length": (options.order == "runs", "order = 'runs'"),
+        "open_shards": (ORDERS[options.order].uses_shards, "order = 'local'"),
+        "latent_cache_dir": (shards, "latent_cache = 'shards' or text_cache = 'shards'"),
+    }
+    for name, (met, needed) in needs.items():
+        if not met and getattr(options, name) != getattr(type(options)(), name):
+            yield f"[{TABLE}] {name} is set, but does nothing without {needed}"
 
 
 def environment_table() -> list[tuple[str, Mapping[str, Any]]]:

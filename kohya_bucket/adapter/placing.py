@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
+from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for, without_effect_on
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import is_first_process, warn_once
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.focus import check_focus_weight, focused, place_keeping
@@ -342,6 +342,7 @@ def place_images(
         ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
     """
     refuse_conflicts(keys, options, own_sizes=prescribed is not None)
+    warn_once(without_effect_on(keys, options, own_sizes=prescribed is not None))
     focus = focus_of(options, names if paths is None else paths)
     columns = place_all(keys, options, sizes, prescribed, focus)
     placement = first_placed(columns)
@@ -367,9 +368,6 @@ def place_images(
     return Placing(columns, placement, trained, kept, left_out)
 
 
-_told: set[str] = set()  # what this process has said about files of focus
-
-
 def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:
     """[N, 4] the focus of each image as `[kohya_bucket] focus` says, NaN where it has none; None where it is not set.
 
@@ -381,10 +379,7 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
     if options.focus is None:
         return None
     focus, missing = read_focus(options.focus, paths)
-    told = unfound(options.focus, focus, missing)
-    if told and told not in _told and is_first_process():
-        _told.add(told)
-        logger.warning("%s", told)
+    warn_once(unfound(options.focus, focus, missing))
     return focus
 
 

@@ -41,7 +41,8 @@ def find_npz(
     sd-scripts and on the data sets of a run.
 
     Latents without a note were made by sd-scripts itself: they serve if they are whole, their file is not older than
-    the image, and the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz hold float32.
+    the image, and the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz
+    hold float32.
     """
     print_ = wanted.fingerprint
     bucket = print_.bucket_size
