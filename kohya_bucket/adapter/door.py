@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table, without_effect
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process, warn_once
+from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process, note_use, warn_once
 from kohya_bucket.adapter.shapes import (
     Behaves,
     Check,
@@ -289,6 +289,7 @@ def _replacements() -> list[Replacement]:
                 door.end(door.why_inactive())
         make_group(self, *args, **kwargs)
         for door in _doors_of(self):
+            note_use()
             door.look_at(self)
 
     return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]

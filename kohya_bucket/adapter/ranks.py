@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kohya_bucket.errors import KohyaBucketError
@@ -31,6 +32,18 @@ def warn_once(line: str) -> None:
     if line and line not in _told and is_first_process():
         _told.add(line)
         logger.warning("%s", line)
+
+
+USED = "KOHYA_BUCKET_USED"
+"""Environment variable of the processes below a launcher: a folder with a file of each that made its data sets here."""
+
+
+def note_use() -> None:
+    """Tell the launcher above, if there is one, that data sets are made with the adapter."""
+    folder = os.environ.get(USED)
+    if folder:
+        with suppress(OSError):
+            Path(folder, str(os.getpid())).touch()
 
 
 def end_run(line: str) -> NoReturn:

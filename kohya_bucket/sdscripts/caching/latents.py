@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
+from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import ConfigError, KohyaBucketError, LatentStoreError
 from kohya_bucket.files import GroupedSync
@@ -97,17 +97,16 @@ def _check_what_is_asked(strategy: Any, arch: Architecture, options: AdapterOpti
             "[kohya_bucket] focus is set, but with --skip_cache_check no cache is looked into, so that latents of "
             "other crops would be trained: leave --skip_cache_check out, or focus"
         )
-    if not shared_by(strategy).requested and is_first_process():
-        if not arch.channels:
-            logger.warning(
-                "caches that end in %s are of a model family that kohya_bucket does not know: they are compared with "
-                "image, size, crop and VAE, but whether their shape is right is left to sd-scripts", ending,
-            )  # fmt: skip
-        if skips:
-            logger.warning(
-                "--skip_cache_check: cached latents are trained without a look at them, also of images that were "
-                "edited since, of another VAE, or cut off"
-            )
+    if not arch.channels:
+        warn_once(
+            f"caches that end in {ending} are of a model family that kohya_bucket does not know: they are compared "
+            "with image, size, crop and VAE, but whether their shape is right is left to sd-scripts"
+        )
+    if skips:
+        warn_once(
+            "--skip_cache_check: cached latents are trained without a look at them, also of images that were edited "
+            "since, of another VAE, or cut off"
+        )
 
 
 _hashes: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()

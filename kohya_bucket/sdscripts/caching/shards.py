@@ -250,6 +250,11 @@ def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int
 _caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of data sets whose latents are all in a store
 
 
+def is_in_store(dataset: HeldDataset) -> bool:
+    """Whether a data set's latents are read from a store; so are those of one without images."""
+    return inner_of(dataset) in _caches or not inner_of(dataset).image_data
+
+
 def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset], open_shards: int) -> IntArray:
     """[N] number of the shard of each image of all data sets; 0 for those that are never trained.
 
