@@ -80,18 +80,21 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     used = any(door.is_active() for door in DOORS) or (folder.is_dir() and any(folder.iterdir()))
     if started:
         shutil.rmtree(folder, ignore_errors=True)
-    if not used and (ended is None or ended.code in (None, 0)):
-        if started or any(module in sys.modules for module in _SPAWNED):
-            end_run(
-                f"{name} made no data sets of sd-scripts or musubi-tuner, and none of the processes that it started "
-                f"({', '.join(started) or 'by multiprocessing'}) did so with kohya_bucket: if one of them trained, it "
-                f"trained without. {_REMEDY}"
-            )
-        if ended is None and is_first_process():
-            print(
-                f"kohya_bucket: {name} uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do",
-                file=sys.stderr,
-            )
+    if not used and (started or any(module in sys.modules for module in _SPAWNED)):
+        line = (
+            f"{name} made no data sets of sd-scripts or musubi-tuner, and none of the processes that it started "
+            f"({one_line(', '.join(started))[:200] or 'by multiprocessing'}) did so with kohya_bucket: if one of them "
+            f"trained, it trained without. {_REMEDY}"
+        )
+        if ended is None or not ended.code:
+            end_run(line)
+        if _watching:  # or else it is said what would have trained
+            print(f"kohya_bucket: {line}", file=sys.stderr)
+    elif not used and ended is None and is_first_process():
+        print(
+            f"kohya_bucket: {name} uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do",
+            file=sys.stderr,
+        )
     if ended is not None:
         raise ended
 
