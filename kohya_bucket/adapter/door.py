@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table, without_effect
+from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table, rooted, without_effect
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
 from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process, note_use, warn_once
 from kohya_bucket.adapter.shapes import (
@@ -116,9 +116,14 @@ class TrainerDoor(ABC):
         """Those of the config that was read last: it is read after the replacements are in place."""
         return self._options
 
-    def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
-        """Take the `[kohya_bucket]` table, and return the config without it."""
+    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]:
+        """Take the `[kohya_bucket]` table, and return the config without it.
+
+        `frame` is that of the trainer's function whose `argparse_namespace` names the config's file.
+        """
         table: Mapping[str, Any] | None = user_config.get(TABLE) if isinstance(user_config, dict) else None
+        name = getattr(frame.f_locals.get("argparse_namespace"), "dataset_config", None) or ""
+        table = rooted(table, Path(name).parent)
         self._take_options(*([("dataset config", table)] if table is not None else []))
         for idle in without_effect(self._options):
             warn_once(idle)

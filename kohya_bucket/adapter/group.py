@@ -17,6 +17,7 @@ from kohya_bucket.adapter.placing import InBuckets, PlacedDataset
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import ORDERS, EpochPlanner
+from kohya_bucket.planning.fingerprint import digest_of
 from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
@@ -39,6 +40,7 @@ class GroupPlanner:
             known = {"shards": shards, "open_shards": options.open_shards}
             self._order = {"order": "shuffled"} if shards is None else self._order | known
         self._keys = [i.keys for i in images]
+        self._focus = [focus for i in images if (focus := getattr(i, "focus", None)) is not None]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
         numbered = zip((i.bucket_ids for i in images), self.first_bucket, strict=False)
@@ -107,6 +109,11 @@ class GroupPlanner:
             "max_pixels": options.max_pixels,
             "same_shape": options.same_shape,
         }
+
+    @cached_property
+    def focus(self) -> str | None:
+        """Digest of what crops keep; None where no focus is set. It changes pictures, and no plan."""
+        return digest_of(np.concatenate(self._focus)) if self._focus else None
 
     @cached_property
     def _names(self) -> str:

@@ -383,6 +383,21 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
     return focus
 
 
+def refuse_unmatched(options: AdapterOptions, found: Sequence[FloatArray | None]) -> None:
+    """Refuse a focus that no image of any data set has: its file is of other images, or names them otherwise.
+
+    Args:
+        found: what `focus_of` gives of each data set.
+
+    Raises:
+        ConfigError: with the folder that names are relative to.
+    """
+    known = [focus for focus in found if focus is not None and len(focus)]
+    if options.focus is not None and known and np.isnan(np.concatenate(known)).all():
+        said = unfound(options.focus, np.concatenate(known), ())
+        raise ConfigError(f"[kohya_bucket] {said}: correct the names, or leave focus out")
+
+
 def first_placed(columns: tuple[Placement, ...]) -> Placement:
     """Each image's placement at the first resolution at which it has one."""
     if len(columns) == 1:

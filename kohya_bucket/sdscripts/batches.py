@@ -19,7 +19,8 @@ from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.adapter.door import Owners, TrainerDoor
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process, warn_once
+from kohya_bucket.adapter.placing import refuse_unmatched
+from kohya_bucket.adapter.ranks import exit_with_message, is_first_process, warn_once
 from kohya_bucket.adapter.sampler import PlanSampler, arguments_over, with_plan
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
@@ -158,7 +159,10 @@ def drop_unwanted_masks(batch: Any, keys: Sequence[str], subset_of: Mapping[str,
 
 
 def refuse_empty(group: Any) -> None:
-    """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well."""
+    """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well.
+
+    Or none with a focus, where one is set.
+    """
     datasets = list(getattr(group, "datasets", ()))
     tables = [table for one in datasets if isinstance(table := getattr(one, "buckets_indices", None), BatchTable)]
     training = all(getattr(one, "is_training_dataset", True) for one in datasets)
@@ -167,6 +171,9 @@ def refuse_empty(group: Any) -> None:
             "kohya_bucket: no image is left to train: the folders are empty, or every image was left out for the "
             "reason above; `kohya-bucket plan` shows the same without training"
         )
+    if training and tables:
+        with exit_with_message():
+            refuse_unmatched(tables[0].options, [table.images.focus for table in tables])
 
 
 def planned_arguments(

@@ -212,7 +212,7 @@ BATCHES = Subject(
 
 
 def _sanitize_user_config(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
-    result: dict[str, Any] = place.original(self, place.door.read_options(user_config), **more)
+    result: dict[str, Any] = place.original(self, place.door.read_options(user_config, calling_frame()), **more)
     return result
 
 

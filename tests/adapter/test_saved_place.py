@@ -21,7 +21,9 @@ def run_at(batches):
     run = TrainerResume()
     run.accelerator = SimpleNamespace(step=batches)
     run.sampler = SimpleNamespace(
-        fingerprint={"images": 200}, position=lambda step: EpochPosition(1, 2).at_step(step, 8)
+        fingerprint={"images": 200},
+        planner=SimpleNamespace(focus=None),
+        position=lambda step: EpochPosition(1, 2).at_step(step, 8),
     )
     return run
 
