@@ -21,6 +21,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from kohya_bucket import musubi, sdscripts
+from kohya_bucket.adapter.checkout_patch import CheckoutPatch
 from kohya_bucket.adapter.ranks import USED, end_run, is_first_process
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import trainer_named
@@ -159,9 +160,10 @@ def _trains_without(program: Path) -> bool:
     return False
 
 
-def _is_patched(patch: Any, folder: Path) -> bool:
+def _is_patched(patch: CheckoutPatch, folder: Path) -> bool:
     with suppress(KohyaBucketError, OSError):
-        return bool(patch.status(folder).installed)
+        status = patch.status(folder)
+        return status.installed and status.stale is None
     return False
 
 
