@@ -8,14 +8,26 @@ sd-scripts and musubi-tuner; which one it is, shows when it is imported.
 from __future__ import annotations
 
 import os
+import re
 import runpy
+import shlex
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
+from tempfile import gettempdir
+from typing import Any
 
 from kohya_bucket import musubi, sdscripts
-from kohya_bucket.adapter.ranks import is_first_process
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.adapter.checkout_patch import CheckoutPatch
+from kohya_bucket.adapter.ranks import USED, end_run, is_first_process
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.latents.architectures import trainer_named
+from kohya_bucket.musubi.architectures import architecture_named
+from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
+from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
 from kohya_bucket.texts import one_line
 
 DOORS = (sdscripts, musubi)
@@ -52,7 +64,11 @@ def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
 
 
 def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
-    sys.argv = list(arguments)
+    sys.argv, name = list(arguments), Path(arguments[0]).name
+    ended: SystemExit | None = None
+    # made when the first process is started that may use it; a launcher above this one has its own
+    folder = Path(os.environ.setdefault(USED, str(Path(gettempdir(), f"kohya-bucket-{token_hex(8)}"))))
+    started = _watch_started(name, folder)
     try:
         for door in DOORS:
             door.install(at_once=True)
@@ -60,12 +76,95 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     except KohyaBucketError as error:
         print(f"kohya_bucket: {one_line(_message(error))}", file=sys.stderr)
         raise SystemExit(2) from error
-    if not any(door.is_active() for door in DOORS) and is_first_process():
+    except SystemExit as end:
+        ended = end
+    used = any(door.is_active() for door in DOORS) or (folder.is_dir() and any(folder.iterdir()))
+    if started:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not used and (started or any(module in sys.modules for module in _SPAWNED)):
+        line = (
+            f"{name} made no data sets of sd-scripts or musubi-tuner, and none of the processes that it started "
+            f"({one_line(', '.join(started))[:200] or 'by multiprocessing'}) did so with kohya_bucket: if one of them "
+            f"trained, it trained without. {_REMEDY}"
+        )
+        if ended is None or not ended.code:
+            end_run(line)
+        if _watching:  # or else it is said what would have trained
+            print(f"kohya_bucket: {line}", file=sys.stderr)
+    elif not used and ended is None and is_first_process():
         print(
-            f"kohya_bucket: {Path(arguments[0]).name} uses no data sets of sd-scripts or musubi-tuner, so there was "
-            "nothing to do",
+            f"kohya_bucket: {name} uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do",
             file=sys.stderr,
         )
+    if ended is not None:
+        raise ended
+
+
+# Processes that a script behind the launcher starts: they begin without the adapter.
+
+_REMEDY = "Start the trainer itself with `-m kohya_bucket.launch`, or `kohya-bucket patch install` its checkout"
+_STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
+"""Events of Python, and which of their arguments is the command."""
+_SPAWNED = tuple(f"multiprocessing.popen_{kind}" for kind in ("spawn_posix", "spawn_win32", "forkserver"))
+"""Modules that are imported when multiprocessing starts a process that is no copy of this one."""
+_PYTHON = re.compile(r"(python[\d.]*w?|accelerate(-launch)?|torchrun|deepspeed)(\.exe)?", re.IGNORECASE)
+_PROGRAM = re.compile(r"\.py$|train|fine_tune|musubi", re.IGNORECASE)
+
+_watching: list[Callable[[str, tuple[Any, ...]], None]] = []
+
+
+def _watch_started(script: str, folder: Path) -> list[str]:
+    """Programs that may train, as they are started from now on; a trainer without the adapter ends the run first."""
+    started: list[str] = []
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        words = list(_words(arguments[_STARTS[event]]))
+        programs = [word for word in words if _PROGRAM.search(word) and "-packages" not in word]
+        if not programs or not any(_PYTHON.fullmatch(os.path.basename(word)) for word in words):  # noqa: PTH119
+            return
+        started.append(programs[0])
+        with suppress(OSError):
+            folder.mkdir(exist_ok=True)
+        here = arguments[2] if event == "subprocess.Popen" and arguments[2] else "."
+        if "kohya_bucket" in " ".join(words):
+            return
+        for program in programs:
+            if _trains_without(Path(os.fsdecode(here), program)):
+                _watching.clear()
+                end_run(f"{script} starts {program} in a process of its own, where it would train without "
+                        f"kohya_bucket. {_REMEDY}")  # fmt: skip
+
+    if not _watching:
+        sys.addaudithook(lambda event, arguments: _watching[-1](event, arguments) if event in _STARTS and _watching
+                         else None)  # fmt: skip
+    _watching[:] = [look]
+    return started
+
+
+def _words(command: Any) -> Iterator[str]:
+    for part in [command] if isinstance(command, (str, bytes, os.PathLike)) else command or ():
+        text = os.fsdecode(part)
+        yield text
+        if " " in text:
+            with suppress(ValueError):
+                yield from shlex.split(text)
+
+
+def _trains_without(program: Path) -> bool:
+    """Whether this is a trainer of a checkout that does not bring the adapter by itself."""
+    for named, patch in ((trainer_named, SD_SCRIPTS), (architecture_named, MUSUBI_TUNER)):
+        with suppress(ConfigError):
+            named(program.name)
+            if program.is_file():
+                return not any(_is_patched(patch, folder) for folder in program.resolve().parents[:3])
+    return False
+
+
+def _is_patched(patch: CheckoutPatch, folder: Path) -> bool:
+    with suppress(KohyaBucketError, OSError):
+        status = patch.status(folder)
+        return status.installed and status.stale is None
+    return False
 
 
 def _message(error: KohyaBucketError) -> str:

@@ -7,11 +7,13 @@ workers too. The block stays through `git pull`, and trainers that a GUI starts 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -28,11 +30,15 @@ class CheckoutError(KohyaBucketError):
 
 @dataclass(frozen=True)
 class PatchStatus:
-    """State of one file: `installed` is False where there is no block, `current` where it is another version's."""
+    """State of one file: `installed` is False where there is no block, `current` where it is another version's.
+
+    `stale` is what Python has compiled of another state of the file and runs in its place, unchecked.
+    """
 
     file: Path
     installed: bool
     current: bool
+    stale: Path | None = None
 
 
 def _find_block(file: Path, text: str) -> tuple[int, int] | None:
@@ -69,11 +75,28 @@ def _write(file: Path, text: str) -> None:
     replace_file(file, text.encode("utf-8", "surrogateescape"))
 
 
+def _unchecked(file: Path) -> dict[Path, bytes]:
+    """What Python has compiled of a file and runs without looking whether it has changed (PEP 552), with the hash of
+    the source that each was made of.
+    """
+    mine = Path(importlib.util.cache_from_source(file))  # elsewhere with PYTHONPYCACHEPREFIX
+    found = {}
+    for compiled in {*(file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"), *([mine] if mine.is_file() else [])}:
+        with suppress(FileNotFoundError), open(compiled, "rb") as handle:
+            head = handle.read(16)
+            if head[4:5] == b"\1":
+                found[compiled] = head[8:16]
+    return found
+
+
 def _drop_unchecked(file: Path) -> None:
-    """Remove what Python has compiled of a file and would run without looking whether the file has changed."""
-    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
-        if compiled.read_bytes()[4:5] == b"\1":  # known by its hash, which is not compared (PEP 552)
-            compiled.unlink()
+    for compiled in _unchecked(file):
+        compiled.unlink()
+
+
+def _stale(file: Path) -> Path | None:
+    now = importlib.util.source_hash(file.read_bytes())
+    return next((compiled for compiled, then in sorted(_unchecked(file).items()) if then != now), None)
 
 
 _MARK = "kohya_bucket probe: "
@@ -193,7 +216,7 @@ class CheckoutPatch:
         # git may have changed the ends of lines, which makes no other version of it
         lines = text[slice(*block)].replace("\r\n", "\n").strip("\n")
         doubled = _find_block(file, text[: block[0]] + text[block[1] :]) is not None
-        return PatchStatus(file, True, lines == self.block.strip("\n") and not doubled)
+        return PatchStatus(file, True, lines == self.block.strip("\n") and not doubled, _stale(file))
 
     def install(self, folder: Path) -> PatchStatus:
         """Write the block, or renew an older one. What else the file holds stays as it is."""

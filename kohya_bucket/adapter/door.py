@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table
+from kohya_bucket.adapter.options import TABLE, AdapterOptions, environment_table, rooted
 from kohya_bucket.adapter.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process
+from kohya_bucket.adapter.ranks import end_run, exit_with_message, is_first_process, note_use
 from kohya_bucket.adapter.shapes import (
     Behaves,
     Check,
@@ -116,9 +116,14 @@ class TrainerDoor(ABC):
         """Those of the config that was read last: it is read after the replacements are in place."""
         return self._options
 
-    def read_options(self, user_config: dict[str, Any]) -> dict[str, Any]:
-        """Take the `[kohya_bucket]` table, and return the config without it."""
+    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]:
+        """Take the `[kohya_bucket]` table, and return the config without it.
+
+        `frame` is that of the trainer's function whose `argparse_namespace` names the config's file.
+        """
         table: Mapping[str, Any] | None = user_config.get(TABLE) if isinstance(user_config, dict) else None
+        name = getattr(frame.f_locals.get("argparse_namespace"), "dataset_config", None) or ""
+        table = rooted(table, Path(name).parent)
         self._take_options(*([("dataset config", table)] if table is not None else []))
         return {key: value for key, value in user_config.items() if key != TABLE} if table is not None else user_config
 
@@ -287,6 +292,7 @@ def _replacements() -> list[Replacement]:
                 door.end(door.why_inactive())
         make_group(self, *args, **kwargs)
         for door in _doors_of(self):
+            note_use()
             door.look_at(self)
 
     return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]

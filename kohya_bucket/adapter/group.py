@@ -17,6 +17,7 @@ from kohya_bucket.adapter.placing import InBuckets, PlacedDataset
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlanner
+from kohya_bucket.planning.fingerprint import digest_of
 from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.planner import never_full, never_trained
@@ -40,6 +41,7 @@ class GroupPlanner:
             self._of_epochs |= {"order": "shuffled", "open_shards": EpochOptions.open_shards, "step_shapes": "one"}
         self._shards = shards
         self._keys = [i.keys for i in images]
+        self._focus = [focus for i in images if (focus := getattr(i, "focus", None)) is not None]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
         numbered = zip((i.bucket_ids for i in images), self.first_bucket, strict=False)
@@ -99,6 +101,11 @@ class GroupPlanner:
             "max_pixels": options.max_pixels,
             "own_batches": options.own_batches,
         }
+
+    @cached_property
+    def focus(self) -> str | None:
+        """Digest of what crops keep; None where no focus is set. It changes pictures, and no plan."""
+        return digest_of(np.concatenate(self._focus)) if self._focus else None
 
     @cached_property
     def _names(self) -> str:

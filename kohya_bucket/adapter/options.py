@@ -19,6 +19,7 @@ from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choice
 from kohya_bucket.checks import nearest
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
+from kohya_bucket.images.focus_files import BESIDE
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.storage import StorePath, as_given
@@ -169,7 +170,8 @@ class AdapterOptions(RuleOptions, EpochOptions):
     @classmethod
     def of_config(cls, source: Source, findings: Findings) -> AdapterOptions | None:
         """The table of a config over that of the environment; None where there are mistakes, all of which are added."""
-        own = [(source, source.data[TABLE])] if TABLE in source.data else []
+        folder = Path() if source.path is None else source.path.parent
+        own = [(source, rooted(source.data[TABLE], folder))] if TABLE in source.data else []
         try:
             return cls._merged([*environment_table(), *own], findings)
         except ConfigError as error:
@@ -255,6 +257,14 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
         )
 
 
+def rooted(table: Any, folder: Path) -> Any:
+    """A `[kohya_bucket]` table whose relative `focus` begins at the folder of the config that it stands in."""
+    focus = table.get("focus") if isinstance(table, Mapping) else None
+    if not isinstance(focus, str) or focus in ("", BESIDE) or is_url(focus) or "\0" in focus:
+        return table
+    return {**table, "focus": os.path.join(folder.absolute(), focus)}  # noqa: PTH118
+
+
 def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
     """The options of the file named by `KOHYA_BUCKET_CONFIG`: none, or one (place, table) pair.
 
@@ -275,7 +285,7 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
         raise ConfigError(f"{place}: cannot be parsed: {error}") from error
     if not isinstance(table, dict):
         raise ConfigError(f"{place}: must hold a table of options, not {type(table).__name__}")
-    return [(place, table.get(TABLE, table))]
+    return [(place, rooted(table.get(TABLE, table), path.parent))]
 
 
 def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -> StorePath:

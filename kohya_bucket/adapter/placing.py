@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
+from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for, without_effect_on
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import is_first_process, warn_once
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.focus import focused, place_keeping
@@ -339,6 +339,7 @@ def place_images(
         ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
     """
     refuse_conflicts(keys, options, own_sizes=prescribed is not None)
+    warn_once(without_effect_on(keys, options, own_sizes=prescribed is not None))
     focus = focus_of(options, names if paths is None else paths)
     columns = place_all(keys, options, sizes, prescribed, focus)
     placement = first_placed(columns)
@@ -364,9 +365,6 @@ def place_images(
     return Placing(columns, placement, trained, kept, left_out)
 
 
-_told: set[str] = set()  # what this process has said about files of focus
-
-
 def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:
     """[N, 4] the focus of each image as `[kohya_bucket] focus` says, NaN where it has none; None where it is not set.
 
@@ -378,11 +376,23 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
     if options.focus is None:
         return None
     focus, missing = read_focus(options.focus, paths)
-    told = unfound(options.focus, focus, missing)
-    if told and told not in _told and is_first_process():
-        _told.add(told)
-        logger.warning("%s", told)
+    warn_once(unfound(options.focus, focus, missing))
     return focus
+
+
+def refuse_unmatched(options: AdapterOptions, found: Sequence[FloatArray | None]) -> None:
+    """Refuse a focus that no image of any data set has: its file is of other images, or names them otherwise.
+
+    Args:
+        found: what `focus_of` gives of each data set.
+
+    Raises:
+        ConfigError: with the folder that names are relative to.
+    """
+    known = [focus for focus in found if focus is not None and len(focus)]
+    if options.focus is not None and known and np.isnan(np.concatenate(known)).all():
+        said = unfound(options.focus, np.concatenate(known), ())
+        raise ConfigError(f"[kohya_bucket] {said}: correct the names, or leave focus out")
 
 
 def first_placed(columns: tuple[Placement, ...]) -> Placement:

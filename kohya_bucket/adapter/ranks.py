@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.texts import one_line
 
+logger = logging.getLogger("kohya_bucket")
+
 
 def is_first_process() -> bool:
     """Whether this is rank 0, the process that speaks (the launchers say so in the environment)."""
     return os.environ.get("RANK", "0") == "0"
+
+
+_told: set[str] = set()
+
+
+def warn_once(line: str) -> None:
+    """A warning in the log of the first process, once for all data sets of a run; nothing for an empty text."""
+    if line and line not in _told and is_first_process():
+        _told.add(line)
+        logger.warning("%s", line)
+
+
+USED = "KOHYA_BUCKET_USED"
+"""Environment variable of the processes below a launcher: a folder with a file of each that made its data sets here."""
+
+
+def note_use() -> None:
+    """Tell the launcher above, if there is one, that data sets are made with the adapter."""
+    folder = os.environ.get(USED)
+    if folder:
+        with suppress(OSError):
+            Path(folder, str(os.getpid())).touch()
 
 
 def end_run(line: str) -> NoReturn:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.ranks import exit_with_message, is_first_process
+from kohya_bucket.adapter.ranks import exit_with_message, is_first_process, warn_once
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import write_file
@@ -30,9 +30,14 @@ class NoPlaceError(KohyaBucketError):
     """A saved state does not say at which image of this data set it was saved."""
 
 
-def write_position(folder: Path, position: EpochPosition, fingerprint: Mapping[str, Any]) -> None:
+_FOCUS = "focus"  # in the file: digest of the focus of all images; it decides no order
+
+
+def write_position(
+    folder: Path, position: EpochPosition, fingerprint: Mapping[str, Any], focus: str | None = None
+) -> None:
     """Save where the present epoch stands; a disk that is full ends the run with one line."""
-    text = json.dumps(position.state_dict(fingerprint))
+    text = json.dumps(position.state_dict(fingerprint) | {_FOCUS: focus})
     with exit_with_message():
         write_file(folder / STATE_FILE, [text.encode("utf-8")])
 
@@ -48,7 +53,9 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         raise NoPlaceError(f"{folder} was saved without kohya_bucket")
     try:
         state = parse_json(read_text(file))
-        return EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
+        position = EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
+        _say_focus_changed(folder, state, planner.focus)
+        return position
     except OtherDataError as error:
         raise NoPlaceError(
             f"the data set or its options changed since {folder} was saved ({'; '.join(error.changed)})"
@@ -57,6 +64,16 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         raise NoPlaceError(f"{folder}: {error}") from error
     except (OSError, ValueError) as error:
         raise NoPlaceError(f"{file} is damaged ({type(error).__name__}: {error})") from error
+
+
+def _say_focus_changed(folder: Path, state: Mapping[str, Any], now: str | None) -> None:
+    """A focus that is set, moved or gone changes pictures and not their order: the epoch goes on."""
+    then = state.get(_FOCUS)
+    if _FOCUS not in state and now is not None:
+        warn_once(f"{folder} does not say with which focus it was saved: from here on crops keep the present one")
+    elif then != now:
+        how = "is set that was not" if then is None else "is gone that was set" if now is None else "is another than"
+        warn_once(f"focus {how} when {folder} was saved: from here on images are cut otherwise")
 
 
 logger = logging.getLogger("kohya_bucket")
@@ -110,7 +127,9 @@ class ResumeHooks:
     def on_save(self, models: Any, weights: Any, output_dir: str) -> None:
         """accelerate's hook."""
         if self.sampler is not None and is_first_process():
-            write_position(Path(output_dir), self.sampler.position(self._batches()), self.sampler.fingerprint)
+            sampler = self.sampler
+            position = sampler.position(self._batches())
+            write_position(Path(output_dir), position, sampler.fingerprint, sampler.planner.focus)
 
     def on_load(self, models: Any, input_dir: str) -> None:
         """accelerate's hook; trainers load states before and after they make their loader."""

@@ -235,7 +235,7 @@ def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
     if missing:
         told.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
     if len(focus) and np.isnan(focus).any(axis=1).all():
-        how = "names are relative to its folder, without links"
+        how = f"names are relative to {os.path.dirname(os.path.abspath(where))}, without links"
         how = f"NAME{_OWN} or NAME{_SIMPLETUNER}" if where == BESIDE else how
         told.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
     return one_line(f"focus {where}: {'; '.join(told)}") if told else ""

@@ -6,6 +6,7 @@ import enum
 import importlib.util
 import os
 from functools import cache
+from pathlib import Path
 
 MAX_SIDE = 2**31 - 1
 """Pixels of a side, as arrays of sizes hold them."""
@@ -119,10 +120,27 @@ def not_decoded(error: BaseException) -> str:
 
 
 def not_loaded(error: BaseException) -> str:
-    """The same of whatever was to be loaded: of anything but an image the kind of error and the first line of it."""
+    """The same of whatever was to be loaded: of anything but an image the kind of error and the first line of it.
+
+    A mistake in this package is no image's fault, and is raised again.
+    """
+    if isinstance(error, _MISTAKES) and _raised_here(error):
+        raise error
     if isinstance(error, OSError) and error.errno is None:  # Pillow's own, not the system's
         return not_decoded(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+_MISTAKES = (AttributeError, NameError, TypeError, LookupError, AssertionError, ImportError)
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether the last function that ran was one of this package."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and at.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
 def in_short(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kohya_bucket.adapter.door import Subject, TrainerDoor
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.ranks import exit_with_message, is_first_process
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.config import check_options
 
@@ -58,6 +58,16 @@ class MusubiDoor(TrainerDoor):
 
     def is_group(self, dataset: Any) -> bool:
         return any(base.__name__ in _CLASSES and base.__module__ == _HOME for base in type(dataset).__mro__)
+
+    def look_at(self, group: Any) -> None:
+        from kohya_bucket.adapter.placing import focus_of, refuse_unmatched
+        from kohya_bucket.musubi.items import table_of
+
+        options = self.options()
+        known = [one for one in group.datasets if hasattr(one, "datasource")] if options.focus else []
+        with exit_with_message():
+            found = [focus_of(options, [source.key for source in table_of(one).sources]) for one in known]
+            refuse_unmatched(options, found)
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.adapter.group import GroupPlanner

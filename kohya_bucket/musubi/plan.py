@@ -15,12 +15,12 @@ import numpy.typing as npt
 from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.adapter.group import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
+from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, refuse_unmatched, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused, place_keeping
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
@@ -243,6 +243,10 @@ def overview(
     groups = [data.items for data in placed if len(data.items.keys)]
     if not groups and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
+    try:
+        refuse_unmatched(options, [data.focus for data in placed])
+    except ConfigError as error:
+        config.findings.error("focus", "", str(error))
     rows = gpu_rows(groups, options, gpus, accumulate)
     return Overview(options, tuple(placed), rows)
 

@@ -46,7 +46,7 @@ def _group_item(place: Place, self: Group, index: Any, /) -> Any:
 
 
 def _sanitize(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
-    user_config = place.door.read_options(user_config)
+    user_config = place.door.read_options(user_config, calling_frame())
     try:
         return place.original(self, user_config, **more)
     except Exception as error:  # it names neither keys nor what to do, and ends in a traceback

@@ -19,15 +19,16 @@ from kohya_bucket.adapter.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.adapter.door import Owners, TrainerDoor
 from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process
+from kohya_bucket.adapter.placing import refuse_unmatched
+from kohya_bucket.adapter.ranks import exit_with_message, is_first_process, warn_once
 from kohya_bucket.adapter.sampler import PlanSampler, arguments_over, with_plan
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.planning import ORDERS, REMAINDERS
 from kohya_bucket.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.sdscripts.caching.session import forget_shared
-from kohya_bucket.sdscripts.caching.shards import shard_numbers
-from kohya_bucket.sdscripts.caching.text import end_before_training
+from kohya_bucket.sdscripts.caching.shards import is_in_store, shard_numbers
+from kohya_bucket.sdscripts.caching.text import end_before_training, reads_store
 from kohya_bucket.sdscripts.config.read import without_headings
 from kohya_bucket.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.sdscripts.resuming import OPTIONS
@@ -158,7 +159,10 @@ def drop_unwanted_masks(batch: Any, keys: Sequence[str], subset_of: Mapping[str,
 
 
 def refuse_empty(group: Any) -> None:
-    """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well."""
+    """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well.
+
+    Or none with a focus, where one is set.
+    """
     datasets = list(getattr(group, "datasets", ()))
     tables = [table for one in datasets if isinstance(table := getattr(one, "buckets_indices", None), BatchTable)]
     training = all(getattr(one, "is_training_dataset", True) for one in datasets)
@@ -167,6 +171,9 @@ def refuse_empty(group: Any) -> None:
             "kohya_bucket: no image is left to train: the folders are empty, or every image was left out for the "
             "reason above; `kohya-bucket plan` shows the same without training"
         )
+    if training and tables:
+        with exit_with_message():
+            refuse_unmatched(tables[0].options, [table.images.focus for table in tables])
 
 
 def planned_arguments(
@@ -186,6 +193,7 @@ def planned_arguments(
     if not tables or len(tables) < len(datasets):
         return None
     end_before_training()
+    _say_what_is_in_no_store(door.owners, datasets, tables[0].options)
     training = bool(arguments.get("shuffle", False))
     counter, options = collator.current_epoch, tables[0].options
     if not training and REMAINDERS[options.remainder].leaves_out:
@@ -207,6 +215,19 @@ def planned_arguments(
     compact(group)
     forget_shared()  # trainers make their loaders when all is cached
     return with_plan(arguments, sampler, door.in_worker)
+
+
+def _say_what_is_in_no_store(owners: Owners, datasets: Sequence[HeldDataset], options: AdapterOptions) -> None:
+    """Name the stores that are asked for and that this run, whose caches are all made, does not have."""
+    texts = owners.named("TextEncoderOutputsCachingStrategy").get_strategy() if options.text_cache == "shards" else None
+    there = {"latent_cache": all(map(is_in_store, datasets)), "text_cache": texts is not None and reads_store(texts)}
+    for option, (_, _, what) in _SHARDS.items():
+        if getattr(options, option) == "shards" and not there[option]:
+            cache = "cache_latents" if option == "latent_cache" else "cache_text_encoder_outputs"
+            warn_once(
+                f"[kohya_bucket] {option} = 'shards' is set, but this run caches no {what} on disk, so there is no "
+                f"store of them: add --{cache} and --{cache}_to_disk"
+            )
 
 
 # What needs a part of sd-scripts that looks unknown, and is refused before it costs a night:

@@ -166,7 +166,12 @@ def _patch(section: Section, root: Path) -> None:
     except CheckoutError as error:
         section.findings.error("patch", "", str(error))
         return
-    if status.current:
+    if status.stale:
+        section.findings.error(
+            "patch-unused", "", f"Python runs {status.stale}, which is of another state than {status.file}, unchecked: "
+            "trainings start without kohya_bucket", f"kohya-bucket patch install {argument(root)}",
+        )  # fmt: skip
+    elif status.current:
         section.facts.append(("patch", "installed: every trainer that is started from here uses kohya_bucket"))
     elif status.installed:
         section.findings.warning(

@@ -15,13 +15,13 @@ from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.group import GpuRow, gpu_rows
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, scan_sizes
+from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, refuse_unmatched, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
@@ -137,6 +137,10 @@ def overview(
     if not groups and not stopped:
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
+    try:
+        refuse_unmatched(options, [d.images.focus for d in placed])
+    except ConfigError as error:
+        config.findings.error("focus", "", str(error))
     rows = gpu_rows(groups, options, gpus, accumulate)
     return Overview(options, tuple(placed), rows, frozenset(unreadable))
 

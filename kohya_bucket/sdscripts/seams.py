@@ -32,7 +32,6 @@ from kohya_bucket.sdscripts.batches import note_epoch, numbered_item, planned_it
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.caching import extra_sizes
 from kohya_bucket.sdscripts.caching.latents import cache_latents, cache_the_readable_plainly, check_one_size_each
-from kohya_bucket.sdscripts.caching.session import architecture_of
 from kohya_bucket.sdscripts.caching.text import cache_text_outputs, is_ahead
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
@@ -213,7 +212,7 @@ BATCHES = Subject(
 
 
 def _sanitize_user_config(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
-    result: dict[str, Any] = place.original(self, place.door.read_options(user_config), **more)
+    result: dict[str, Any] = place.original(self, place.door.read_options(user_config, calling_frame()), **more)
     return result
 
 
@@ -274,7 +273,11 @@ def _cache_latents(
     place: Place, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
-        _refuse_unseen_crops(place, unseen=cache_to_disk)
+        if cache_to_disk and place.door.options().focus:
+            raise ConfigError(
+                "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
+                "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
+            )
         run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
         cache_the_readable_plainly(self, run, place.door.options())
 
@@ -292,19 +295,8 @@ def _new_cache_latents(place: Place, self: objects.Dataset, model: Any, accelera
         return
     strategy: objects.LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
-    known = strategy is not None and architecture_of(strategy.cache_suffix) is not None
-    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=known):
-        _refuse_unseen_crops(place, unseen=to_disk and not known)
+    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=True):
         cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
-
-
-def _refuse_unseen_crops(place: Place, *, unseen: bool) -> None:
-    """Raise `ConfigError` where a focus is set, and caches on disk would not be made again when it moves."""
-    if unseen and place.door.options().focus:
-        raise ConfigError(
-            "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
-            "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
-        )
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:

@@ -202,6 +202,26 @@ def test_code_that_python_would_run_in_place_of_the_block_is_removed(patch, chec
     assert "WITHOUT" not in command("status", checkout).output
 
 
+@pytest.mark.parametrize("name", ["", "__init__.cpython-399.pyc"])  # of another Python than this one
+def test_code_of_another_state_that_comes_back_later_is_said(patch, checkout, init, name):
+    """As an image of a container, or a copy of a checkout, brings it along."""
+    unchecked = py_compile.compile(str(init), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    kept = Path(unchecked).read_bytes()
+    patch.install(checkout)
+    current = patch.status(checkout)
+    assert current.current
+    assert current.stale is None
+    back = Path(unchecked).with_name(name or Path(unchecked).name)
+    back.write_bytes(kept)
+    assert patch.status(checkout).stale == back
+    result = command("status", checkout)
+    assert result.exit_code == 1
+    assert f"Python runs {back}, which is of another state, unchecked" in result.output.replace("\n", "")
+    Path(unchecked).unlink(missing_ok=True)
+    py_compile.compile(str(init), str(back), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    assert patch.status(checkout).stale is None
+
+
 @pytest.mark.parametrize("name", ["install", "status", "remove"])
 def test_the_command_in_a_folder_without_a_trainer(tmp_path, name):
     result = CliRunner().invoke(app, ["patch", name, str(tmp_path)])

@@ -2,15 +2,18 @@
 
 import json
 import pickle
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kohya_bucket import ConfigError
+from kohya_bucket.adapter.config_source import Source
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
-from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import place_images, refuse_conflicts
+from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.adapter.options import AdapterOptions, environment_table, rooted
+from kohya_bucket.adapter.placing import focus_of, place_images, refuse_conflicts, refuse_unmatched
 from kohya_bucket.buckets.focus import cut_rectangles
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.sdscripts.config.model import refuse_random_crops
@@ -100,3 +103,32 @@ def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
     with pytest.raises(ConfigError, match="random_crop"):
         refuse_random_crops([SimpleNamespace(random_crop=True)], table)
     refuse_random_crops([SimpleNamespace(random_crop=True)], AdapterOptions())
+
+
+def test_a_relative_path_begins_at_the_configs_folder(tmp_path, monkeypatch):
+    config, elsewhere = tmp_path / "configs", tmp_path / "elsewhere"
+    config.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    options(config)
+    source = Source(config / "a.toml", {"kohya_bucket": {"focus": "focus.jsonl"}})
+    (config / "a.json").write_text(json.dumps({"focus": "focus.jsonl"}), encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(config / "a.json"))
+    for found in (AdapterOptions.of_config(source, Findings()), AdapterOptions.from_tables(*environment_table())):
+        assert found.focus == str(config / "focus.jsonl")
+    source.data["kohya_bucket"]["focus"] = "gone.jsonl"
+    with pytest.raises(ConfigError, match=re.escape(str(config / "gone.jsonl"))):
+        placing(config, AdapterOptions.of_config(source, Findings()))
+    for other in ("beside", str(elsewhere / "focus.jsonl")):
+        assert rooted({"focus": other}, config) == {"focus": other}
+
+
+def test_a_focus_that_no_image_of_any_data_set_has_is_refused(tmp_path):
+    chosen = options(tmp_path)
+    images = [[str(tmp_path / name)] for name in ("a.png", "c.png")]
+    found = [focus_of(chosen, paths) for paths in images]
+    refuse_unmatched(chosen, found)  # one of them has one
+    with pytest.raises(ConfigError, match=re.escape(f"none of 1 image has a focus (names are relative to {tmp_path}")):
+        refuse_unmatched(chosen, found[1:])
+    refuse_unmatched(AdapterOptions(), [None, None])
+    refuse_unmatched(chosen, [found[0][:0]])  # no images: said otherwise

@@ -21,7 +21,9 @@ def run_at(batches):
     run = TrainerResume()
     run.accelerator = SimpleNamespace(step=batches)
     run.sampler = SimpleNamespace(
-        fingerprint={"images": 200}, position=lambda step: EpochPosition(1, 2).at_step(step, 8)
+        fingerprint={"images": 200},
+        planner=SimpleNamespace(focus=None),
+        position=lambda step: EpochPosition(1, 2).at_step(step, 8),
     )
     return run
 
@@ -70,3 +72,30 @@ def test_a_state_that_says_no_place(tmp_path, text):
     (tmp_path / STATE_FILE).write_text(text, encoding="utf-8")
     with pytest.raises(NoPlaceError, match=re.escape(str(tmp_path))):
         read_position(tmp_path, sampler_of({}, 3).planner, 1)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (None, "a", "focus is set that was not"),
+        ("a", None, "focus is gone that was set"),
+        ("a", "b", "focus is another than"),
+        ("a", "a", ""),
+        (None, None, ""),
+    ],
+)
+def test_a_focus_that_changed_before_a_resume_is_said(tmp_path, caplog, then, now, said):
+    sampler = sampler_of({}, 3)
+    write_position(tmp_path, EpochPosition(5, 1).at_step(2, 3), sampler.fingerprint, then)
+    sampler.planner.focus = now
+    assert read_position(tmp_path, sampler.planner, 1).step == 2
+    assert said in caplog.text if said else not caplog.text
+
+
+def test_a_state_that_does_not_say_its_focus_is_named(tmp_path, caplog):
+    sampler = sampler_of({}, 3)
+    position = EpochPosition(5, 1).at_step(2, 3)
+    (tmp_path / STATE_FILE).write_text(json.dumps(position.state_dict(sampler.fingerprint)), encoding="utf-8")
+    sampler.planner.focus = "a"
+    assert read_position(tmp_path, sampler.planner, 1).step == 2
+    assert "does not say with which focus it was saved" in caplog.text

@@ -159,6 +159,63 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     assert done.stderr.strip() == told
 
 
+_TRAINER = "import pathlib\npathlib.Path('trained').touch()\n"
+_SPAWN = (
+    "import multiprocessing, runpy\nif __name__ == '__main__':\n"
+    "    process = multiprocessing.get_context('spawn').Process(target=runpy.run_path, args=('train_network.py',))\n"
+    "    process.start()\n    process.join()\n    raise SystemExit(process.exitcode)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "subprocess.call([sys.executable, 'train_network.py'])",
+        "subprocess.call([sys.executable, 'flux_train.py'], cwd='elsewhere')",
+        "subprocess.call(['accelerate', 'launch', '--cpu', 'train_network.py'])",
+        "os.system(sys.executable + ' train_network.py --x')",
+        "os.execv(sys.executable, [sys.executable, 'train_network.py'])",
+    ],
+)
+def test_a_trainer_that_a_script_starts_without_the_adapter_never_begins(tmp_path, call):
+    (tmp_path / "elsewhere").mkdir()
+    for trainer in ("train_network.py", "elsewhere/flux_train.py"):
+        (tmp_path / trainer).write_text(_TRAINER, encoding="utf-8")
+    (tmp_path / "script.py").write_text(f"import os, subprocess, sys\nsys.exit({call})\n", encoding="utf-8")
+    done = launch(tmp_path, "script.py")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("kohya_bucket: script.py starts ")
+    assert "in a process of its own, where it would train without kohya_bucket" in line
+    assert not list(tmp_path.rglob("trained"))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import subprocess, sys\ncode = 'import runpy; runpy.run_path(\"train_network.py\")'\n"
+        "sys.exit(subprocess.call([sys.executable, '-c', code]))",
+        "import subprocess, sys\nsubprocess.call([sys.executable, 'my_runner.py'])",
+        _SPAWN,
+    ],
+)
+def test_a_process_that_may_have_trained_without_the_adapter_is_said_at_the_end(tmp_path, script):
+    for name in ("train_network.py", "my_runner.py"):
+        (tmp_path / name).write_text(_TRAINER, encoding="utf-8")
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    done = launch(tmp_path, "script.py")
+    assert (done.returncode, (tmp_path / "trained").exists()) == (2, True), done.stderr
+    assert "none of the processes that it started" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_processes_that_are_no_trainers_change_nothing(tmp_path):
+    calls = "subprocess.call([sys.executable, '-c', '1'])\nsubprocess.call([sys.executable, '-m', 'this'], stdout=-3)\n"
+    (tmp_path / "script.py").write_text(f"import subprocess, sys\n{calls}sys.exit(0)\n", encoding="utf-8")
+    done = launch(tmp_path, "script.py")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"), [((), "usage"), (("missing.py",), "there is no trainer 'missing.py'")]
 )

@@ -48,16 +48,16 @@ def install(
 
 
 def status(folder: Checkout) -> None:
-    """Say whether the block is there, and what the adapter does in this checkout."""
+    """Say whether the block is there, and what the adapter does in this checkout; exit code 1 if it does not run."""
     patch = _patch_of(folder)
     found, trial = patch.status(folder), patch.attempt(patch.find(folder))
     _print(found)
     _print_trial(patch, trial)
-    if found.installed and not trial.runs_block:
-        say(
-            "but Python does not run the block when it imports this file: trainings start WITHOUT kohya_bucket. Run "
-            "`kohya-bucket patch install` again"
-        )
+    if found.installed and (found.stale or not trial.runs_block):
+        why = f"runs {found.stale}, which is of another state, unchecked" if found.stale else "does not run the block"
+        say(f"but Python {why} when it imports this file: trainings start WITHOUT kohya_bucket. Run "
+            f"`kohya-bucket patch install {folder}` again")  # fmt: skip
+        raise typer.Exit(1)
 
 
 def remove(folder: Checkout) -> None:

@@ -40,8 +40,9 @@ def find_npz(
     The file beside is that of further sizes, or the usual one: which one a size is in depends on the version of
     sd-scripts and on the data sets of a run.
 
-    Latents without a note were made by sd-scripts itself: they serve if they are whole and their file is not older
-    than the image. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz hold float32.
+    Latents without a note were made by sd-scripts itself: they serve if they are whole, their file is not older than
+    the image, and the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz
+    hold float32.
     """
     print_ = wanted.fingerprint
     bucket = print_.bucket_size
@@ -52,7 +53,7 @@ def find_npz(
             return [bad]
         known, reasons = made_from(file, keys, image)
         if known is None:
-            return [] if Stale.SOURCE in ignoring else reasons
+            return why_unknown(print_) + ([] if Stale.SOURCE in ignoring else reasons)
         return why_stale(known, print_, image, ignoring=(Stale.DTYPE, *ignoring)) + reasons
 
     found = _look(path, bucket, arch, judge)
@@ -62,6 +63,13 @@ def find_npz(
         if not beside.reasons:
             return FoundNpz(beside.path, beside.keys, False, [])
     return found
+
+
+def why_unknown(wanted: Fingerprint) -> list[Reason]:
+    """Why latents do not serve of which nothing but the image is known: sd-scripts' own crop is in the middle."""
+    pairs = zip(wanted.resized_size, wanted.bucket_size, strict=True)
+    middle = tuple((resized - bucket) // 2 for resized, bucket in pairs)
+    return [] if wanted.crop == middle else [Reason(Stale.CROP, "not known", "{}x{}".format(*wanted.crop))]
 
 
 def settle_npz(

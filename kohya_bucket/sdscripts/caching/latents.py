@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 from PIL import Image
 
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
+from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import ConfigError, KohyaBucketError, LatentStoreError
 from kohya_bucket.files import GroupedSync
@@ -34,14 +34,16 @@ from kohya_bucket.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.sdscripts.caching.session import (
     CacheItem,
     Requested,
-    architecture_of,
     architecture_read_by,
     ensure_npz_current,
     replaced,
+    save_by_trainer,
     save_latents,
     shared_by,
+    why_npz_stale,
 )
 from kohya_bucket.sdscripts.caching.shards import ShardCache, cache_of_run
+from kohya_bucket.sdscripts.config.files import written_ns
 from kohya_bucket.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.sdscripts.wording import recached_lines
 from kohya_bucket.texts import one_line
@@ -56,16 +58,15 @@ def cache_latents(
     dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, options: AdapterOptions
 ) -> None:
     """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
-    in_shards, arch = options.latent_cache == "shards", None
-    if strategy is not None and strategy.cache_to_disk:
-        arch = architecture_of(strategy.cache_suffix) if in_shards else architecture_read_by(strategy)
 
     def cache() -> None:
         original(dataset, model, accelerator)
 
-    if arch is None or not dataset.image_data:
+    if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
         cache_the_readable(dataset, cache, options)
         return
+    arch = architecture_read_by(strategy)
+    _check_what_is_asked(strategy, arch, options)
     session = CachingSession(dataset, strategy, arch, options, _hash_of(model))
     with replaced(strategy, session.methods()):
         try:
@@ -76,6 +77,36 @@ def cache_latents(
     session.finish()
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
+
+
+def _check_what_is_asked(strategy: Any, arch: Architecture, options: AdapterOptions) -> None:
+    """Say, once for all data sets, what a family or a switch of the trainer takes from caches on disk.
+
+    Raises:
+        ConfigError: options that would be without effect.
+    """
+    ending = strategy.cache_suffix
+    if not arch.channels and options.latent_cache == "shards":
+        raise ConfigError(
+            f"[kohya_bucket] latent_cache = 'shards' is for the model families that are known here, and caches that "
+            f"end in {ending} are of none: leave it out, and they stay npz, or update kohya-bucket"
+        )
+    skips = bool(strategy.skip_disk_cache_validity_check)
+    if skips and options.focus:
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but with --skip_cache_check no cache is looked into, so that latents of "
+            "other crops would be trained: leave --skip_cache_check out, or focus"
+        )
+    if not arch.channels:
+        warn_once(
+            f"caches that end in {ending} are of a model family that kohya_bucket does not know: they are compared "
+            "with image, size, crop and VAE, but whether their shape is right is left to sd-scripts"
+        )
+    if skips:
+        warn_once(
+            "--skip_cache_check: cached latents are trained without a look at them, also of images that were edited "
+            "since, of another VAE, or cut off"
+        )
 
 
 _hashes: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
@@ -119,16 +150,17 @@ class NpzCache:
         self.moved += moved
         return reasons
 
-    def save(
-        self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, sized: bool
-    ) -> None:
-        """Write an item, where it has keys with its size or plain ones: as sd-scripts' own `save` is told."""
-        arch = self.arch.with_sizes(sized)
-        save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
+    def save(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, keys: str) -> None:
+        """Write an item; what the names of its arrays end in is as sd-scripts' own `save` is told."""
+        self._write(item, latents, crop_ltrb, flipped, alpha_mask, keys)
         if self._groups is None:
             self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
             self._groups = GroupedSync(self._pool)
         self._groups.add(Path(item.path))
+
+    def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
+        arch = self.arch.with_sizes(bool(keys))
+        save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
         """Flipped latents and mask of an item that is on disk."""
@@ -157,6 +189,47 @@ class NpzCache:
         wait_for_ranks()
 
 
+@dataclass
+class TrainersNpz(NpzCache):
+    """Npz of a family that is not known here, written and read by the trainer's own code: put in place whole, with
+    what they were made from, by which they are checked.
+    """
+
+    strategy: Any = None
+
+    def __post_init__(self) -> None:
+        names = ("save_latents_to_disk", "load_latents_from_disk", "is_disk_cached_latents_expected")
+        self._save, self._load, self._accepts = (getattr(self.strategy, name) for name in names)
+
+    def holds(self, item: CacheItem) -> bool:
+        return Path(item.path).exists()
+
+    def why_missing(self, item: CacheItem) -> list[Reason]:
+        if reasons := why_npz_stale(item.path, item):
+            return reasons
+        try:
+            good = self._accepts(item.bucket_reso, item.path, item.flip, item.alpha_mask)
+        except OSError:
+            raise
+        except Exception as error:  # whatever a reader raises at what it does not expect
+            return [Reason(Stale.BROKEN, not_loaded(error))]
+        return [] if good else [Reason(Stale.PART, "{}x{}".format(*item.bucket_reso))]
+
+    def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
+        def save(path: str) -> None:
+            self._save(path, latents, list(item.original_size), crop_ltrb, flipped, alpha_mask, keys)
+
+        save_by_trainer(item.path, item, save, latents, flipped, keys)
+
+    def stored(self, item: CacheItem) -> tuple[Any, Any]:
+        import torch
+
+        flipped, mask = (
+            None if part is None else torch.as_tensor(part) for part in self._load(item.path, item.bucket_reso)[3:5]
+        )
+        return flipped, mask
+
+
 # One caching call. For its time, methods of sd-scripts' strategy *object* are replaced; its classes are not touched.
 
 
@@ -166,10 +239,11 @@ class CachingSession:
 
     Attributes:
         items: by cache path and bucket.
-        sizes: bucket by cache path and the height and width of its latents.
+        sizes: the buckets that a cache path holds.
         paths: cache path by image, and by size where that is not the image's own.
         shared: what data sets before this one need of an item that is theirs too, by cache path and bucket.
         reasons: why an image is encoded again.
+        unsaved: when the files were written of what is to be encoded, by path and bucket, until it is saved.
     """
 
     dataset: Any
@@ -179,9 +253,10 @@ class CachingSession:
     vae: str
     items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
-    sizes: dict[tuple[str, tuple[int, ...]], Size] = field(default_factory=dict)
+    sizes: dict[str, list[Size]] = field(default_factory=dict)
     shared: Requested = field(default_factory=dict)
     reasons: dict[str, list[Reason]] = field(default_factory=dict)
+    unsaved: dict[tuple[str, Size], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
@@ -197,7 +272,7 @@ class CachingSession:
             subset = self.dataset.image_to_subset[info.image_key]
             self.paths[image, _variant_size(info.absolute_path)] = path
             bucket = tuple(info.bucket_reso)
-            self.sizes[path, self.arch.shape(bucket)[-2:]] = bucket
+            self.sizes.setdefault(path, []).append(bucket)
             self.items[path, bucket] = item = CacheItem(
                 image=image,
                 bucket_reso=info.bucket_reso,
@@ -214,9 +289,11 @@ class CachingSession:
             mine[file] = item.flip, item.alpha_mask
             if known := [requested[file] for requested in earlier if file in requested]:
                 self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
-        self.cache: NpzCache | ShardCache = (
-            cache_of_run(images, self.arch, self.dataset, self.options) if in_shards else NpzCache(self.arch)
-        )
+        self.cache: NpzCache | ShardCache
+        if in_shards:
+            self.cache = cache_of_run(images, self.arch, self.dataset, self.options)
+        else:
+            self.cache = NpzCache(self.arch) if self.arch.channels else TrainersNpz(self.arch, strategy=self.strategy)
 
     def _npz_paths(self, images: list[str], infos: list[Any]) -> list[str]:
         shared = shared_by(self.strategy)
@@ -240,6 +317,11 @@ class CachingSession:
         self.cache.finish()
         if isinstance(self.cache, ShardCache):
             self.cache.serve(self.dataset, self.strategy, self.items)
+        if elsewhere := [path for (path, _), written in self.unsaved.items() if written_ns(path) != written]:
+            logger.warning(
+                "%d latents were written by this sd-scripts in a way of its own, without what they were made from: "
+                "only an image that is newer than its cache is encoded again", len(elsewhere),
+            )  # fmt: skip
 
     def _path(self, absolute_path: str, image_size: Any) -> str:
         return self.paths[str(absolute_path), _variant_size(absolute_path)]
@@ -251,13 +333,17 @@ class CachingSession:
         reasons = self.cache.why_missing(item)
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[item.image] = reasons
+        if reasons:
+            self.unsaved[path, tuple(bucket_reso)] = written_ns(path)
         return not reasons
 
     def _save(
         self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,
         key_reso_suffix: str = "",
     ) -> None:  # fmt: skip
-        size = self.sizes[path, tuple(latents.shape[-2:])]
+        sizes = self.sizes[path]
+        size = next((one for one in sizes if self.arch.shape(one)[-2:] == tuple(latents.shape[-2:])), sizes[0])
+        self.unsaved.pop((path, size), None)
         item = self.items[path, size]
         flip, mask = self.shared.get((path, size), (False, False))
         kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
@@ -266,7 +352,7 @@ class CachingSession:
             flipped = stored_flipped if kept.flip else flipped
             alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
             item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
-        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, sized=bool(key_reso_suffix))
+        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, keys=key_reso_suffix)
 
 
 def _variant_size(path: str) -> Size | None:

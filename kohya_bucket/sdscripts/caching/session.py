@@ -20,11 +20,21 @@ from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity, why_stale
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.latents.npz.check import settle_npz
+from kohya_bucket.latents.npz.check import made_from, settle_npz, why_unknown
 from kohya_bucket.latents.npz.names import NpzNames
-from kohya_bucket.latents.npz.read_write import NpzLatents, write_arrays, write_npz
+from kohya_bucket.latents.npz.read_write import (
+    BROKEN,
+    NOTE,
+    NpzLatents,
+    OpenNpz,
+    note_of,
+    read_arrays,
+    read_note,
+    write_arrays,
+    write_npz,
+)
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.sdscripts.objects import CutSize, Size
 
@@ -97,14 +107,16 @@ def architecture_of(cache_suffix: str) -> Architecture | None:
     return next((arch for arch in ARCHITECTURES.values() if arch.suffix == cache_suffix), None)
 
 
-def architecture_read_by(strategy: Any) -> Architecture | None:
+def architecture_read_by(strategy: Any) -> Architecture:
     """The model family of a caching strategy, with the kind of keys that its reader asks for first.
 
     The reader is asked, since families have had two kinds and forks have their own: it is given a file that has both.
+    Of a family that is not known, whose `channels` are 0 here, nothing is supposed but that a file has room for one
+    size.
     """
     arch = architecture_of(strategy.cache_suffix)
     if arch is None:
-        return None
+        return Architecture("", "a family that is not known", strategy.cache_suffix, 1, 0, multi_resolution=False)
     bucket = arch.stride, arch.stride
     arrays: dict[str, npt.NDArray[Any]] = {}
     for sized in (False, True):
@@ -150,6 +162,54 @@ def save_latents(
     found = NpzLatents(plain, as_pair(item.original_size), (left, top, right, bottom), next(iter(mirrored), None), mask)
     name, bucket = Path(item.image).name, as_pair(item.bucket_reso)
     write_npz(Path(path), found, bucket, family, item.fingerprint(), source_name=name, sync=sync)
+
+
+# Files of a family that is not known: which arrays are in them, the trainer alone knows.
+
+
+def why_npz_stale(path: str | os.PathLike[str], item: CacheItem) -> list[Reason]:
+    """Why a file does not serve for an item, by all that is known without its family; none if it does, or may."""
+    entry, unknown = item.to_compare()
+    print_, image = entry.fingerprint, Path(item.image)
+    try:
+        with OpenNpz(Path(path)) as file:
+            if damaged := file.damaged():
+                return [Reason(Stale.CHECKSUM, damaged)]
+            for name in (name for name in file.names if name.startswith("original_size")):
+                size = tuple(map(int, file.numbers(name, 2)))
+                if size != entry.original_size:
+                    return [Reason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
+            ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
+            mine = [end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == print_.bucket_size]
+            known, reasons = made_from(file, next(iter(mine), "none"), image)
+    except FileNotFoundError:
+        return [Reason(Stale.MISSING)]
+    except BROKEN as error:
+        return [Reason(Stale.BROKEN, error or type(error).__name__)]
+    if known is None:
+        return why_unknown(print_) + ([] if Stale.SOURCE in unknown else reasons)
+    return why_stale(known, print_, image, ignoring=(Stale.DTYPE, *unknown)) + reasons
+
+
+def save_by_trainer(
+    path: str | os.PathLike[str], item: CacheItem, save: Callable[[str], object], latents: Any, flipped: Any, keys: str
+) -> None:
+    """Put in place whole what a trainer's `save` writes to the path that it is given, or adds to the file there, with
+    the fingerprint of the latents, whose arrays' names end in `keys`.
+
+    Raises:
+        LatentStoreError: latents that are not finite, or the disk refuses.
+    """
+    plain = finite_arrays(item, latents, flipped)[0]
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        made = Path(folder, Path(path).name)
+        before = read_arrays(Path(path))
+        if before:
+            write_arrays(made, before, sync=False)
+        save(str(made))
+        arrays = read_arrays(made)
+    arrays[f"{NOTE}{keys}"] = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
+    write_arrays(Path(path), arrays, sync=False)
 
 
 def as_array(values: Any) -> npt.NDArray[np.float32]:

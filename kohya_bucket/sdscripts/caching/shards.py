@@ -156,9 +156,9 @@ class ShardCache(StoreCache):
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None,
-        *, sized: bool = False,
+        *, keys: str = "",
     ) -> None:  # fmt: skip
-        """Add an item; it is on disk after `flush`. Arguments as `save_latents`; `sized` is for npz."""
+        """Add an item; it is on disk after `flush`. Arguments as `save_latents`; `keys` is for npz."""
         source = self._source(item.image)
         collection = self.collection or self.arch.name
         if item.further:
@@ -248,6 +248,11 @@ def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int
 
 
 _caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of data sets whose latents are all in a store
+
+
+def is_in_store(dataset: HeldDataset) -> bool:
+    """Whether a data set's latents are read from a store; so are those of one without images."""
+    return inner_of(dataset) in _caches or not inner_of(dataset).image_data
 
 
 def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset], open_shards: int) -> IntArray:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from kohya_bucket.adapter.options import AdapterOptions, store_folder
-from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks
+from kohya_bucket.adapter.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
@@ -55,6 +55,11 @@ def cache_text_outputs(
             raise ConfigError(_NOTHING)  # what is kept in memory would be lost
         original(dataset, models, accelerator)
         return
+    if strategy.skip_disk_cache_validity_check:
+        warn_once(
+            "--skip_cache_check: cached text-encoder outputs are trained without a look at them, also of captions "
+            "that were edited since, of other text encoders, or cut off"
+        )
     session: TextShardSession | TextNpzSession
     if options.text_cache == "shards":
         family = collection_of_file(strategy.get_outputs_npz_path("x.png").removeprefix("x"))
@@ -452,6 +457,11 @@ class TextLoader:
     def __call__(self, key: str) -> list[Array | None]:
         arrays = self.cache.load(key)
         return [None if name is None else arrays[name] for name in self.orders[tuple(sorted(arrays))]]
+
+
+def reads_store(strategy: TextStrategy) -> bool:
+    """Whether a strategy's outputs are read from a store."""
+    return isinstance(strategy.load_outputs_npz, TextLoader)
 
 
 def with_npz(arrays: Mapping[str, Array], ask: Callable[[str], Any]) -> Any:

@@ -294,10 +294,10 @@ def skipped_images(
 CACHE_FILE = "metadata_cache.json"
 
 
-def written_ns(cache_file: str) -> int:
-    """When a `metadata_cache.json` was written, ns; 0 where there is none."""
+def written_ns(file: str) -> int:
+    """When a file was written, ns; 0 where there is none."""
     try:
-        return os.stat(cache_file).st_mtime_ns
+        return os.stat(file).st_mtime_ns
     except OSError:
         return 0
 
