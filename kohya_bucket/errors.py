@@ -39,8 +39,30 @@ class StorageError(KohyaBucketError):
     """Object storage that does not answer, refuses, or lacks what is needed."""
 
 
+class UnreadableError(KohyaBucketError):
+    """A file that is there and cannot be read now: nothing is known of what is in it, and whatever needs that ends."""
+
+
 class FileChangedError(KohyaBucketError):
     """A container of images that is another than when it was looked at."""
+
+
+@contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Around whatever asks the system for a file: its refusals, which may pass, become `UnreadableError`.
+
+    `FileNotFoundError` passes as it is, and so do errors of parsers, which have no number.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise UnreadableError(
+            f"{path}: cannot be read now ({error.strerror}); that may pass, and does not count as damage: run again"
+        ) from error
 
 
 @contextmanager

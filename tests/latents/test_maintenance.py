@@ -305,7 +305,7 @@ def test_what_an_index_spares_to_read_is_verified_and_taken_out(root, images, co
         shard.write_bytes(data)
     elif victim == "store.json":
         damaged = layout.store_file
-        damaged.write_text('{"version": 1}')
+        damaged.write_text('{"format": "kohya_bucket.latents", "version": 1}')
     elif victim == "other rows":  # an index whole in itself, of a store that is not this one
         table = store.table.set_column(
             store.table.schema.get_field_index("crop_left"), "crop_left", np.full(len(store), 7, np.int32)[None]
