@@ -80,17 +80,19 @@ def as_damage(what: str, remedy: str = "", *, error: type[KohyaBucketError] = La
         raise error(f"{what}: {why[:300]}{remedy and '; '}{remedy}") from problem
 
 
+_ELSEWHERE = "choose another folder"
 _REASONS = {
     errno.ENOSPC: "the disk is full; everything finished before is safe: free some space and run again",
     errno.EDQUOT: "the disk quota is used up; everything finished before is safe: free some space and run again",
     errno.EFBIG: "the file is larger than the file system or a limit of this account (ulimit -f) allows",
-    errno.EROFS: "the file system is read-only; choose another folder",
-    errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",
-    errno.EPERM: "the folder or file is not writable; change its permissions or choose another folder",
+    errno.EROFS: f"the file system is read-only; {_ELSEWHERE}",
+    errno.EACCES: f"it is not writable, or held open by a program; change its permissions or {_ELSEWHERE}",
+    errno.EPERM: f"the folder or file is not writable; change its permissions or {_ELSEWHERE}",
     errno.ENOENT: "its folder does not exist",
 }
 
 
-def why_not_written(error: OSError) -> str:
-    """What kept a file from being written, and what to do, as the end of a message."""
-    return _REASONS.get(error.errno or 0, error.strerror or str(error))
+def why_not_written(error: OSError, elsewhere: str = _ELSEWHERE) -> str:
+    """What kept a file from being written, and what to do, as the end of a message; `elsewhere`: how to write to
+    another place."""
+    return _REASONS.get(error.errno or 0, error.strerror or str(error)).replace(_ELSEWHERE, elsewhere)

@@ -29,7 +29,6 @@ from kohya_bucket.latents.maintenance import source_paths
 from kohya_bucket.latents.npz.check import made_from
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
-    BROKEN,
     DROPOUT_KEY,
     MARKS,
     BrokenNpzError,
@@ -41,8 +40,8 @@ from kohya_bucket.latents.npz.read_write import (
     read_keys,
     sizes_in,
     text_marks,
-    write_arrays,
     write_npz,
+    write_text_npz,
 )
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
@@ -139,7 +138,7 @@ def _taken(
             for file in its:
                 try:
                     parts = list(read(n, file))
-                except (*BROKEN, LatentStoreError) as error:
+                except (FileNotFoundError, LatentStoreError) as error:
                     parts = [f"is broken ({error or type(error).__name__}): delete it, it will be made again"]
                 for part in parts:
                     if isinstance(part, str):
@@ -317,7 +316,7 @@ def export_text_npz(
                 made = store.entry(i).fingerprint
                 tokens = _TOKENS.search(made.interpolation)
                 marks = text_marks(caption.text, made.vae, tokens[1] if tokens else "")
-                write_arrays(path, store.arrays(i) | marks, sync=False)
+                write_text_npz(path, store.arrays(i) | marks, sync=False)
                 yield path
 
     return _given(written(), len(images), progress)
@@ -372,6 +371,6 @@ def _outputs_to_add(path: Path, family: TextFamily, text: str | None) -> str | A
             caption = Caption(text, float(arrays.get(DROPOUT_KEY, 0.0)))
         packed = {name: pack(array) for name, array in arrays.items()}
         check_outputs(packed)
-    except (*BROKEN, LatentStoreError) as error:
+    except (FileNotFoundError, LatentStoreError) as error:
         return str(error) or type(error).__name__
     return partial(StoreWriter.add_text, entry=caption.entry(family.name, Encoding(encoders)), arrays=packed)
