@@ -163,7 +163,7 @@ class _Claims:
             try:
                 with open(claim, "xb") as out:
                     self._own.append(claim)
-                    out.write(holder.encode())
+                    out.write(os.fsencode(holder))
                 if inherited is not None:  # of one that had not said its name
                     self._fence(_said(inherited) or "")
                 if _sibling(self._target, _digest(key.encode())).exists():  # this one had not, for too long
@@ -177,7 +177,7 @@ class _Claims:
                 other = None
             if other is not None:
                 inherited = None if other else claim
-                key = _digest(key.encode(), other.encode()) if other else _digest(key.encode())
+                key = _digest(key.encode(), os.fsencode(other)) if other else _digest(key.encode())
         if _content(self._target) != before:
             self._replaced = True
             raise _PassedOverError
@@ -201,7 +201,7 @@ class _Claims:
 
 def _said(claim: Path) -> str | None:
     with suppress(FileNotFoundError):
-        text = claim.read_text(encoding="utf-8", errors="replace")
+        text = os.fsdecode(claim.read_bytes())
         return text if final_name(text) else ""
     return None
 
@@ -325,10 +325,10 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
                 if final_name(entry.name) in known:
                     with suppress(OSError):
                         old.append((entry.stat().st_mtime, entry.path))
-        for written, path in sorted(old):  # what is to be renamed before the claim to do so
+        for written, file in sorted(old):  # what is to be renamed before the claim to do so
             if time.time() - written > TEMPORARY_AGE:
                 with suppress(OSError):
-                    os.unlink(path)
+                    os.unlink(file)
                     removed += 1
     return removed
 

@@ -70,8 +70,9 @@ class Faults:
 
         class Map(mmap.mmap):
             def __new__(cls, fileno: int, *args: Any, **more: Any) -> Any:
-                if fileno >= 0 and os.path.exists("/proc/self/fd"):
-                    faults.call(os.readlink(f"/proc/self/fd/{fileno}"))
+                link = Path(f"/proc/self/fd/{fileno}")
+                if fileno >= 0 and link.exists():  # on Linux
+                    faults.call(link.readlink())
                 return super().__new__(cls, fileno, *args, **more)
 
         monkeypatch.setattr(builtins, "open", opened)

@@ -93,10 +93,14 @@ class Planned:
             self._say_what_it_is_for()
         root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:
-            return root, wanted_by_config(
+            wanted = wanted_by_config(
                 self.read, encoding, root, options=self.adapter, gpus=self.gpus, content_hash=work.hash,
                 progress=progress,
             )  # fmt: skip
+        if not any(map(len, wanted)):
+            why = [f"{path}: {reason}" for part in wanted for path, reason in part.without_bucket]
+            raise ConfigError(f"no image of the config gets a latent, so there is nothing to encode: {some(why, 1)}")
+        return root, wanted
 
     def _say_what_it_is_for(self) -> None:
         batches = " and ".join(map(str, sorted({dataset.config.batch_size for dataset in self.read.datasets})))

@@ -290,9 +290,9 @@ class LatentItems:
 
         def hash_of(k: int) -> str:
             if self.source_hashes is not None:
-                return self.source_hashes[items[k]]
+                return self.source_hashes[int(items[k])]
             with suppress(UnreadableError):  # whoever decodes it will say so
-                return self.images.hash(int(items[k]))
+                return str(self.images.hash(int(items[k])))
             return ""
 
         now = {"source_bytes": self.source_bytes[items], "source_mtime_ns": self.source_mtime_ns[items]}

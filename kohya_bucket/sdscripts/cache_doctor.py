@@ -13,7 +13,7 @@ import numpy as np
 from kohya_bucket.adapter.findings import Section
 from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.buckets.sizes import size_keys
-from kohya_bucket.errors import LatentStoreError, StorageError
+from kohya_bucket.errors import LatentStoreError, StorageError, UnreadableError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Stale
@@ -57,10 +57,13 @@ def cache_section(read: Config) -> Section:
         try:
             for folder, mine in stores.items():
                 _shards(section, _distinct(mine), folder)
-        except (LatentStoreError, StorageError) as error:
+        except (LatentStoreError, StorageError, UnreadableError) as error:
             section.findings.error("store", "", str(error))
     else:
-        _npz(section, _distinct(parts), root)
+        try:
+            _npz(section, _distinct(parts), root)
+        except UnreadableError as error:
+            section.findings.error("npz", "", str(error))
     return section
 
 

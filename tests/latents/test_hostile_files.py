@@ -289,7 +289,7 @@ class Npz:
         try:
             npz.write_npz(path, made, BUCKET, ARCH)
         except KohyaBucketError:  # it may be somebody's own
-            assert path.read_bytes() == before  # noqa: PT017
+            assert path.read_bytes() == before
         else:
             assert why_npz_bad(path, BUCKET, ARCH, original_size=(140, 64), content=True) is None
         return "refused" if said else "named" if bad or found.reasons or done.skipped else "as before"

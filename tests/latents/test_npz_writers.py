@@ -42,20 +42,19 @@ def holds(path, number, arch=FLUX):
     return np.array_equal(npz.read_npz(path, bucket, arch).latents, item.latents)
 
 
-def writer(folder, number, names, start):
-    start.wait()
+def writer(folder, number, names, together):
     for name in names:
+        together.wait(60)
         put(folder / name, number)
 
 
 def test_processes_that_write_the_same_files_lose_nothing(tmp_path):
     context = multiprocessing.get_context("spawn")
-    start = context.Event()
+    together = context.Barrier(3)
     names = [f"{k}_0064x0064_flux.npz" for k in range(60)]
-    processes = [context.Process(target=writer, args=(tmp_path, number, names, start)) for number in range(3)]
+    processes = [context.Process(target=writer, args=(tmp_path, number, names, together)) for number in range(3)]
     for process in processes:
         process.start()
-    start.set()
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
@@ -98,14 +97,15 @@ def test_any_order_of_steps_loses_nothing(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(files, "_rename_over", step(files._rename_over))
     monkeypatch.setattr(files._Claims, "_fence", step(files._Claims._fence))
     monkeypatch.setattr(files._Claims, "take", step(files._Claims.take))
-    # a writer that is killed removes nothing
-    leave = files._Claims.__exit__
-    monkeypatch.setattr(files._Claims, "__exit__", lambda self, kind, *rest: kind is not Stopped and leave_slowly(self, kind))
+    leave = files._Claims.__exit__  # a writer that is killed removes nothing
     done = []
 
-    def leave_slowly(claims, kind):
-        maybe()
-        leave(claims, kind)
+    def leave_slowly(claims, kind, *_):
+        if kind is not Stopped:
+            maybe()
+            leave(claims, kind)
+
+    monkeypatch.setattr(files._Claims, "__exit__", leave_slowly)
 
     def work(number):
         for turn in range(3):
@@ -165,8 +165,10 @@ def raw_members(data):
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         out = {}
         for info in file.infolist():
-            begin = info.header_offset + 30 + sum(
-                int.from_bytes(data[info.header_offset + k :][:2], "little") for k in (26, 28)
+            begin = (
+                info.header_offset
+                + 30
+                + sum(int.from_bytes(data[info.header_offset + k :][:2], "little") for k in (26, 28))
             )
             raw = data[begin : begin + info.compress_size]
             out[info.filename] = raw, info.CRC, info.file_size, info.compress_type, info.flag_bits & 1
@@ -190,7 +192,7 @@ def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
         assert file.comment == b"mine"
 
 
-@pytest.mark.parametrize("content", [b"my own notes", b"PK\3\4 a zip that is cut off", b"\x89PNG\r\n\x1a\n" + bytes(99)])
+@pytest.mark.parametrize("content", [b"my notes", b"PK\3\4 a zip that is cut off", b"\x89PNG\r\n\x1a\n" + bytes(99)])
 def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path, content):
     path = tmp_path / "a.npz"
     path.write_bytes(content)

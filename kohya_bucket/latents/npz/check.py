@@ -119,9 +119,7 @@ def _parts(arch: Architecture, bucket: Size, print_: Fingerprint) -> dict[str, t
     return wanted | ({"alpha_mask": bucket[::-1]} if print_.mask else {})
 
 
-def _why_bad(
-    file: OpenNpz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size
-) -> Reason | None:
+def _why_bad(file: OpenNpz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size) -> Reason | None:
     if f"latents{keys}" not in file.names:
         return Reason(Stale.MISSING)
     for name, expected in wanted.items():

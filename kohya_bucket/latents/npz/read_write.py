@@ -14,6 +14,7 @@ import copy
 import io
 import json
 import math
+import os
 import re
 import struct
 import zipfile
@@ -72,9 +73,9 @@ class OpenNpz:
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         self.path = path
         with as_damage("no npz", error=BrokenNpzError), reading(path):
-            self._file = _Watched(open(path, "rb") if content is None else io.BytesIO(content))
+            self._file = _Watched(open(path, "rb") if content is None else io.BytesIO(content))  # noqa: SIM115
             try:
-                self._archive = zipfile.ZipFile(self._file)  # type: ignore[arg-type]
+                self._archive = zipfile.ZipFile(self._file)
             except Exception as error:  # a damaged directory has no error of its own
                 self._file.close()
                 raise self._file.failed or error from None
@@ -151,7 +152,7 @@ class OpenNpz:
         out.comment = self._archive.comment
         for name, member in self._members.items():
             new = renamed.get(name, name)
-            if new and _OURS.fullmatch(name) and self.damaged([name.removesuffix(".npy")]):
+            if new and _OURS.fullmatch(name) and self.damaged([name[:-4]]):
                 continue
             at = member.header_offset
             begin = at + _LOCAL.size
@@ -197,9 +198,7 @@ Plan = Callable[["OpenNpz | None"], tuple[Mapping[str, str], Mapping[str, Array]
 """Of what is there: which members are renamed, or to go (""), and which arrays are added."""
 
 
-def write_arrays(
-    path: Path, arrays: Mapping[str, Array], *, instead_of: Iterable[str] = (), sync: bool = True
-) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, Array], *, instead_of: Iterable[str] = (), sync: bool = True) -> None:
     """`np.savez` in place of these arrays and those of the same names; all else in the file stays, byte for byte.
 
     Raises:
@@ -380,7 +379,7 @@ def _put(
 
     def plan(file: OpenNpz | None) -> tuple[dict[str, str], dict[str, Array]]:
         plain = () if file is None else _plain_shape(file)
-        renamed = {}
+        renamed: dict[str, str] = {}
         for keys in arch.key_suffixes(bucket_size):
             if keys or plain == arch.shape(bucket_size):
                 renamed |= {f"{part}{keys}.npy": "" for part in _PARTS}

@@ -21,6 +21,7 @@ from kohya_bucket.latents.store.storage import (
     is_there,
     open_to_read,
     place_of,
+    second_look,
     sizes_in,
     write_new,
 )
@@ -65,13 +66,8 @@ class Layout:
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
-        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
         try:
-            with as_damage(f"{self.store_file} cannot be read", remedy):
-                data = json.loads(self.check_own().decode("utf-8"))
-                version, images = data["version"], data["images"]
-                if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
-                    raise ValueError(f"version {version!r}, images {images!r}"[:200])
+            version, images = second_look(self.store_file, self._stated)
         except FileNotFoundError:
             return Path(os.fspath(self.root))
         if version > _VERSION:
@@ -79,6 +75,15 @@ class Layout:
         if isinstance(self.root, RemotePath):  # a folder of a machine that wrote there, or what lies nowhere
             return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
+
+    def _stated(self) -> tuple[int, str]:
+        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
+        with as_damage(f"{self.store_file} cannot be read", remedy):
+            data = json.loads(self.check_own().decode("utf-8"))
+            version, images = data["version"], data["images"]
+            if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
+                raise ValueError(f"version {version!r}, images {images!r}"[:200])
+            return version, images
 
     def check_own(self) -> bytes:
         """The content of `store.json`; `LatentStoreError` for a file of that name which no store of ours has."""
