@@ -197,7 +197,7 @@ def export(
     output: Path | None = opt(
         None, "Write to this folder instead of beside the images.", "--output", "-o", parser=folder
     ),
-    images: _Images = None,
+    images: Path | None = opt(None, "Where the images are; npz go beside them without --output.", "--images"),
     collection: _Collection = "",
     for_: str = opt("", FOR_HELP, "--for"),
     text: _Text = False,
