@@ -47,7 +47,7 @@ def in_groups(paths: list[Path]) -> None:
     """As `precompute` does it, without its threads that write."""
     with ThreadPoolExecutor(4) as pool:
         groups = GroupedSync(pool, GROUP)
-        for i, path in enumerate(paths):
+        for path in paths:
             ours([path], sync=False)
             groups.add(path)
         groups.finish()
@@ -61,7 +61,7 @@ WAYS: dict[str, Callable[[list[Path]], None]] = {
 }
 
 
-def shapes_only(paths: list[Path], image: Path) -> None:
+def shapes_only(paths: list[Path], _: Path) -> None:
     assert all(holds_npz(path, BUCKET, ARCH) for path in paths)
 
 

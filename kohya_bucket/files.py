@@ -88,7 +88,7 @@ def write_file(path: Path, content: Iterable[Any] | Callable[[BinaryIO], object]
 
 
 def update_file(
-    path: Path, change: Callable[[bytes | None], Iterable[Any]], *, sync: bool = True,
+    path: Path, change: Callable[[bytes | None], bytes], *, sync: bool = True,
     why: Callable[[OSError], str] = why_not_written,
 ) -> None:  # fmt: skip
     """Put what `change` makes of a file's content (None: there is no file) in its place, whole or not at all.
@@ -104,11 +104,13 @@ def update_file(
     try:
         while True:
             before = _content(target)
-            parts = change(before)
+            after = change(before)
+            if after == before:  # or else a state could come back while its claim is being removed
+                return
             try:
                 with _Claims(target) as claims, replacing(target, sync=sync) as temporary:
                     with open(temporary, "xb") as out:
-                        out.writelines(parts)
+                        out.write(after)
                     claims.take(before, temporary.name)
                 return
             except _PassedOverError:
@@ -139,7 +141,8 @@ class _Claims:
     its temporary file into it; then it looks whether the state is still that one, and renames. A state whose claim
     belongs to a dead process is inherited: by a claim that is named by the dead one's, which nobody can make twice
     either. Who seems dead and is not cannot rename any more, since its temporary file is removed first. So at any time
-    at most one process can replace a state, whatever clocks say, and without locks of the file system.
+    at most one process can replace a state, whatever clocks say, and without locks of the file system. Only a file that
+    is changed, and changed back to the last byte by another process within the milliseconds of a claim, is not covered.
     """
 
     def __init__(self, target: Path) -> None:

@@ -419,14 +419,18 @@ def prune(
     if dry_run:
         done.removed = [*loose, *map(str, old)]
         return done
-    if damaged and images_root is not None:
-        if store.layout.store_file.name in bad_files:
-            store.layout.check_own()
-            remove_file(store.layout.store_file, done)
+    lost_root = damaged and images_root is not None
+    anew = lost_root and store.layout.store_file.name in bad_files
+    if anew:
+        store.layout.check_own()
+    elif lost_root:
         store.layout.create(images_root)
     with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     remove_shards(store, loose, done, old, bad_files)
+    if anew:
+        remove_file(store.layout.store_file, done)
+        store.layout.create(images_root)
     return done
 
 

@@ -22,7 +22,7 @@ from kohya_bucket.latents.npz.check import find_npz
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
-from kohya_bucket.latents.store.storage import StorePath
+from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor import version_of
 from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config
@@ -114,7 +114,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -
         message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
-    if Layout(folder).store_file.is_file():
+    if is_there(Layout(folder).store_file):
         store = LatentStore(folder)
         reasons: Counter[str] = Counter()
         lacking = []

@@ -270,4 +270,4 @@ def test_a_file_that_is_updated_by_what_nobody_may_write_says_where_else(tmp_pat
     with pytest.raises(LatentStoreError, match="npz lie beside their images"):
         put(Path(tmp_path / "a.npz"), 1)
     with pytest.raises(LatentStoreError, match="choose another folder"):
-        update_file(tmp_path / "b", lambda _: [b"x"])
+        update_file(tmp_path / "b", lambda _: b"x")

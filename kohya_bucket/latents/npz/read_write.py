@@ -209,7 +209,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], *, instead_of: Iterabl
 
 
 def _rewrite(path: Path, plan: Plan, *, sync: bool) -> None:
-    def change(content: bytes | None) -> list[memoryview]:
+    def change(content: bytes | None) -> bytes:
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as new, _opened(path, content) as there:
             renamed, arrays = plan(there)
@@ -218,7 +218,7 @@ def _rewrite(path: Path, plan: Plan, *, sync: bool) -> None:
             for name, array in arrays.items():  # as numpy does
                 with new.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-        return [out.getbuffer()]
+        return out.getvalue()
 
     update_file(path, change, sync=sync, why=_why_not_written)
 

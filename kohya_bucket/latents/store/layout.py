@@ -184,7 +184,7 @@ def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
     """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
-    if output_dir is not None and (layout := Layout(output_dir)).store_file.is_file():
+    if output_dir is not None and is_there((layout := Layout(output_dir)).store_file):
         return layout.images_root()
     paths = [path for path in paths if not is_url(path)]
     if not paths:
