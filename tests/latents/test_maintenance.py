@@ -73,6 +73,8 @@ def test_an_edit_that_kept_length_and_time_shows_with_content(tmp_path, images):
     store = LatentStore(tmp_path / "out")
     assert status(store).changed == []
     assert status(store, content=True).changed == [str(images[0])]
+    assert run(tmp_path, images).encoded == 0
+    assert run(tmp_path, images, content_hash=True).reasons == {"the image changed": 1}
 
 
 def test_a_carried_store_is_healthy_without_its_images(tmp_path, root, images):

@@ -291,8 +291,8 @@ def _print_exchange(done: Exchange, verb: str, text: bool) -> None:
 
 
 def _end_if_damaged(opened: LatentStore, store: Path, so: str) -> None:
-    """Exit code 1 and why, where a store has less than it says."""
-    if lacking := [f"{name}: {problem}" for name, problem in opened.damage]:
+    """Exit code 1 and why, where a store has less than it says; a damaged manifest has a twin."""
+    if lacking := [f"{name}: {problem}" for name, problem in opened.damage if not name.endswith(".parquet")]:
         say_first(lacking)
         files = counted(len(lacking), "file", "is", "are")
         say(f"{files} gone or damaged, {so}; what to do: kohya-bucket cache status {argument(store)}", err=True)
