@@ -1,4 +1,4 @@
-"""What it costs that npz are whole and on disk: rounds of runs, against `np.savez` as sd-scripts calls it.
+"""What it costs that npz are whole, on disk and read again: rounds of runs, against `np.savez` as sd-scripts calls it.
 
 python benchmarks/npz_writing.py [--files 300] [--rounds 7] [--folder DIR]
 """
@@ -21,7 +21,9 @@ from origin import commit
 from kohya_bucket.files import GroupedSync
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Fingerprint
+from kohya_bucket.latents.npz.check import find_npz, holds_npz
 from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
+from kohya_bucket.latents.store.entries import StoreEntry
 
 ARCH, BUCKET, GROUP = ARCHITECTURES["sdxl"], (1024, 1024), 64
 PRINT = Fingerprint(100, 200, "", "vae", BUCKET, BUCKET, (0, 0), "none", "float32", flip=True)
@@ -45,9 +47,9 @@ def in_groups(paths: list[Path]) -> None:
     """As `precompute` does it, without its threads that write."""
     with ThreadPoolExecutor(4) as pool:
         groups = GroupedSync(pool, GROUP)
-        for i, path in enumerate(paths):
+        for path in paths:
             ours([path], sync=False)
-            groups.add(path, i)
+            groups.add(path)
         groups.finish()
 
 
@@ -57,6 +59,34 @@ WAYS: dict[str, Callable[[list[Path]], None]] = {
     "the same, synced in groups of 64 (`precompute`)": in_groups,
     "the same, each synced by itself": lambda paths: ours(paths, sync=True),
 }
+
+
+def shapes_only(paths: list[Path], _: Path) -> None:
+    assert all(holds_npz(path, BUCKET, ARCH) for path in paths)
+
+
+def every_byte(paths: list[Path], image: Path) -> None:
+    wanted = StoreEntry("a.png", PRINT, BUCKET, (0.0, 0.0, 1024.0, 1024.0))
+    assert not any(find_npz(path, wanted, ARCH, image).reasons for path in paths)
+
+
+def checking(files: int, rounds: int, folder: Path | None) -> list[str]:
+    root = Path(tempfile.mkdtemp(prefix="npz", dir=folder))
+    image, paths = root / "a.png", [root / f"{i:06d}_1024x1024_sdxl.npz" for i in range(files)]
+    image.write_bytes(bytes(PRINT.source_bytes))
+    os.utime(image, ns=(PRINT.source_mtime_ns, PRINT.source_mtime_ns))
+    ours(paths, sync=True)
+    lines = ["| check of files in the system's cache | ms a file, median (range) |", "| --- | ---: |"]
+    for name, check in {"names and shapes (`--skip_cache_check`)": shapes_only, "every byte": every_byte}.items():
+        found = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            check(paths, image)
+            found.append((time.perf_counter() - start) / files * 1e3)
+        lines.append(f"| {name} | {statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f}) |")
+    megabytes = sum(path.stat().st_size for path in paths) / files / 1e6
+    shutil.rmtree(root)
+    return [*lines, "", f"Files of {megabytes:.2f} MB."]
 
 
 def main() -> None:
@@ -83,6 +113,7 @@ def main() -> None:
         )
     lines += ["", f"{options.files} SDXL latents of 1024x1024 with flips; {options.rounds} rounds; "
               f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}; commit {commit()}."]  # fmt: skip
+    lines += ["", *checking(options.files, options.rounds, options.folder)]
     text = "\n".join(lines) + "\n"
     print(text)
     output = Path(__file__).parent / "results" / "npz_writing.md"

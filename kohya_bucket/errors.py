@@ -39,8 +39,30 @@ class StorageError(KohyaBucketError):
     """Object storage that does not answer, refuses, or lacks what is needed."""
 
 
+class UnreadableError(KohyaBucketError):
+    """A file that is there and cannot be read now: nothing is known of what is in it, and whatever needs that ends."""
+
+
 class FileChangedError(KohyaBucketError):
     """A container of images that is another than when it was looked at."""
+
+
+@contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Around whatever asks the system for a file: its refusals, which may pass, become `UnreadableError`.
+
+    `FileNotFoundError` passes as it is, and so do errors of parsers, which have no number.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise UnreadableError(
+            f"{path}: cannot be read now ({error.strerror}); that may pass, and does not count as damage: run again"
+        ) from error
 
 
 @contextmanager
@@ -58,17 +80,19 @@ def as_damage(what: str, remedy: str = "", *, error: type[KohyaBucketError] = La
         raise error(f"{what}: {why[:300]}{remedy and '; '}{remedy}") from problem
 
 
+_ELSEWHERE = "choose another folder"
 _REASONS = {
     errno.ENOSPC: "the disk is full; everything finished before is safe: free some space and run again",
     errno.EDQUOT: "the disk quota is used up; everything finished before is safe: free some space and run again",
     errno.EFBIG: "the file is larger than the file system or a limit of this account (ulimit -f) allows",
-    errno.EROFS: "the file system is read-only; choose another folder",
-    errno.EACCES: "it is not writable, or held open by a program; change its permissions or choose another folder",
-    errno.EPERM: "the folder or file is not writable; change its permissions or choose another folder",
+    errno.EROFS: f"the file system is read-only; {_ELSEWHERE}",
+    errno.EACCES: f"it is not writable, or held open by a program; change its permissions or {_ELSEWHERE}",
+    errno.EPERM: f"the folder or file is not writable; change its permissions or {_ELSEWHERE}",
     errno.ENOENT: "its folder does not exist",
 }
 
 
-def why_not_written(error: OSError) -> str:
-    """What kept a file from being written, and what to do, as the end of a message."""
-    return _REASONS.get(error.errno or 0, error.strerror or str(error))
+def why_not_written(error: OSError, elsewhere: str = _ELSEWHERE) -> str:
+    """What kept a file from being written, and what to do, as the end of a message; `elsewhere`: how to write to
+    another place."""
+    return _REASONS.get(error.errno or 0, error.strerror or str(error)).replace(_ELSEWHERE, elsewhere)

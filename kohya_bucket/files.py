@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError, why_not_written
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, reading, why_not_written
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -24,6 +25,8 @@ MADE_BY = "made by kohya_bucket"  # in the beginning of pages and pictures, by w
 TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
 _LONGEST = 255 - len("..0123456789ab.tmp")  # bytes of a name that can have a temporary sibling of its own name
 _RETRY_SECONDS = 2.0
+_HELD_SECONDS = 5.0  # without which a process that holds a claim counts as dead; it needs a few milliseconds
+_MOST_UPDATED = 1 << 30  # bytes
 
 
 def final_name(temporary: str) -> str:
@@ -36,15 +39,18 @@ def final_name(temporary: str) -> str:
 def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """A hidden sibling to write into, which takes the place of `path` in the end.
 
-    Until the rename nothing is seen under `path`; after it, everything. A crash leaves at most the sibling.
+    Until the rename nothing is seen under `path`; after it, everything. A crash leaves at most the sibling. Links are
+    followed, and the permissions of a file that was there stay.
 
     Raises:
         OSError: as whatever the file system refuses.
     """
-    name = path.name if len(os.fsencode(path.name)) <= _LONGEST else path.stem[:40]
-    temporary = path.with_name(f".{name}.{uuid.uuid4().hex[:12]}.tmp")  # no other process or thread uses it
+    path = Path(os.path.realpath(path))
+    temporary = _sibling(path, uuid.uuid4().hex[:12])  # no other process or thread uses it
     try:
         yield temporary
+        with suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
         if sync:
             with open(temporary, "rb+") as written:
                 os.fsync(written.fileno())
@@ -54,6 +60,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _sibling(path: Path, tag: str) -> Path:
+    name = path.name if len(os.fsencode(path.name)) <= _LONGEST else path.stem[:40]
+    return path.with_name(f".{name}.{tag}.tmp")
 
 
 def write_file(path: Path, content: Iterable[Any] | Callable[[BinaryIO], object], *, sync: bool = True) -> None:
@@ -74,6 +85,135 @@ def write_file(path: Path, content: Iterable[Any] | Callable[[BinaryIO], object]
                 out.writelines(content)
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
+
+
+def update_file(
+    path: Path, change: Callable[[bytes | None], bytes], *, sync: bool = True,
+    why: Callable[[OSError], str] = why_not_written,
+) -> None:  # fmt: skip
+    """Put what `change` makes of a file's content (None: there is no file) in its place, whole or not at all.
+
+    Of any number of processes that do this to one file, on whatever machines, each works on what the one before it
+    made: nothing of either is lost. It is tried again where another was faster, so `change` may be called many times.
+
+    Raises:
+        LatentStoreError: as `write_file`, with the reason that `why` gives; or the file has more than 1 GiB.
+        UnreadableError: it cannot be read now.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        while True:
+            before = _content(target)
+            after = change(before)
+            if after == before:  # or else a state could come back while its claim is being removed
+                return
+            try:
+                with _Claims(target) as claims, replacing(target, sync=sync) as temporary:
+                    with open(temporary, "xb") as out:
+                        out.write(after)
+                    claims.take(before, temporary.name)
+                return
+            except _PassedOverError:
+                continue
+            except FileNotFoundError:  # another took this one for dead, and its temporary file away
+                if not target.parent.is_dir():
+                    raise
+    except OSError as error:
+        raise LatentStoreError(f"cannot write {path}: {why(error)}") from error
+
+
+def _content(path: Path) -> bytes | None:
+    with suppress(FileNotFoundError), reading(path), open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size > _MOST_UPDATED:
+            raise LatentStoreError(f"{path} has more than {_MOST_UPDATED >> 30} GiB, so it is left as it is: move it")
+        return file.read()
+    return None
+
+
+class _PassedOverError(Exception):
+    """The file is another one by now."""
+
+
+class _Claims:
+    """The right to replace one state of a file, which one process has at a time.
+
+    Whoever would replace a state makes a file, named by that state, that nobody can make twice, and writes the name of
+    its temporary file into it; then it looks whether the state is still that one, and renames. A state whose claim
+    belongs to a dead process is inherited: by a claim that is named by the dead one's, which nobody can make twice
+    either. Who seems dead and is not cannot rename any more, since its temporary file is removed first. So at any time
+    at most one process can replace a state, whatever clocks say, and without locks of the file system. Only a file that
+    is changed, and changed back to the last byte by another process within the milliseconds of a claim, is not covered.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target, self._own, self._replaced = target, list[Path](), False
+
+    def __enter__(self) -> _Claims:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Those to a state that is still there may be inherited by somebody: they stay, for `remove_leftovers`.
+        if kind is None or self._replaced:
+            for claim in self._own:
+                with suppress(OSError):
+                    claim.unlink()
+
+    def take(self, before: bytes | None, holder: str) -> None:
+        """Return once `holder`, a temporary file beside, may be renamed; `_PassedOverError` where it may not."""
+        key, inherited = _digest(os.fsencode(self._target.name), before or b"", bytes([before is None])), None
+        while True:
+            claim = _sibling(self._target, key)
+            try:
+                with open(claim, "xb") as out:
+                    self._own.append(claim)
+                    out.write(os.fsencode(holder))
+                if inherited is not None:  # of one that had not said its name
+                    self._fence(_said(inherited) or "")
+                if _sibling(self._target, _digest(key.encode())).exists():  # this one had not, for too long
+                    raise _PassedOverError
+                break
+            except FileExistsError:
+                other = self._wait_for(claim)
+            except PermissionError:  # Windows: it is being removed
+                if os.name != "nt":
+                    raise
+                other = None
+            if other is not None:
+                inherited = None if other else claim
+                key = _digest(key.encode(), os.fsencode(other)) if other else _digest(key.encode())
+        if _content(self._target) != before:
+            self._replaced = True
+            raise _PassedOverError
+
+    def _wait_for(self, claim: Path) -> str | None:
+        """Whose claim is to be inherited, "" if it does not say; None where it is gone."""
+        deadline = time.monotonic() + _HELD_SECONDS
+        while True:
+            other = _said(claim)
+            if other is None or (other and not (claim.parent / other).exists()):
+                return other
+            if time.monotonic() > deadline:
+                self._fence(other)
+                return other
+            time.sleep(0.005)
+
+    def _fence(self, holder: str) -> None:
+        if final_name(holder):
+            (self._target.parent / holder).unlink(missing_ok=True)
+
+
+def _said(claim: Path) -> str | None:
+    with suppress(FileNotFoundError):
+        text = os.fsdecode(claim.read_bytes())
+        return text if final_name(text) else ""
+    return None
+
+
+def _digest(*parts: bytes) -> str:
+    state = hashlib.blake2b(digest_size=6)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little") + part)
+    return state.hexdigest()
 
 
 def make_folder(path: Path) -> None:
@@ -160,8 +300,6 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], 
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         with replacing(target) as temporary:
             _fill(temporary, content)
-            with suppress(FileNotFoundError):
-                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
     except OSError as error:
         raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
 
@@ -184,13 +322,17 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
         names.setdefault(path.parent, set()).add(path.name)
     removed = 0
     for folder, known in names.items():
+        old: list[tuple[float, str]] = []
         with suppress(OSError), os.scandir(folder) as found:
             for entry in found:
                 if final_name(entry.name) in known:
                     with suppress(OSError):
-                        if time.time() - entry.stat().st_mtime > TEMPORARY_AGE:
-                            os.unlink(entry.path)
-                            removed += 1
+                        old.append((entry.stat().st_mtime, entry.path))
+        for written, file in sorted(old):  # what is to be renamed before the claim to do so
+            if time.time() - written > TEMPORARY_AGE:
+                with suppress(OSError):
+                    os.unlink(file)
+                    removed += 1
     return removed
 
 

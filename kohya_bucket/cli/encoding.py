@@ -31,7 +31,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
-from kohya_bucket.latents.store.storage import StorePath
+from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.sdscripts.config import Config, Severity, read_config
 from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from kohya_bucket.texts import counted, some
@@ -93,10 +93,14 @@ class Planned:
             self._say_what_it_is_for()
         root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:
-            return root, wanted_by_config(
+            wanted = wanted_by_config(
                 self.read, encoding, root, options=self.adapter, gpus=self.gpus, content_hash=work.hash,
                 progress=progress,
             )  # fmt: skip
+        if not any(map(len, wanted)):
+            why = [f"{path}: {reason}" for part in wanted for path, reason in part.without_bucket]
+            raise ConfigError(f"no image of the config gets a latent, so there is nothing to encode: {some(why, 1)}")
+        return root, wanted
 
     def _say_what_it_is_for(self) -> None:
         batches = " and ".join(map(str, sorted({dataset.config.batch_size for dataset in self.read.datasets})))
@@ -123,7 +127,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:
     """Folder that the sources' names start from: the store's own, the one folder given, or the common one."""
-    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not Layout(output).store_file.is_file()):
+    if len(sources) == 1 and Path(sources[0]).is_dir() and (output is None or not is_there(Layout(output).store_file)):
         return Path(sources[0]).absolute()  # with its links, as the images' paths have them
     return common_root(paths, output)
 

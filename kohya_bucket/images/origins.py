@@ -18,7 +18,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
+from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.image_rows import (
     IMAGE_COLUMN,
     TABLE_ENDINGS,
@@ -125,6 +126,7 @@ def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
 
 _WINDOW = 256 << 20
 _NOWHERE: Stamp = (-1, -1)
+_ABSENT = [explain_os_error(error) for error in (FileNotFoundError(), NotADirectoryError(20, os.strerror(20)))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,10 +227,18 @@ class Origins:
         """Bytes and time of the last change in ns, [N] each, of the file of each or its container; -1 if missing.
 
         Of a container that was looked at before, what it had then.
+
+        Raises:
+            UnreadableError: a file may be there, and cannot be looked at now.
         """
         own = np.flatnonzero(self.container < 0)
         job = Job(STAT, [self.names[i] for i in own.tolist()]).run()
         of_files = np.stack([job.rows["bytes"], job.rows["mtime_ns"]])
+        for i, why in job.failures.items():
+            if why not in _ABSENT:
+                raise UnreadableError(
+                    f"{job.paths[i]}: cannot be looked at now ({why}), so nobody knows whether it changed: run again"
+                )
         of_files[:, list(job.failures)] = -1
         of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)
         stamps = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
@@ -236,8 +246,9 @@ class Origins:
         return stamps[0], stamps[1]
 
     def hash(self, i: int) -> str:
-        """Hash of the image's bytes. `OSError` or `KohyaBucketError` if they cannot be read."""
-        return hash_file(self.names[i]) if self.container[i] < 0 else hash_bytes(self._inside(i))
+        """Hash of the image's bytes. `FileNotFoundError` or `KohyaBucketError` if they cannot be read."""
+        with reading(self.names[i]):
+            return hash_file(self.names[i]) if self.container[i] < 0 else hash_bytes(self._inside(i))
 
     def hashes(self) -> list[str]:
         """Hash of each image's bytes; "" where they cannot be read."""
@@ -260,6 +271,6 @@ class Origins:
 
 
 def _stamp(container: Container) -> Stamp:
-    with suppress(OSError):
+    with suppress(FileNotFoundError, NotADirectoryError), reading(container.path):
         return container.stamp or stamp_of(container.path)
     return _NOWHERE

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.images.resize import IMITATED
 from kohya_bucket.images.stamps import hash_file
 
@@ -210,7 +210,8 @@ def source_changes(
 
     Args:
         stored, wanted: `source_bytes` and `source_mtime_ns`, [N] each; of what is stored also `source_hash`, N texts.
-        hash_of: the hash of an image as it is now, which may be read for it; "" where it is not known.
+        hash_of: the hash of an image as it is now, which may be read for it; "" where it is not known, so that length
+            and time decide.
         inside: [N] or one for all, images that lie in a file with others, so that its length alone decides nothing.
     """
     length = np.asarray(stored["source_bytes"] != wanted["source_bytes"])
@@ -221,6 +222,8 @@ def source_changes(
         if before:
             try:
                 now = hash_of(k)
+            except UnreadableError:
+                raise
             except (OSError, KohyaBucketError):
                 out[k] = _CONTENT
                 continue
@@ -245,7 +248,10 @@ def why_stale(
     before, now = ({name: np.array([getattr(known, name)]) for name in names} for known in (stored, wanted))
 
     def hash_of(_: int) -> str:
-        return wanted.source_hash or ("" if source is None else hash_file(os.fspath(source)))
+        if wanted.source_hash or source is None:
+            return wanted.source_hash
+        with reading(source):
+            return hash_file(os.fspath(source))
 
     (change,) = source_changes(before, now, hash_of, always=bool(wanted.source_hash)).tolist()
     texts = {

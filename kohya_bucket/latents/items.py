@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.errors import UnreadableError
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.dtypes import EXACT
@@ -287,8 +289,11 @@ class LatentItems:
         """[M] how the images are not what was encoded, see `fingerprint.source_changes`."""
 
         def hash_of(k: int) -> str:
-            known = self.source_hashes
-            return self.images.hash(int(items[k])) if known is None else known[items[k]]
+            if self.source_hashes is not None:
+                return self.source_hashes[int(items[k])]
+            with suppress(UnreadableError):  # whoever decodes it will say so
+                return str(self.images.hash(int(items[k])))
+            return ""
 
         now = {"source_bytes": self.source_bytes[items], "source_mtime_ns": self.source_mtime_ns[items]}
         always = self.source_hashes is not None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, reading
 from kohya_bucket.files import TEMPORARY_AGE, final_name
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.fingerprint import source_changes
@@ -124,8 +124,14 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
 def temporary_files(store: LatentStore) -> list[str]:
     """What interrupted writers left behind, and what running ones are writing. In object storage nothing is."""
     folders = [folder for folder in (store.layout.root, store.layout.shards) if isinstance(folder, Path)]
-    found = [path for folder in folders if folder.is_dir() for path in folder.glob(".*.tmp")]
+    found = [folder / name for folder in folders for name in _listed(folder)]
     return sorted(str(path) for path in found if store.layout.is_own(final_name(path.name)))
+
+
+def _listed(folder: Path) -> list[str]:
+    with suppress(FileNotFoundError), reading(folder):
+        return os.listdir(folder)
+    return []
 
 
 def verify(store: LatentStore, *, progress: Callable[[int, int], None] | None = None) -> list[tuple[int, str]]:
@@ -171,7 +177,9 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
     for name, info in store.shards.items():
         with suppress(FileNotFoundError):
             try:
-                rows, stated = self_described(layout, name, (layout.shards / name).stat().st_size)
+                with reading(layout.shards / name):
+                    nbytes = (layout.shards / name).stat().st_size
+                rows, stated = self_described(layout, name, nbytes)
             except LatentStoreError as error:
                 found[name] = str(error)
                 continue
@@ -213,6 +221,7 @@ class MaintenanceReport:
         removed: files that were deleted.
         in_use: files that could not be removed, because a program holds them open.
         damaged: (item or file, what is wrong with it).
+        shards: how many there are now.
         freed: bytes.
     """
 
@@ -221,6 +230,7 @@ class MaintenanceReport:
     removed: list[str] = field(default_factory=list)
     in_use: list[str] = field(default_factory=list)
     damaged: list[tuple[str, str]] = field(default_factory=list)
+    shards: int = 0
     freed: int = 0
 
 
@@ -244,14 +254,19 @@ def copy_items(store: LatentStore, items: Sequence[int], writer: StoreWriter) ->
         )  # fmt: skip
 
 
-def remove_shards(store: LatentStore, names: Sequence[str], done: MaintenanceReport) -> None:
-    """Index what is there without `names`, then delete those."""
+def remove_shards(
+    store: LatentStore, names: Sequence[str], done: MaintenanceReport, others: Iterable[StorePath] = (),
+    given_up: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Index what is there without `names`, whose items are in other shards or to be dropped; then delete those, and
+    `others`. Nothing is read any more once something is deleted."""
+    emptied = [store.shards[name] for name in names]
+    store.refresh(without=names)
+    write_manifest(store, emptied=emptied, given_up=given_up)
     store.release()
-    for name in names:
-        remove_file(store.layout.shards / name, done)
-    store.refresh()
-    write_manifest(store)
-    store.refresh()
+    done.shards = len(store.shards)
+    for path in [*others, *(store.layout.shards / name for name in names)]:
+        remove_file(path, done)
 
 
 def remove_file(path: StorePath, done: MaintenanceReport) -> None:
@@ -288,8 +303,9 @@ def pack(
         root = store.layout.images_root()
         with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
             copy_items(store, range(len(store)), writer)
-        write_manifest(LatentStore(target))
-        return MaintenanceReport(copied=len(store))
+        packed = LatentStore(target)
+        write_manifest(packed)
+        return MaintenanceReport(copied=len(packed), shards=len(packed.shards))
     done = MaintenanceReport()
     small = [name for name, info in store.shards.items() if info.nbytes < 0.7 * shard_bytes]
     chosen = set(small)
@@ -297,6 +313,7 @@ def pack(
     keep = [i for i in range(len(store)) if store.info(i).name in chosen]
     if _already_packed(store, small, keep):
         write_manifest(store)
+        done.shards = len(store.shards)
         return done
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
@@ -350,22 +367,28 @@ def prune(
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)
     done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
-    old: list[StorePath] = [
-        Path(path) for path in temporary_files(store) if time.time() - os.path.getmtime(path) > TEMPORARY_AGE
-    ]
+    old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
     own = (store.layout.own_file(name) for name in set(bad_files) - set(loose))
     old += [path for path in own if path is not None]  # store.json is written anew, or stays
     if dry_run:
         done.removed = [*loose, *map(str, old)]
         return done
-    if damaged and images_root is not None:
-        if store.layout.store_file.name in bad_files:
-            remove_file(store.layout.store_file, done)
+    lost_root = damaged and images_root is not None
+    anew = lost_root and store.layout.store_file.name in bad_files
+    if anew:
+        store.layout.check_own()
+    elif lost_root:
         store.layout.create(images_root)
     with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
-    store.release()
-    for path in old:
-        remove_file(path, done)
-    remove_shards(store, loose, done)
+    remove_shards(store, loose, done, old, bad_files)
+    if anew:
+        remove_file(store.layout.store_file, done)
+        store.layout.create(images_root)
     return done
+
+
+def _is_left_over(path: Path) -> bool:
+    with suppress(OSError):  # gone, or not to be looked at now
+        return time.time() - path.stat().st_mtime > TEMPORARY_AGE
+    return False

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.errors import LatentStoreError, as_damage, why_not_written
+from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import replacing
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
 from kohya_bucket.latents.npz.read_write import NOTE
@@ -59,8 +59,9 @@ def read_tensor_file(path: Path) -> TensorFile:
     Raises:
         BrokenFileError: it is cut off, or something else.
         FileNotFoundError: it is not there.
+        UnreadableError: it cannot be read now.
     """
-    with as_damage(path.name, error=BrokenFileError), open(path, "rb") as file:
+    with as_damage(path.name, error=BrokenFileError), reading(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         begin = file.read(8)
         length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else _MOST

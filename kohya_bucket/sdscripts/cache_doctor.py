@@ -13,7 +13,7 @@ import numpy as np
 from kohya_bucket.adapter.findings import Section
 from kohya_bucket.adapter.options import AdapterOptions, store_folder
 from kohya_bucket.buckets.sizes import size_keys
-from kohya_bucket.errors import LatentStoreError, StorageError
+from kohya_bucket.errors import LatentStoreError, StorageError, UnreadableError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Stale
@@ -22,7 +22,7 @@ from kohya_bucket.latents.npz.check import find_npz
 from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
-from kohya_bucket.latents.store.storage import StorePath
+from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.sdscripts.config import Config
 from kohya_bucket.sdscripts.doctor import version_of
 from kohya_bucket.sdscripts.wanted_latents import items_of, wanted_by_config
@@ -57,10 +57,13 @@ def cache_section(read: Config) -> Section:
         try:
             for folder, mine in stores.items():
                 _shards(section, _distinct(mine), folder)
-        except (LatentStoreError, StorageError) as error:
+        except (LatentStoreError, StorageError, UnreadableError) as error:
             section.findings.error("store", "", str(error))
     else:
-        _npz(section, _distinct(parts), root)
+        try:
+            _npz(section, _distinct(parts), root)
+        except UnreadableError as error:
+            section.findings.error("npz", "", str(error))
     return section
 
 
@@ -108,7 +111,7 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -
         message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
-    if Layout(folder).store_file.is_file():
+    if is_there(Layout(folder).store_file):
         store = LatentStore(folder)
         reasons: Counter[str] = Counter()
         lacking = []

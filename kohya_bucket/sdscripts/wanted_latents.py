@@ -109,10 +109,17 @@ def _of_dataset(
                 content_hash=content_hash, further=further,
             )
         )  # fmt: skip
-    reason = "its subset crops or colours at random, so that its latents cannot be cached"
-    if groups.get(None) and out and not further:
-        out[0].without_bucket += [(images.paths[i], reason) for i in rows_of_part[groups[None]].tolist()]
+    left_out = [] if further else groups.get(None, [])
+    if left_out and not out:  # a part without items says why there are none
+        none = placement.select(np.zeros(0, dtype=np.intp))
+        encoding = replace(encoding, collection=collection)
+        out.append(LatentItems.from_placement([], sizes[:0], none, encoding, images_root, content_hash=content_hash))
+    if left_out:
+        out[0].without_bucket += [(images.paths[i], _AT_RANDOM) for i in rows_of_part[left_out].tolist()]
     return out
+
+
+_AT_RANDOM = "its subset has random_crop or color_aug, so that its latents cannot be cached"
 
 
 def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] | None:

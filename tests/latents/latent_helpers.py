@@ -11,7 +11,7 @@ from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
 from kohya_bucket.latents.npz import check
-from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, read_note
+from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
 
@@ -55,7 +55,8 @@ def why_npz_bad(path, bucket, arch, *, original_size=None, flip=False, mask=Fals
 
     def judge(file, keys):
         size = original_size or tuple(file.array(f"original_size{keys}").tolist()) if _there(file, keys) else (1, 1)
-        bad = check._why_bad(file, keys, bucket, arch, size, flip, mask)
+        parts = check._parts(arch, bucket, replace(PRINT, flip=flip, mask=mask))
+        bad = check._why_bad(file, keys, parts, size)
         damaged = file.damaged() if content and bad is None else None
         return [bad] if bad else [Reason(Stale.CHECKSUM, damaged)] if damaged else []
 
@@ -68,7 +69,7 @@ def _there(file, keys):
 
 def stored_fingerprint(path, bucket, arch):
     """What the latents of a bucket were made from, and the file name of the image; None where that is not known."""
-    with suppress(*BROKEN), OpenNpz(path) as file:
+    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
         keys = (keys for keys in arch.key_suffixes(bucket) if f"latents{keys}" in file.names)
         return next((read_note(file, k) for k in keys if file.shape(f"latents{k}") == arch.shape(bucket)), None)
     return None

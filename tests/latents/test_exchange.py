@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from kohya_bucket.latents.fingerprint import Reason, Stale  # noqa: E402
 from kohya_bucket.latents.npz.exchange import export_npz, import_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import further_path, npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import read_npz, write_npz  # noqa: E402
+from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
@@ -107,7 +109,7 @@ def test_scaled_latents_are_exported_raw(tmp_path):
     images = make_images(tmp_path / "images", SIZES)
     precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "store")
     store = LatentStore(tmp_path / "store")
-    export_npz(store, ARCHITECTURES["sd"])
+    export_npz(store, ARCHITECTURES["sd"], images_root=tmp_path / "images")
     arch = ARCHITECTURES["sd"]
     bucket = tuple(map(int, store.bucket_sizes[0]))
     assert np.array_equal(read_npz(npz_path(images[0], SIZES[0], arch), bucket, arch).latents, store.read(0) / 0.5)
@@ -117,7 +119,7 @@ def test_a_posterior_is_no_npz(tmp_path):
     images = make_images(tmp_path / "images", SIZES)
     precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "store", posterior=True)
     with pytest.raises(LatentStoreError, match="posterior"):
-        export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"])
+        export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"], images_root=tmp_path / "images")
 
 
 @pytest.mark.parametrize("change", ["edit", "flip", "mask", "cut", "other resolution", "other VAE", "other image"])
@@ -242,13 +244,81 @@ def test_nothing_is_exported_outside_the_folder_that_was_named(tmp_path):
     outside = make_images(tmp_path / "b", SIZES[:1])
     for images in (inside, outside):
         precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "store")
-    store = LatentStore(tmp_path / "store")
+    store, arch = LatentStore(tmp_path / "store"), ARCHITECTURES["sd"]
     assert "../b/img_000.png" in store.strings("source")
-    with pytest.raises(LatentStoreError, match="outside"):
-        export_npz(store, ARCHITECTURES["sd"], tmp_path / "npz")
-    assert not list(tmp_path.rglob("*.npz"))
-    assert export_npz(store, ARCHITECTURES["sd"]).done == 4
-    assert len(list((tmp_path / "b").glob("*.npz"))) == 1
+    for folders in ({"output": tmp_path / "npz"}, {"images_root": tmp_path / "a"}):
+        done = export_npz(store, arch, **folders)
+        assert (done.done, [name for name, _ in done.skipped]) == (3, ["../b/img_000.png"])
+    assert not list((tmp_path / "b").glob("*.npz"))
+
+
+@pytest.mark.parametrize("images", ["../../home", "../images", "/", "{home}"])
+def test_a_store_names_no_place_to_write_to(tmp_path, command_line, images):
+    """Whoever has a store from somebody else writes where they say, and not where the store says."""
+    home = tmp_path / "home"
+    home.mkdir()
+    make_images(tmp_path / "images", SIZES)
+    root = tmp_path / "stores" / "store"
+    precompute_latents(dataset_of(list((tmp_path / "images").iterdir())), MeanEncoder(), root)
+    Layout(root).store_file.write_text(json.dumps(
+        {"format": "kohya_bucket.latents", "version": 1, "images": images.format(home=home.as_posix())}
+    ), encoding="utf-8")  # fmt: skip
+    before = sorted(tmp_path.rglob("*"))
+    code, _, errors = command_line("cache", "export", root, "--arch", "sd", "--quiet")
+    assert (code, "add --images" in errors, "Traceback" in errors) == (2, True, False)
+    assert sorted(tmp_path.rglob("*")) == before
+    code, said, _ = command_line("cache", "export", root, "--arch", "sd", "--quiet", "--images", tmp_path / "images")
+    assert (code, "3 latents exported, 0 skipped" in said) == (0, True)
+    assert list(home.iterdir()) == []
+
+
+def test_fewer_exported_than_asked_for_is_said(tmp_path, command_line):
+    root, out = tmp_path / "store", tmp_path / "npz"
+    images = make_images(tmp_path / "images", SIZES)
+    precompute_latents(dataset_of(images), MeanEncoder(), root)
+    store = LatentStore(root)
+    victim = store.layout.shards / store.info(0).name
+    held = [name for name, i in zip(store.strings("source"), range(len(store)), strict=True)
+            if store.info(i).name == victim.name]  # fmt: skip
+    data = bytearray(victim.read_bytes())
+    data[store.info(0).tensors["latents"].offset + 2] ^= 1
+    victim.write_bytes(data)
+    code, said, _ = command_line("cache", "export", root, "--arch", "sd", "--quiet", "--output", out)
+    assert (code, "2 latents exported, 1 skipped" in said, held[0] in said) == (1, True, True)
+    victim.write_bytes(data[:-30])
+    for command in (["export", root, "--arch", "sd", "--quiet", "--output", out], ["pack", root], ["prune", root]):
+        code, said, errors = command_line("cache", *command)
+        assert (code, f"{victim.name}: truncated" in said, held[0] in said) == (1, True, True), command
+        assert "1 file is gone or damaged, so" in errors
+    assert command_line("cache", "prune", root, "--damaged")[0] == 0
+    assert command_line("cache", "pack", root)[0] == 0
+
+
+@pytest.mark.parametrize("part", ["latents", "latents_flipped", "alpha_mask", "original_size", "crop_ltrb"])
+def test_one_changed_byte_of_an_npz_is_found(tmp_path, part):
+    """With length and time as before, where the trainer would stop at Bad CRC-32."""
+    arch = ARCHITECTURES["sd"]
+    images = make_images(tmp_path / "images", SIZES, alpha=True)
+
+    def run():
+        return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd", flip=True,
+                                  mask=True)  # fmt: skip
+
+    run()
+    path = npz_path(images[0], SIZES[0], arch)
+    good, when = path.read_bytes(), path.stat()
+    with np.load(path) as file:
+        (key,) = (name for name in file if name.removesuffix(name[name.rindex("_") :]) == part)
+        at = good.index(file[key].tobytes())
+    for k in (0, 3, 7):
+        data = bytearray(good)
+        data[at + k] ^= 1 << k
+        path.write_bytes(data)
+        os.utime(path, ns=(when.st_atime_ns, when.st_mtime_ns))
+        done = run()
+        assert (done.encoded, done.current) == (1, len(SIZES) - 1)
+        assert [key in reason for reason in done.reasons] == [True]
+        assert path.read_bytes() == good
 
 
 def test_latents_of_another_family_are_not_exported(tmp_path):
@@ -258,9 +328,9 @@ def test_latents_of_another_family_are_not_exported(tmp_path):
     images = make_images(tmp_path / "images", SIZES)
     precompute_latents(dataset_of(images), Sdxl(), tmp_path / "store")
     with pytest.raises(LatentStoreError, match="VAE of sdxl"):
-        export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"])
+        export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"], images_root=tmp_path / "images")
     assert not list(tmp_path.rglob("*.npz"))
-    assert export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sdxl"]).done == 3
+    assert export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sdxl"], images_root=tmp_path / "images").done == 3
 
 
 @pytest.mark.parametrize("format", ["npz", "shards"])

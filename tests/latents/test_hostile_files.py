@@ -285,8 +285,13 @@ class Npz:
         done = import_npz([str(self.image)], store, ARCH, images_root=self.image.parent)
         assert (done.done > 0) == (len(LatentStore(store)) > 0)
         allowed(lambda: settle_npz(path, wanted, ARCH.read_by("0.10.1"), self.image))
-        npz.write_npz(path, npz.NpzLatents(self.arrays["latents_4x8"], (140, 64), (0, 0, 64, 32)), BUCKET, ARCH)
-        assert why_npz_bad(path, BUCKET, ARCH, original_size=(140, 64), content=True) is None
+        made, before = npz.NpzLatents(self.arrays["latents_4x8"], (140, 64), (0, 0, 64, 32)), path.read_bytes()
+        try:
+            npz.write_npz(path, made, BUCKET, ARCH)
+        except KohyaBucketError:  # it may be somebody's own
+            assert path.read_bytes() == before
+        else:
+            assert why_npz_bad(path, BUCKET, ARCH, original_size=(140, 64), content=True) is None
         return "refused" if said else "named" if bad or found.reasons or done.skipped else "as before"
 
 

@@ -73,6 +73,8 @@ def test_an_edit_that_kept_length_and_time_shows_with_content(tmp_path, images):
     store = LatentStore(tmp_path / "out")
     assert status(store).changed == []
     assert status(store, content=True).changed == [str(images[0])]
+    assert run(tmp_path, images).encoded == 0
+    assert run(tmp_path, images, content_hash=True).reasons == {"the image changed": 1}
 
 
 def test_a_carried_store_is_healthy_without_its_images(tmp_path, root, images):
@@ -278,7 +280,7 @@ def test_what_an_index_spares_to_read_is_verified_and_taken_out(root, images, co
         shard.write_bytes(data)
     elif victim == "store.json":
         damaged = layout.store_file
-        damaged.write_text('{"version": 1}')
+        damaged.write_text('{"format": "kohya_bucket.latents", "version": 1}')
     elif victim == "other rows":  # an index whole in itself, of a store that is not this one
         table = store.table.set_column(
             store.table.schema.get_field_index("crop_left"), "crop_left", np.full(len(store), 7, np.int32)[None]
@@ -294,3 +296,19 @@ def test_what_an_index_spares_to_read_is_verified_and_taken_out(root, images, co
     assert command_line("cache", "verify", root)[0] == 0
     assert everything(root) == want
     assert layout.images_root() == images[0].parent
+
+
+@pytest.mark.parametrize("content", ['{"name": "my shop", "version": 3}', "", '{"version": 1, "images": "."}'])
+def test_a_store_json_of_somebody_else_is_refused_and_never_replaced(tmp_path, root, images, command_line, content):
+    want, layout = everything(root), Layout(root)
+    layout.store_file.write_text(content, encoding="utf-8")
+    folder = images[0].parent
+    code, _, errors = command_line("cache", "prune", root, "--damaged", "--images", folder)
+    assert (code, "is not made by kohya-bucket" in errors) == (2, True)
+    assert "prune" not in errors  # which would not help
+    with pytest.raises(LatentStoreError, match="is not made by kohya-bucket"):
+        run(tmp_path, images)
+    assert layout.store_file.read_text(encoding="utf-8") == content
+    layout.store_file.unlink()
+    assert command_line("cache", "prune", root, "--damaged", "--images", folder)[0] == 0
+    assert (everything(root), layout.images_root()) == (want, folder)

@@ -116,9 +116,10 @@ def test_a_damaged_file_never_reads_as_other_latents(tmp_path_factory, seed, how
         assert value is None or np.array_equal(value, getattr(want, field))
 
 
-def test_an_unreadable_file_is_replaced(tmp_path):
+def test_what_is_left_of_a_cache_is_replaced(tmp_path):
     arch = ARCHITECTURES["sd3"]
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 half of a zip")
+    npz.write_npz(tmp_path / "a.npz", item(arch), BUCKET, arch)
+    (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:900])
     with pytest.raises(LatentStoreError, match="broken"):
         npz.read_npz(tmp_path / "a.npz", BUCKET, arch)
     npz.write_npz(tmp_path / "a.npz", item(arch), BUCKET, arch)

@@ -169,6 +169,38 @@ def test_a_flipped_byte_in_the_storage_is_found(address, kept):
     assert LatentStore(address).strings("source") == [name for name in NAMES if name != "04"]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_bit_that_flips_on_the_way_is_read_again(address, kept, monkeypatch, seed):
+    """Whatever is read, whenever it happens: nothing counts as damaged, and nothing is taken out."""
+    rng = random.Random(seed)
+    want = fill(address, NAMES, shard_bytes=600)
+    write_manifest(LatentStore(address))
+    fill(address, ["more"])
+    system, real, calls = MemoryFileSystem, MemoryFileSystem.cat_ranges, [0]
+
+    def flipping(self, *args, **more):
+        answers = list(real(self, *args, **more))
+        calls[0] += 1
+        if calls[0] in flips:
+            k = rng.randrange(len(answers))
+            data = bytearray(answers[k])
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+            answers[k] = bytes(data)
+        return answers
+
+    monkeypatch.setattr(system, "cat_ranges", flipping)
+    first = rng.randrange(1, 30)
+    flips = set(range(first, 200, 11))
+    store = LatentStore(address)
+    assert store.damage == []
+    for i, name in enumerate(NAMES):
+        assert same(store.read(i), want[name])
+    assert verify(store) == []
+    assert verify_files(store) == []
+    assert prune(LatentStore(address), damaged=True).damaged == []
+    assert calls[0] > first
+
+
 def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, kept):
     want = fill(address, NAMES)
     store = LatentStore(address)

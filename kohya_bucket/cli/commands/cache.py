@@ -114,9 +114,12 @@ def prune(
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
     store_file = opened.layout.store_file.name
+    _print_files_in_use(done)
     if images is None and any(name == store_file for name, _ in done.damaged):
         say(f"{store_file} stays: add --images DIR to write it anew")
-    _print_files_in_use(done)
+        raise typer.Exit(1)
+    if not damaged:
+        _end_if_damaged(opened, store, "so only the rest was pruned")
 
 
 def pack(
@@ -132,9 +135,9 @@ def pack(
     opened = _open(store)
     before = len(opened.shards)
     done = pack_store(opened, to, shard_bytes=shard_mb << 20)
-    now = len(_open(to or store).shards)
-    say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {now} now")
+    say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {done.shards} now")
     _print_files_in_use(done)
+    _end_if_damaged(opened, store, "so what they hold was not packed")
 
 
 def import_(
@@ -183,6 +186,8 @@ def import_(
                 progress=progress,
             )  # fmt: skip
     _print_exchange(done, "imported", text)
+    if done.skipped:
+        raise typer.Exit(1)
 
 
 def export(
@@ -191,7 +196,7 @@ def export(
     output: Path | None = opt(
         None, "Write to this folder instead of beside the images.", "--output", "-o", parser=folder
     ),
-    images: _Images = None,
+    images: Path | None = opt(None, "Where the images are; npz go beside them without --output.", "--images"),
     collection: _Collection = "",
     for_: str = opt("", FOR_HELP, "--for"),
     text: _Text = False,
@@ -222,6 +227,9 @@ def export(
         else:
             done = export_npz(opened, family, output, images_root=images, collection=collection, progress=progress)
     _print_exchange(done, "exported", text)
+    _end_if_damaged(opened, store, "so what they hold was not exported")
+    if done.skipped:
+        raise typer.Exit(1)
 
 
 def _open(store: Path) -> LatentStore:
@@ -279,6 +287,15 @@ def _print_files_in_use(done: MaintenanceReport) -> None:
 def _print_exchange(done: Exchange, verb: str, text: bool) -> None:
     say_first([f"{name}: {why}" for name, why in done.skipped])
     say(f"{done.done} {'outputs' if text else 'latents'} {verb}, {len(done.skipped)} skipped")
+
+
+def _end_if_damaged(opened: LatentStore, store: Path, so: str) -> None:
+    """Exit code 1 and why, where a store has less than it says; a damaged manifest has a twin."""
+    if lacking := [f"{name}: {problem}" for name, problem in opened.damage if not name.endswith(".parquet")]:
+        say_first(lacking)
+        files = counted(len(lacking), "file", "is", "are")
+        say(f"{files} gone or damaged, {so}; what to do: kohya-bucket cache status {argument(store)}", err=True)
+        raise typer.Exit(1)
 
 
 def _older_caption(image: str, suffix: str, ending: str) -> str | None:

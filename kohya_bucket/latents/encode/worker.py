@@ -24,15 +24,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError
 from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import carrier
+from kohya_bucket.latents.fingerprint import Reason, Stale
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.npz.check import settle_npz
 from kohya_bucket.latents.npz.names import has_whole_name
-from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, write_npz
+from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, refuse_foreign, write_npz
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -299,7 +300,7 @@ class ShardSink:
         self._wanted, self._space = wanted, space
         self.writer = StoreWriter(root, images_root=images_root, **options)
         self.store = LatentStore(root)
-        self.notes = list[str]()
+        self.notes, self.refused = list[str](), dict[int, str]()
         self._replaced, self._stale = self.store.replaced_rows(), 0
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
@@ -372,7 +373,7 @@ class NpzSink:
         self._arch = arch
         self._space = space
         self._sync = sync
-        self.paths = list(paths)
+        self.paths, self.refused = list(paths), dict[int, str]()
         self.notes = [
             f"{image}: another image of its folder has the same name and size, and sd-scripts would "
             f"let both use one file; its own is {path.name}, which sd-scripts finds with the "
@@ -385,8 +386,15 @@ class NpzSink:
         self._groups = GroupedSync(self._pool)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        items = enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True))
-        found = [settle_npz(path, self._wanted.entry(i), self._arch, image)[0] for i, (path, image) in items]
+        found: list[list[Reason]] = []
+        for i, (path, image) in enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True)):
+            found.append([])
+            try:
+                found[i] = settle_npz(path, self._wanted.entry(i), self._arch, image)[0]
+                if any(reason.kind is Stale.BROKEN for reason in found[i]):
+                    refuse_foreign(path)
+            except (LatentStoreError, UnreadableError) as error:
+                found[i], self.refused[i] = [], str(error)
         counts = Counter(str(reason) for reasons in found for reason in reasons)
         return np.array([bool(reasons) for reasons in found], dtype=bool), dict(counts)
 
@@ -424,7 +432,8 @@ class NpzSink:
 
 
 Sink = ShardSink | NpzSink
-"""Takes batches, on one thread; after `close` none of its threads touches the folder."""
+"""Takes batches, on one thread; after `close` none of its threads touches the folder. `refused` has what cannot be
+written, and why, by item."""
 
 
 class Reporter:
@@ -458,7 +467,9 @@ def encode_missing(
     report = reporter.report
     missing, report.reasons = sink.missing()
     to_do = int(missing.sum())
-    report.current = len(wanted) - to_do
+    for i, why in sink.refused.items():
+        reporter.fail(wanted.paths[i], why)
+    report.current = len(wanted) - to_do - len(sink.refused)
     reporter.show(to_do)
     order = read_order(wanted)
     items = iter(order[missing[order]].tolist())

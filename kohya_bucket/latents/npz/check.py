@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity, why_stale
 from kohya_bucket.latents.npz.names import further_path, usual_name
-from kohya_bucket.latents.npz.read_write import BROKEN, OpenNpz, bring_over, read_note
+from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, bring_over, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
 
 Size = tuple[int, int]
@@ -40,21 +40,26 @@ def find_npz(
     The file beside is that of further sizes, or the usual one: which one a size is in depends on the version of
     sd-scripts and on the data sets of a run.
 
-    Latents without a note were made by sd-scripts itself: they serve if they are whole, their file is not older than
-    the image, and the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never counts, npz
-    hold float32.
+    They serve only if every byte of theirs is what was written: all are read, and compared with the checksums that a
+    zip has. Latents without a note were made by sd-scripts itself: they serve if they are whole, their file is not
+    older than the image, and the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never
+    counts, npz hold float32.
     """
     print_ = wanted.fingerprint
     bucket = print_.bucket_size
 
     def judge(file: OpenNpz, keys: str) -> list[Reason]:
-        bad = _why_bad(file, keys, bucket, arch, wanted.original_size, print_.flip, print_.mask)
+        bad = _why_bad(file, keys, _parts(arch, bucket, print_), wanted.original_size)
         if bad is not None:
             return [bad]
         known, reasons = made_from(file, keys, image)
-        if known is None:
-            return why_unknown(print_) + ([] if Stale.SOURCE in ignoring else reasons)
-        return why_stale(known, print_, image, ignoring=(Stale.DTYPE, *ignoring)) + reasons
+        if known is not None:
+            reasons = why_stale(known, print_, image, ignoring=(Stale.DTYPE, *ignoring)) + reasons
+        else:
+            reasons = why_unknown(print_) + ([] if Stale.SOURCE in ignoring else reasons)
+        # last, since every byte is read
+        damaged = None if reasons else file.damaged(name + keys for name in _parts(arch, bucket, print_))
+        return [Reason(Stale.CHECKSUM, damaged)] if damaged else reasons
 
     found = _look(path, bucket, arch, judge)
     if found.reasons:
@@ -110,19 +115,21 @@ def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz
             return next((found for found in looked if not found.reasons), looked[0])
     except FileNotFoundError:
         return FoundNpz(path, own, True, [Reason(Stale.MISSING)])
-    except BROKEN as error:
+    except BrokenNpzError as error:
         return FoundNpz(path, own, True, [Reason(Stale.BROKEN, error or type(error).__name__)])
 
 
-def _why_bad(
-    file: OpenNpz, keys: str, bucket: Size, arch: Architecture, original_size: Size, flip: bool, mask: bool
-) -> Reason | None:
-    if f"latents{keys}" not in file.names:
-        return Reason(Stale.MISSING)
+def _parts(arch: Architecture, bucket: Size, print_: Fingerprint) -> dict[str, tuple[int, ...]]:
+    """The arrays that there must be for a bucket, and their shapes."""
     shape = arch.shape(bucket)
     wanted: dict[str, tuple[int, ...]] = {"latents": shape, "original_size": (2,), "crop_ltrb": (4,)}
-    wanted |= {"latents_flipped": shape} if flip else {}
-    wanted |= {"alpha_mask": bucket[::-1]} if mask else {}
+    wanted |= {"latents_flipped": shape} if print_.flip else {}
+    return wanted | ({"alpha_mask": bucket[::-1]} if print_.mask else {})
+
+
+def _why_bad(file: OpenNpz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size) -> Reason | None:
+    if f"latents{keys}" not in file.names:
+        return Reason(Stale.MISSING)
     for name, expected in wanted.items():
         if name + keys not in file.names:
             return Reason(Stale.PART, name + keys)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, as_damage
+from kohya_bucket.extras import argument
 from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
@@ -29,7 +30,6 @@ from kohya_bucket.latents.maintenance import source_paths
 from kohya_bucket.latents.npz.check import made_from
 from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.latents.npz.read_write import (
-    BROKEN,
     DROPOUT_KEY,
     MARKS,
     BrokenNpzError,
@@ -39,10 +39,11 @@ from kohya_bucket.latents.npz.read_write import (
     convert_values,
     mask_values,
     read_keys,
+    refuse_foreign,
     sizes_in,
     text_marks,
-    write_arrays,
     write_npz,
+    write_text_npz,
 )
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
@@ -139,7 +140,7 @@ def _taken(
             for file in its:
                 try:
                     parts = list(read(n, file))
-                except (*BROKEN, LatentStoreError) as error:
+                except (FileNotFoundError, LatentStoreError) as error:
                     parts = [f"is broken ({error or type(error).__name__}): delete it, it will be made again"]
                 for part in parts:
                     if isinstance(part, str):
@@ -238,13 +239,18 @@ def export_npz(
 ) -> Exchange:
     """Write the items of a collection as sd-scripts' npz: beside the images, or in the same folders of `output`.
 
+    A store's own words name no place outside it to write to: without `output`, `images_root` is to be given. Items that
+    are damaged, and those whose image is outside the folder that sources are named from, are skipped by name; so are
+    those whose file is there and not ours.
+
     Args:
         arch: the family, with the keys that are to be written, see `Architecture.read_by`.
+        images_root: where the images are.
 
     Raises:
         LatentStoreError: no such collection; `output` or an image is in object storage, or an image in a container; an
-            item does not fit `arch`, is a posterior, or has its image outside the folder that sources are named from,
-            so that it has no place in `output`.
+            item does not fit `arch`, or is a posterior; a file cannot be written.
+        UnreadableError: a file cannot be read now.
     """
     if output is not None and is_url(os.fspath(output)):
         raise LatentStoreError(f"{output}: npz files are read from folders, not from object storage: give a folder")
@@ -253,13 +259,22 @@ def export_npz(
         raise LatentStoreError(
             f"{store.layout.root} has no collection {collection!r} to export: it holds {store.collections()}"
         )
-    root = store.layout.images_root() if images_root is None else images_root
+    root = Path(os.path.abspath(store.layout.images_root() if images_root is None else images_root))
+    if output is None and images_root is None and not root.is_relative_to(os.fspath(store.layout.root)):
+        raise LatentStoreError(
+            f"{store.layout.store_file} says that the images are in {root}, which a store does not decide: to write "
+            f"npz there, add --images {argument(root)}; or name another folder by --output"
+        )
     sources, paths = store.strings("source"), source_paths(store, root)
+    all_items, outside = items, [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
+    items = [i for i in items if i not in set(outside)]
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
 
-    def written() -> Iterator[Path]:
+    def written() -> Iterator[Path | tuple[str, str]]:
+        for i in outside:
+            yield sources[i], f"its image is not in {root}: give a folder that holds all images by --images"
         for n, i in enumerate(items):
             entry = entries[i]
             info = store.info(i)
@@ -274,14 +289,20 @@ def export_npz(
                     "choose that --arch, or encode with its VAE"
                 )
             target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
+            try:
+                item = npz_item(store, i, arch)
+                refuse_foreign(target)
+            except LatentStoreError as error:
+                yield sources[i], str(error).removeprefix(f"{sources[i]}: ")
+                continue
             make_folder(target.parent)
             write_npz(
-                target, npz_item(store, i, arch), entry.fingerprint.bucket_size, arch, entry.fingerprint,
+                target, item, entry.fingerprint.bucket_size, arch, entry.fingerprint,
                 source_name=os.path.basename(sources[i]), sync=False,
             )  # fmt: skip
             yield target
 
-    return _given(written(), len(items), progress)
+    return _given(written(), len(all_items), progress)
 
 
 def export_text_npz(
@@ -291,7 +312,8 @@ def export_text_npz(
     """Write sd-scripts' npz of outputs of text encoders beside `images`, each with those of its caption.
 
     Raises:
-        LatentStoreError: the store has nothing of this family, an item is damaged, or a file cannot be written.
+        LatentStoreError: the store has nothing of this family, or a file cannot be written.
+        UnreadableError: a file cannot be read now.
     """
     sources = store.strings("source")
     at = {sources[i]: i for i in store.in_collection(family.name).tolist()}
@@ -317,7 +339,13 @@ def export_text_npz(
                 made = store.entry(i).fingerprint
                 tokens = _TOKENS.search(made.interpolation)
                 marks = text_marks(caption.text, made.vae, tokens[1] if tokens else "")
-                write_arrays(path, store.arrays(i) | marks, sync=False)
+                try:
+                    arrays = store.arrays(i)
+                    refuse_foreign(path)
+                except LatentStoreError as error:
+                    yield image, str(error)
+                    continue
+                write_text_npz(path, arrays | marks, sync=False)
                 yield path
 
     return _given(written(), len(images), progress)
@@ -372,6 +400,6 @@ def _outputs_to_add(path: Path, family: TextFamily, text: str | None) -> str | A
             caption = Caption(text, float(arrays.get(DROPOUT_KEY, 0.0)))
         packed = {name: pack(array) for name, array in arrays.items()}
         check_outputs(packed)
-    except (*BROKEN, LatentStoreError) as error:
+    except (FileNotFoundError, LatentStoreError) as error:
         return str(error) or type(error).__name__
     return partial(StoreWriter.add_text, entry=caption.entry(family.name, Encoding(encoders)), arrays=packed)

@@ -10,24 +10,26 @@ Anybody may have written a file: nothing is unpacked before what it states of it
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
 import os
 import re
+import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError, as_damage
-from kohya_bucket.files import write_file
+from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
+from kohya_bucket.files import update_file
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, why_different
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
@@ -37,20 +39,46 @@ class BrokenNpzError(LatentStoreError):
     """A file that is no npz, or one that is damaged, or states what cannot be."""
 
 
-# what a missing, damaged or foreign file may raise
-BROKEN = (OSError, BrokenNpzError)
-
 _MOST = 1 << 32  # bytes, unpacked
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-class OpenNpz:
-    """A file as `np.savez` writes it, to be used in a `with`. Every use may raise one of `BROKEN`."""
+class _Watched:
+    """An open file that keeps the error of a read: `zipfile` takes every error near the end for the lack of a zip."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failed: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class OpenNpz:
+    """A file as `np.savez` writes it, to be used in a `with`; or its content, where that is read already.
+
+    Every use may raise `BrokenNpzError`, and `UnreadableError` where the file cannot be read now.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
         self.path = path
-        with as_damage("no npz", error=BrokenNpzError):
-            self._archive = zipfile.ZipFile(path)
+        with as_damage("no npz", error=BrokenNpzError), reading(path):
+            self._file = _Watched(open(path, "rb") if content is None else io.BytesIO(content))  # noqa: SIM115
+            try:
+                self._archive = zipfile.ZipFile(self._file)
+            except Exception as error:  # a damaged directory has no error of its own
+                self._file.close()
+                raise self._file.failed or error from None
         self._members = {member.filename: member for member in self._archive.infolist()}
         self.names = [name.removesuffix(".npy") for name in self._members if name.endswith(".npy")]
 
@@ -59,6 +87,7 @@ class OpenNpz:
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
+        self._file.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array, from its header."""
@@ -101,20 +130,51 @@ class OpenNpz:
         member = self._members[f"{name}.npy"]
         return member.compress_type == zipfile.ZIP_STORED and member.file_size > member.compress_size
 
-    def damaged(self) -> str | None:
-        """Name of the first array whose bytes have not the checksum stated; all are read."""
-        for name in self._members:
+    def damaged(self, names: Iterable[str] | None = None) -> str | None:
+        """Name of the first array whose bytes have not the checksum stated; of all (None) or these, which are read."""
+        for name in self._members if names is None else [f"{name}.npy" for name in names]:
             try:
                 with self._member(name) as (file, _):
                     while file.read(1 << 20):
                         pass
-            except BROKEN:
+            except BrokenNpzError:
                 return name.removesuffix(".npy")
         return None
 
+    def copy_to(self, out: zipfile.ZipFile, content: bytes, renamed: Mapping[str, str]) -> None:
+        """Put each member into another file as it lies in `content`, whatever it is and however it is packed: under
+        its new name, or not at all where that is "". One of ours that is damaged is left out.
+
+        Raises:
+            LatentStoreError: one that is not ours is no whole member.
+        """
+        assert out.fp is not None
+        out.comment = self._archive.comment
+        for name, member in self._members.items():
+            new = renamed.get(name, name)
+            if new and _OURS.fullmatch(name) and self.damaged([name[:-4]]):
+                continue
+            at = member.header_offset
+            begin = at + _LOCAL.size
+            whole = content[at : at + 4] == b"PK\3\4" and begin <= len(content)
+            if whole and new:
+                begin += sum(_LOCAL.unpack_from(content, at)[-2:])
+            data = content[begin : begin + member.compress_size]
+            if new and whole and len(data) == member.compress_size:
+                copied = copy.copy(member)
+                copied.filename, copied.header_offset = new, out.fp.tell()
+                copied.flag_bits &= ~8  # its length stands before it
+                out.fp.write(copied.FileHeader())
+                out.fp.write(data)
+                out.filelist.append(copied)
+                out.NameToInfo[new] = copied
+                out.start_dir = out.fp.tell()
+            elif new:
+                raise LatentStoreError(_kept(self.path, f"{name[:80]!r} in it, which is not ours, is damaged"))
+
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, int]]:
-        with as_damage(name, error=BrokenNpzError):
+        with as_damage(name, error=BrokenNpzError), reading(self.path):
             member = self._members[name]
             # bzip2 and lzma unpack without a limit, and numpy writes neither
             if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -132,19 +192,74 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return tuple(shape), in_columns, dtype
 
 
-def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file that can be read: none of one that is missing or no npz."""
-    arrays = {}
-    with suppress(*BROKEN), OpenNpz(path) as file:
-        for name in file.names:
-            with suppress(*BROKEN):
-                arrays[name] = file.array(name)
-    return arrays
+_LOCAL = struct.Struct("<4s5H3I2H")  # what precedes a member
+Array = npt.NDArray[Any]
+Plan = Callable[["OpenNpz | None"], tuple[Mapping[str, str], Mapping[str, Array]]]
+"""Of what is there: which members are renamed, or to go (""), and which arrays are added."""
 
 
-def write_arrays(path: Path, arrays: dict[str, npt.NDArray[Any]], *, sync: bool = True) -> None:
-    """`np.savez`, whole or not at all. Raises `LatentStoreError` as `write_file` does."""
-    write_file(path, lambda out: np.savez(out, **arrays), sync=sync)  # type: ignore[arg-type]
+def write_arrays(path: Path, arrays: Mapping[str, Array], *, instead_of: Iterable[str] = (), sync: bool = True) -> None:
+    """`np.savez` in place of these arrays and those of the same names; all else in the file stays, byte for byte.
+
+    Raises:
+        LatentStoreError: as `update_file`; or what is there is neither an npz nor what is left of one of ours.
+    """
+    gone = {f"{name}.npy": "" for name in (*instead_of, *arrays)}
+    _rewrite(path, lambda _: (gone, arrays), sync=sync)
+
+
+def _rewrite(path: Path, plan: Plan, *, sync: bool) -> None:
+    def change(content: bytes | None) -> bytes:
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as new, _opened(path, content) as there:
+            renamed, arrays = plan(there)
+            if there is not None:
+                there.copy_to(new, content or b"", renamed)
+            for name, array in arrays.items():  # as numpy does
+                with new.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+        return out.getvalue()
+
+    update_file(path, change, sync=sync, why=_why_not_written)
+
+
+def _why_not_written(error: OSError) -> str:
+    return why_not_written(
+        error, "keep latents elsewhere, since npz lie beside their images: as shards, which can lie anywhere (--format "
+        'shards --output DIR; in training latent_cache = "shards" and latent_cache_dir), or under an --output'
+    )  # fmt: skip
+
+
+@contextmanager
+def _opened(path: Path, content: bytes | None) -> Iterator[OpenNpz | None]:
+    """What is in a file that is to be changed; None where there is nothing, or what is left of one of ours."""
+    try:
+        file = None if content is None else OpenNpz(path, content)
+    except BrokenNpzError:
+        first = _LOCAL.unpack_from(content)[-2] if content and len(content) > _LOCAL.size else 0
+        name = (content or b"")[_LOCAL.size : _LOCAL.size + first].decode("utf-8", "replace")
+        ours = content is not None and content[:4] == b"PK\3\4" and _OURS.fullmatch(name)
+        if not ours and (content or b"").strip(b"\0"):
+            raise LatentStoreError(_kept(path, "it is no npz")) from None
+        file = None
+    if file is None:
+        yield None
+        return
+    with file:
+        yield file
+
+
+def _kept(path: Path, why: str) -> str:
+    return f"{path} is left as it is: {why}; move it away, or delete it if it was a cache, and run again"
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise `LatentStoreError` for a file that `write_arrays` would not write into."""
+    content = None
+    with suppress(FileNotFoundError), reading(path), open(path, "rb") as file:
+        content = file.read(_MOST)
+    with _opened(path, content):
+        pass
 
 
 def member_crc(array: npt.NDArray[Any]) -> int:
@@ -214,11 +329,13 @@ def write_npz(
 ) -> None:
     """Write one image's latents as sd-scripts does, but whole or not at all.
 
-    A readable file with other resolutions, or with arrays that are no latents, keeps them; an unreadable one is
-    replaced. (sd-scripts takes an `IMAGE.npz` for an old cache, whatever is in it.)
+    A file that is there keeps all else that is in it: other resolutions, also those that another process adds at the
+    same time, and whatever is not ours. (sd-scripts takes an `IMAGE.npz` for an old cache, whatever is in it.) What is
+    left of a cache, such as one that is cut off, is replaced.
 
     Raises:
-        LatentStoreError: the latents' shape does not belong to the bucket, or the file cannot be written.
+        LatentStoreError: the latents' shape does not belong to the bucket, the file cannot be written, or is no npz.
+        UnreadableError: what is there cannot be read now.
     """
     if item.latents.shape != arch.shape(bucket_size):
         raise LatentStoreError(
@@ -244,7 +361,7 @@ def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Arc
     try:
         with OpenNpz(source) as file:
             parts = {part: file.array(part + keys) for part in _PARTS if part + keys in file.names}
-    except BROKEN as error:
+    except (FileNotFoundError, BrokenNpzError) as error:
         return Reason(Stale.BROKEN, error or type(error).__name__)
     if "latents" in parts:  # or else another process was faster
         _put(path, parts, bucket_size, arch)
@@ -258,23 +375,34 @@ def _put(
 
     Plain keys have room for one size: what they hold of another gets keys with its size.
     """
-    arrays = read_arrays(path)
-    plain = arrays["latents"].shape if "latents" in arrays else ()
-    for keys in arch.key_suffixes(bucket_size):
-        if keys or plain == arch.shape(bucket_size):
-            _take(arrays, keys)
     own = arch.key_suffix(bucket_size)
-    if not own:
-        displaced = _take(arrays, "")
-        keys = f"_{plain[-2]}x{plain[-1]}" if len(plain) == 3 and plain[0] == arch.channels else ""
-        if keys and "latents" in displaced and f"latents{keys}" not in arrays:
-            arrays |= {part + keys: array for part, array in displaced.items()}
-    arrays |= {part + own: parts[part] for part in _PARTS if part in parts}
-    write_arrays(path, arrays, sync=sync)
+
+    def plan(file: OpenNpz | None) -> tuple[dict[str, str], dict[str, Array]]:
+        plain = () if file is None else _plain_shape(file)
+        renamed: dict[str, str] = {}
+        for keys in arch.key_suffixes(bucket_size):
+            if keys or plain == arch.shape(bucket_size):
+                renamed |= {f"{part}{keys}.npy": "" for part in _PARTS}
+        if not own and file is not None:
+            keys = f"_{plain[-2]}x{plain[-1]}" if len(plain) == 3 and plain[0] == arch.channels else ""
+            kept = keys if "latents" in file.names and f"latents{keys}" not in file.names else ""
+            for part in _PARTS:
+                renamed.setdefault(f"{part}.npy", kept and f"{part}{kept}.npy")
+        return renamed, {part + own: parts[part] for part in _PARTS if part in parts}
+
+    _rewrite(path, plan, sync=sync)
 
 
-def _take(arrays: dict[str, npt.NDArray[Any]], keys: str) -> dict[str, npt.NDArray[Any]]:
-    return {part: arrays.pop(part + keys) for part in _PARTS if part + keys in arrays}
+def _plain_shape(file: OpenNpz) -> tuple[int, ...]:
+    """Shape of the latents with plain keys; () where there are none, or damaged ones."""
+    if "latents" not in file.names:
+        return ()
+    try:
+        return file.shape("latents")
+    except BrokenNpzError:
+        if file.damaged(["latents"]):
+            return ()
+        raise LatentStoreError(_kept(file.path, "its 'latents' are none")) from None
 
 
 def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
@@ -291,7 +419,7 @@ def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
                     other = other or found.latents.shape
     except FileNotFoundError as error:
         raise LatentStoreError(f"{path} does not exist") from error
-    except BROKEN as error:
+    except BrokenNpzError as error:
         raise LatentStoreError(f"{path} is broken ({error}): delete it, it will be made again") from error
     if other is None:
         raise LatentStoreError(f"{path} has no latents for {bucket_size[0]}x{bucket_size[1]} ({arch.name})")
@@ -302,7 +430,7 @@ def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
 
 
 def read_keys(file: OpenNpz, keys: str, arch: Architecture) -> NpzLatents:
-    """The latents whose keys end in `keys`. Raises one of `BROKEN`."""
+    """The latents whose keys end in `keys`. Raises as `OpenNpz`."""
     width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
     if not (0 < width < 1 << 31 and 0 < height < 1 << 31):
         raise BrokenNpzError(f"original_size{keys} holds {width}x{height}")
@@ -322,7 +450,7 @@ def read_keys(file: OpenNpz, keys: str, arch: Architecture) -> NpzLatents:
 
 
 def sizes_in(file: OpenNpz, arch: Architecture) -> list[tuple[Size, str]]:
-    """Bucket (width, height) and end of the keys of all latents of this family in a file. Raises one of `BROKEN`.
+    """Bucket (width, height) and end of the keys of all latents of this family in a file. Raises as `OpenNpz`.
 
     A bucket may come twice: another program may have added keys of the other kind.
     """
@@ -397,9 +525,17 @@ def collection_of_file(suffix: str) -> str:
     return next((family.name for family in TEXT_FAMILIES.values() if family.suffix == suffix), suffix)
 
 
+TEXT_ARRAYS = {name for family in TEXT_FAMILIES.values() for name in family.arrays}
 MARKS = ("kohya_bucket_caption", "kohya_bucket_text_encoders", "kohya_bucket_tokens")
 CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY = MARKS
 DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
+# members that a cache of latents or of text outputs has
+_OURS = re.compile(rf"(({'|'.join(_PARTS)})(_\d+x\d+)?|{'|'.join(sorted({*TEXT_ARRAYS, *MARKS, DROPOUT_KEY}))})\.npy")
+
+
+def write_text_npz(path: Path, arrays: Mapping[str, Array], *, sync: bool = True) -> None:
+    """Outputs of one caption in place of those that the file has; as `write_arrays`."""
+    write_arrays(path, arrays, instead_of=(*TEXT_ARRAYS, *MARKS, DROPOUT_KEY), sync=sync)
 
 
 def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "") -> dict[str, npt.NDArray[np.uint8]]:
@@ -430,7 +566,7 @@ def check_text_npz(
                     rate = float(file.array(DROPOUT_KEY))
     except FileNotFoundError:
         return Reason(Stale.MISSING)
-    except BROKEN as error:
+    except BrokenNpzError as error:
         return Reason(Stale.BROKEN, error or type(error).__name__)
     stored = {
         "source_hash": content_hash(said[CAPTION_KEY]) if CAPTION_KEY in said else "",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, narrowed, schema
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header
-from kohya_bucket.latents.store.storage import RemotePath, StorePath
+from kohya_bucket.latents.store.storage import RemotePath, StorePath, second_look
 from kohya_bucket.texts import counted, some
 
 _LOOKS = 5
@@ -39,6 +39,9 @@ class Contents:
     Attributes:
         table: rows of the items in usable shards; of each item the one written last, by (collection, source).
         named: names of the shards in the manifest.
+        away, away_rows: shards of which the manifest has rows that nothing newer replaces, and that are gone or cut
+            off, and these rows: their captions may be nowhere else, and the shards may come back.
+        given_up: names of those that `prune --damaged` was told to do without.
     """
 
     table: Any
@@ -46,26 +49,34 @@ class Contents:
     damage: list[tuple[str, str]] = field(default_factory=list)
     indexed: bool = False
     named: Set[str] = frozenset()
+    away: Shards = field(default_factory=dict)
+    away_rows: Any = None
+    given_up: Set[str] = frozenset()
 
 
-def contents_of(layout: Layout, known: Shards) -> Contents:
-    """Look at the folder, while other processes may add to it, pack or prune it; `known`: shards seen before."""
+def contents_of(layout: Layout, known: Shards, without: Set[str] = frozenset()) -> Contents:
+    """Look at the folder, while other processes may add to it, pack or prune it.
+
+    Args:
+        known: shards seen before.
+        without: shards that do not count, since they are about to be removed.
+    """
     pa, _, _ = arrow()
     pool = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keep up to a third more of what was let go of
     try:
-        return _contents_of(layout, known)
+        return _contents_of(layout, known, without)
     finally:
         pa.set_memory_pool(pool)
 
 
-def _contents_of(layout: Layout, known: Shards) -> Contents:
+def _contents_of(layout: Layout, known: Shards, without: Set[str]) -> Contents:
     found = Contents(None)
     described: dict[str, ShardInfo | Exception] = {}
     parts: list[dict[str, bytes]] = []
     for _ in range(_LOOKS):
         found.damage.clear()
-        manifest, named, in_order = _newest_manifest(layout, known, found.damage)
+        manifest, named, in_order, found.given_up = _newest_manifest(layout, known, found.damage)
         if described.keys() & named.keys():  # it came meanwhile
             described, parts = {}, []
         sizes = layout.shard_sizes()  # after the manifest: a newer one could name shards that are not listed
@@ -73,8 +84,11 @@ def _contents_of(layout: Layout, known: Shards) -> Contents:
                   described, parts)  # fmt: skip
         if layout.shard_sizes() == sizes:  # or else one went, and what has its items now may not have been listed
             break
-    missing = dict.fromkeys(named.keys() - sizes.keys(), _GONE)
+    # one without rows was packed or pruned
+    missing = dict.fromkeys((named.keys() & _used(manifest)) - sizes.keys(), _GONE)
     for name, nbytes in sorted(sizes.items()):
+        if name in without:
+            continue
         info = named.get(name) or described[name]
         if isinstance(info, Exception):
             if not isinstance(info, FileNotFoundError):  # what is gone since was written into others before
@@ -84,8 +98,8 @@ def _contents_of(layout: Layout, known: Shards) -> Contents:
         else:
             missing[name] = f"{'truncated' if nbytes < info.nbytes else 'too long'}: {nbytes} bytes of {info.nbytes}"
     found.named = named.keys()
-    found.indexed = manifest is not None and found.named == sizes.keys()
-    if in_order and not parts and not missing:
+    found.indexed = manifest is not None and sizes.keys() <= found.named
+    if in_order and not parts and not missing and not without:
         found.table = manifest.unify_dictionaries()
         return found
     lost = {name: manifest.filter(in_shards(manifest, [name])) for name in missing}
@@ -93,13 +107,32 @@ def _contents_of(layout: Layout, known: Shards) -> Contents:
         parts.append(_packed(manifest))
     del manifest
     found.table = _newest_in_order(parts, found.shards)
+    _keep_in_mind(found, missing, {name: named[name] for name in missing}, lost)
+    return found
+
+
+def _used(manifest: Any) -> set[str]:
+    """Names of the shards of which there are rows."""
+    _, pc, _ = arrow()
+    return set() if manifest is None else set(pc.unique(manifest["shard"]).to_pylist())
+
+
+def _keep_in_mind(found: Contents, missing: dict[str, str], infos: Shards, lost: dict[str, Any]) -> None:
+    """Say which shards are missing and why, and keep what the manifest knows of them."""
+    pa, _, _ = arrow()
+    kept = {}
     for name, problem in sorted(missing.items()):
-        sources = _not_in(found.table, lost[name])
-        if sources or problem != _GONE:
+        rows = _not_replaced(found.table, lost[name])
+        if len(rows):
+            kept[name] = rows
+        if problem != _GONE or (len(rows) and name not in found.given_up):
+            sources = rows["source"].to_pylist()
             found.damage.append(
                 (name, f"{problem}; {counted(len(sources), 'item', 'is', 'are')} lost: {some(sources)}")
             )
-    return found
+    found.indexed &= kept.keys() == missing.keys()
+    found.away = {name: infos[name] for name in kept}
+    found.away_rows = pa.concat_tables(kept.values()) if kept else None
 
 
 def _describe(layout: Layout, sizes: dict[str, int], found: dict[str, ShardInfo | Exception], parts: list[Any]) -> None:
@@ -144,14 +177,16 @@ def _unpacked(parts: list[dict[str, bytes]], name: str) -> Any:
     return whole[name].unify_dictionaries().combine_chunks()
 
 
-def _not_in(table: Any, rows: Any) -> list[str]:
-    """Sources of `rows` whose items `table` does not have."""
+def _not_replaced(table: Any, rows: Any) -> Any:
+    """Those of `rows` whose items `table` does not have, or has of a lower number."""
     items, listed = ItemTable(table), ItemTable(rows)
-    found: list[str] = []
+    keep = np.ones(len(rows), dtype=bool)
     for name in listed.collections():
-        sources = listed.table["source"].take(listed.in_collection(name)).to_pylist()
-        found += [source for source, at in zip(sources, items.find(sources, name), strict=True) if at < 0]
-    return found
+        here = listed.in_collection(name)
+        at = items.find(listed.table["source"].take(arrow_of(here)).to_pylist(), name)
+        here, at = here[at >= 0], at[at >= 0]
+        keep[here] = listed.column("written_ns")[here] > items.column("written_ns")[at]
+    return rows.take(arrow_of(np.flatnonzero(keep)))
 
 
 def in_shards(table: Any, shards: Iterable[str]) -> Any:
@@ -160,8 +195,18 @@ def in_shards(table: Any, shards: Iterable[str]) -> Any:
     return pc.is_in(table["shard"].cast(pa.string()), pa.array(list(shards), pa.string()))
 
 
-def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]]) -> tuple[Any, Shards, bool]:
-    """Rows and shards of the newest manifest that can be read, and whether its rows are as `Contents` has them."""
+class Index(NamedTuple):
+    """What a manifest says: rows, shards, whether the rows are as `Contents` has them, and which shards are given
+    up."""
+
+    table: Any
+    shards: Shards
+    in_order: bool
+    given_up: Set[str]
+
+
+def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]]) -> Index:
+    """The newest manifest that can be read; without one, nothing."""
     tried: set[StorePath] = set()
     while left := [path for path in layout.manifests() if path not in tried]:
         path = left[0]
@@ -172,14 +217,19 @@ def _newest_manifest(layout: Layout, known: Shards, damage: list[tuple[str, str]
             continue
         except LatentStoreError as error:
             damage.append((path.name, str(error)))
-    return None, {}, False
+    return Index(None, {}, False, frozenset())
 
 
-def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Shards, bool]:
-    """Rows and shards of a manifest, and whether its rows are as `Contents` has them; `known`: shards seen before.
+def manifest_of(layout: Layout, path: StorePath, known: Shards) -> Index:
+    """What a manifest says; `known`: shards seen before.
 
-    Raises `LatentStoreError` where it cannot be used, and `FileNotFoundError` where it is gone.
+    Raises `LatentStoreError` where it cannot be used, `FileNotFoundError` where it is gone, and `UnreadableError` where
+    it cannot be read now.
     """
+    return second_look(path, lambda: _manifest_of(layout, path, known))
+
+
+def _manifest_of(layout: Layout, path: StorePath, known: Shards) -> Index:
     with as_damage(f"manifest {path.name} is damaged"):
         table, description = decode(layout.read_manifest(path))
         infos = {}
@@ -187,12 +237,16 @@ def manifest_of(layout: Layout, path: StorePath, known: Shards) -> tuple[Any, Sh
             name = stated["name"]
             infos[name] = known.get(name) or ShardInfo.from_json(stated)
         check_rows(table, infos)
-        return table, infos, bool(description.get("in_order"))
+        return Index(table, infos, bool(description.get("in_order")), set(map(str, description.get("given_up", []))))
 
 
 def self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
-    """Rows and description of a shard, from its own file. Raises `LatentStoreError` where it is damaged, and
-    `FileNotFoundError` where it is gone."""
+    """Rows and description of a shard, from its own file. Raises `LatentStoreError` where it is damaged,
+    `FileNotFoundError` where it is gone, and `UnreadableError` where it cannot be read now."""
+    return second_look(layout.shards / name, lambda: _self_described(layout, name, nbytes))
+
+
+def _self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardInfo]:
     specs, data, _ = read_header(layout.shards / name)
     with as_damage(f"shard {name} is damaged"):
         table, description = decode(data)
@@ -271,14 +325,14 @@ class Generations:
         """The greatest number on disk now, in files that can be read, besides a writer's own; each is read once."""
         self._seen.update(own)
         if not self._seen:
-            table, shards, _ = _newest_manifest(self._layout, {}, [])
-            if table is not None:
-                self._count(table)
-                self._seen.update(shards)
+            index = _newest_manifest(self._layout, {}, [])
+            if index.table is not None:
+                self._count(index.table)
+                self._seen.update(index.shards)
         for name, nbytes in self._layout.shard_sizes().items():
             if name not in self._seen:
                 self._seen.add(name)
-                with suppress(LatentStoreError, OSError):
+                with suppress(LatentStoreError, FileNotFoundError):
                     self._count(self_described(self._layout, name, nbytes)[0])
         return self._greatest
 

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unp
 from kohya_bucket.latents.store.layout import REMEDY, Layout
 from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_files
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
-from kohya_bucket.latents.store.storage import RemotePath
+from kohya_bucket.latents.store.storage import RemotePath, is_there
 from kohya_bucket.texts import counted, one_line, some
 
 _log = logging.getLogger(__name__)
@@ -41,10 +41,12 @@ class LatentStore(ItemTable):
     Attributes:
         shards: those that can be used, by name.
         damage: (file name, what is wrong) of every shard or manifest that could not be used.
-        indexed: the manifest names all shards and no others; unindexed: shards that it does not name yet.
+        indexed: the manifest says all that there is to say; unindexed: shards that it does not name yet.
+        away, away_rows, given_up: see `Contents`.
 
     Raises:
         LatentStoreError: there is no store, or pyarrow is missing.
+        UnreadableError: a file of it cannot be read now.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, verify: str = "first") -> None:
@@ -56,7 +58,7 @@ class LatentStore(ItemTable):
             far, meant = "", ""
             if isinstance(self.layout.root, RemotePath):
                 far = " (or there is no such bucket)"
-            elif not self.layout.root.exists():
+            elif not is_there(self.layout.root):
                 meant = f", or {path_meant(root)}"
             raise LatentStoreError(
                 f"{self.layout.root} is not a latent store{far}: make one with `kohya-bucket precompute … --output "
@@ -71,6 +73,7 @@ class LatentStore(ItemTable):
     def _show(self, found: Contents) -> None:
         super().__init__(found.table.combine_chunks())
         self.shards, self.damage, self.indexed = found.shards, found.damage, found.indexed
+        self.away, self.away_rows, self.given_up = found.away, found.away_rows, found.given_up
         self.unindexed = found.shards.keys() - found.named
         names, self._shard = self.words("shard")
         self._infos = [self.shards.get(name) for name in names]
@@ -78,9 +81,10 @@ class LatentStore(ItemTable):
         self._crc = [self.column(name) for name in ("crc_plain", "crc_flipped", "crc_mask")]
         self._files = shard_files(self.layout.shards, self.shards)
 
-    def refresh(self) -> None:
-        """Look again at what is on disk, while other processes may add to it, pack or prune it."""
-        self._show(contents_of(self.layout, self.shards))
+    def refresh(self, without: Iterable[str] = ()) -> None:
+        """Look again at what is on disk, while other processes may add to it, pack or prune it; `without` these
+        shards."""
+        self._show(contents_of(self.layout, self.shards, set(without)))
 
     def release(self) -> None:
         """Let go of the files that are mapped, so that they can be removed on Windows too."""
@@ -225,11 +229,14 @@ class LatentStore(ItemTable):
 
     def packed(self, i: int) -> dict[str, Packed]:
         """The same as it lies in the file, without a copy."""
+        return self._checked_pack(i, again=True)
+
+    def _checked_pack(self, i: int, again: bool) -> dict[str, Packed]:
         found, spans = self._packed(i), self._tensors(i)[SPANS]
         if self._unchecked(i, spans, SPANS, int(self._row[i])):
             if self._checksum(i, found) != int(self._crc[0][i]):
-                if self._forgets(i, spans):
-                    return self.packed(i)
+                if self._forgets(i, spans, again):
+                    return self._checked_pack(i, again and isinstance(spans, np.ndarray))
                 raise LatentStoreError(
                     f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
                     f"run `kohya-bucket cache prune {argument(self.layout.root)} --damaged` and train again, which "
@@ -246,7 +253,7 @@ class LatentStore(ItemTable):
         """Names of its arrays, sorted."""
         return tuple(self.info(i).arrays)
 
-    def _packed(self, i: int) -> dict[str, Packed]:
+    def _packed(self, i: int, again: bool = True) -> dict[str, Packed]:
         info = self.info(i)
         if not info.arrays:
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} are latents, and no outputs")
@@ -254,15 +261,20 @@ class LatentStore(ItemTable):
         try:
             return split(tensors, int(self._row[i]), stored, info.arrays)
         except LatentStoreError as error:
-            if self._forgets(i, tensors[SPANS]):
-                return self._packed(i)
+            if self._forgets(i, tensors[SPANS], again):
+                return self._packed(i, again and isinstance(tensors[SPANS], np.ndarray))
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name}: {error}") from error
 
     def _checksum(self, i: int, found: Mapping[str, Packed]) -> int:
         return checksum(self._tensors(i)[SPANS][int(self._row[i])], [packed.bits for packed in found.values()])
 
     def check(self, i: int) -> str | None:
-        """What is wrong with the stored bytes of item `i`, or None. Reads all of them."""
+        """What is wrong with the stored bytes of item `i`, or None. Reads all of them, and raises `UnreadableError` or
+        `StorageError` where they cannot be read now."""
+        wrong = self._wrong(i)
+        return wrong if wrong is None or not self.is_remote or not self._files.forget(self.info(i)) else self._wrong(i)
+
+    def _wrong(self, i: int) -> str | None:
         try:
             if self.info(i).arrays:
                 wrong = self._checksum(i, self._packed(i)) != int(self._crc[0][i])
@@ -273,16 +285,17 @@ class LatentStore(ItemTable):
                 row = int(self._mask_row[i] if role == _MASK else self._row[i])
                 if row >= 0 and zlib.crc32(array[row].data) != int(self._crc[role][i]):
                     return f"checksum of {name} is wrong"
-        except (LatentStoreError, OSError) as error:
+        except LatentStoreError as error:
             return str(error)
         return None
 
-    def _checked_row(self, i: int, array: Any, name: str, row: int) -> npt.NDArray[Any]:
+    def _checked_row(self, i: int, array: Any, name: str, row: int, again: bool = True) -> npt.NDArray[Any]:
         out: npt.NDArray[Any] = array[row]
         if self._unchecked(i, array, name, row):
             if zlib.crc32(out.data) != int(self._crc[_role(name)][i]):
-                if self._forgets(i, array):
-                    return self._checked_row(i, self._tensors(i)[name], name, row)
+                if self._forgets(i, array, again):
+                    again = again and isinstance(array, np.ndarray)
+                    return self._checked_row(i, self._tensors(i)[name], name, row, again)
                 raise LatentStoreError(
                     f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
                     f"{REMEDY}"
@@ -290,9 +303,10 @@ class LatentStore(ItemTable):
             self._files.checked(self.info(i), name)[row] = True
         return out
 
-    def _forgets(self, i: int, array: Any) -> bool:
-        """Whether a damaged array was this node's copy, which is given up: what is read next is from the storage."""
-        return isinstance(array, np.ndarray) and self._files.forget(self.info(i))
+    def _forgets(self, i: int, array: Any, again: bool) -> bool:
+        """Whether a damaged array is read anew before it counts as damaged: it was this node's copy, which is given up;
+        or it came by requests, once, and a bit may have changed on the way."""
+        return (isinstance(array, np.ndarray) or again) and self._files.forget(self.info(i))
 
     def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
         """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come anew."""

@@ -11,15 +11,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.errors import LatentStoreError, as_damage, reading
 from kohya_bucket.images.origins import apart
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.store.storage import (
     RemotePath,
     StorePath,
     check_exclusive,
+    is_there,
     open_to_read,
     place_of,
+    second_look,
     sizes_in,
     write_new,
 )
@@ -29,6 +31,7 @@ REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is mis
 SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
 _MANIFEST = re.compile(r"manifest-\d+-[0-9a-f]+\.parquet")
 _VERSION = 1
+_MARK = b"kohya_bucket.latents"
 _DIGITS = 20
 _MOST_TEXT = 1 << 16
 _MOST_MANIFEST = 1 << 36  # 100 million items with long captions have 10 GB
@@ -46,29 +49,25 @@ class Layout:
         """Make the folders and `store.json`, if they are not there. Raises `LatentStoreError` if they cannot be
         written."""
         try:
-            self.shards.mkdir(parents=True, exist_ok=True)
+            if not is_there(self.shards):
+                self.shards.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LatentStoreError(f"cannot make the latent store {self.root}: {error.strerror or error}") from error
         if isinstance(self.root, RemotePath):
             check_exclusive(self.root.url)
-        if not self.store_file.is_file():
+        if not is_there(self.store_file):
             images = "." if images_root is None else _relative(images_root, self.root)
-            text = json.dumps({"format": "kohya_bucket.latents", "version": _VERSION, "images": images}, indent=2)
+            text = json.dumps({"format": _MARK.decode(), "version": _VERSION, "images": images}, indent=2)
             with suppress(FileExistsError):  # in object storage, of another process that makes the same store
                 write_new(self.store_file, [text.encode("utf-8")])
 
     def exists(self) -> bool:
-        return self.store_file.is_file() or self.shards.is_dir()
+        return is_there(self.store_file) or is_there(self.shards)
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
-        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
         try:
-            with as_damage(f"{self.store_file} cannot be read", remedy), open_to_read(self.store_file) as file:
-                data = json.loads(file.read(_MOST_TEXT).decode("utf-8"))
-                version, images = data["version"], data["images"]
-                if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
-                    raise ValueError(f"version {version!r}, images {images!r}"[:200])
+            version, images = second_look(self.store_file, self._stated)
         except FileNotFoundError:
             return Path(os.fspath(self.root))
         if version > _VERSION:
@@ -76,6 +75,26 @@ class Layout:
         if isinstance(self.root, RemotePath):  # a folder of a machine that wrote there, or what lies nowhere
             return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
+
+    def _stated(self) -> tuple[int, str]:
+        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
+        with as_damage(f"{self.store_file} cannot be read", remedy):
+            data = json.loads(self.check_own().decode("utf-8"))
+            version, images = data["version"], data["images"]
+            if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
+                raise ValueError(f"version {version!r}, images {images!r}"[:200])
+            return version, images
+
+    def check_own(self) -> bytes:
+        """The content of `store.json`; `LatentStoreError` for a file of that name which no store of ours has."""
+        with reading(self.store_file), open_to_read(self.store_file) as file:
+            data = file.read(_MOST_TEXT)
+        if _MARK not in data:
+            raise LatentStoreError(
+                f"{self.store_file} is not made by kohya-bucket: give a folder of the store's own, or, if there is a "
+                "store beside it, move that file away"
+            )
+        return data
 
     def own_file(self, name: str) -> StorePath | None:
         """Where a shard or a manifest lies; None if no writer of ours gives such a name."""
@@ -110,9 +129,10 @@ class Layout:
 
     def read_manifest(self, path: StorePath) -> bytes:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
-        if path.stat().st_size > _MOST_MANIFEST:
-            raise LatentStoreError(f"manifest {path} is damaged: none is that long")
-        data = path.read_bytes()
+        with reading(path):
+            if path.stat().st_size > _MOST_MANIFEST:
+                raise LatentStoreError(f"manifest {path} is damaged: none is that long")
+            data = path.read_bytes()
         if content_of(path) != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")
         return data
@@ -164,7 +184,7 @@ def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
     """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
-    if output_dir is not None and (layout := Layout(output_dir)).store_file.is_file():
+    if output_dir is not None and is_there((layout := Layout(output_dir)).store_file):
         return layout.images_root()
     paths = [path for path in paths if not is_url(path)]
     if not paths:

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError
 from kohya_bucket.files import final_name, user_cache, write_file
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.store.layout import SHARD_NAME
@@ -99,7 +99,7 @@ class RemoteShards(MappedShards):
         if info.name in self._mapped or self._cache.holds(info.name, info.nbytes):
             self._used.add(info.name)
             self._look()
-            with suppress(LatentStoreError):  # it was let go of at this instant
+            with suppress(LatentStoreError, UnreadableError):  # it was let go of at this instant
                 return super().tensors(info)
         if self.whole:
             self._fetch(info)
@@ -137,7 +137,8 @@ class RemoteShards(MappedShards):
         return np.frombuffer(data, carrier(spec.dtype)).reshape(wanted.stop - wanted.start, *spec.shape[1:])
 
     def forget(self, info: ShardInfo) -> bool:
-        """Give up this node's copy of a shard."""
+        """Give up this node's copy of a shard, and what was asked for."""
+        self._asked = {}
         self._mapped.pop(info.name, None)
         self._cache.discard(info.name)
         return True

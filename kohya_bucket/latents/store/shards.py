@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.errors import LatentStoreError, as_damage, reading
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.store.layout import REMEDY
@@ -78,7 +78,7 @@ def write_shard(
 def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
     """Places of the tensors, the description of the rows, and the metadata of a shard. Raises `LatentStoreError` where
     it is truncated, or any byte of what is read here is not what was written."""
-    with as_damage(f"shard {path} is damaged"), open_to_read(path) as file:
+    with as_damage(f"shard {path} is damaged"), reading(path), open_to_read(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         length = struct.unpack("<Q", file.read(8))[0]
@@ -225,7 +225,8 @@ class MappedShards:
 
     def tensors(self, info: ShardInfo) -> Tensors:
         """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only. Raises
-        `LatentStoreError` where the file is gone, or shorter or longer than when it was written."""
+        `LatentStoreError` where the file is gone, or shorter or longer than when it was written, and `UnreadableError`
+        where it cannot be read now."""
         found = self._mapped.get(info.name)
         if found is None:
             try:
@@ -234,8 +235,6 @@ class MappedShards:
                 raise LatentStoreError(
                     f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
                 ) from error
-            except OSError as error:
-                raise LatentStoreError(f"shard {info.name} cannot be read: {error.strerror or error}") from error
             self._mapped[info.name] = found
             self._checked.pop(info.name, None)  # it may be another file by now
             if len(self._mapped) > most_mapped():
@@ -270,7 +269,7 @@ def most_mapped() -> int:
 
 
 def _map(path: Path, info: ShardInfo) -> Tensors:
-    with open(path, "rb") as file:
+    with reading(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size != info.nbytes:
             raise LatentStoreError(

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar
 
-from kohya_bucket.errors import LatentStoreError, StorageError
+from kohya_bucket.errors import LatentStoreError, StorageError, reading
 from kohya_bucket.files import write_file
 from kohya_bucket.images import remote
 from kohya_bucket.images.remote import RawFile, as_os_error, is_url
@@ -373,13 +373,23 @@ def place_of(root: str | os.PathLike[str]) -> StorePath:
     return place if isinstance(place, RemotePath) else Path(os.path.abspath(place))
 
 
+def is_there(path: StorePath) -> bool:
+    """Whether there is anything of that name. Raises `UnreadableError` or `StorageError` where nobody can tell."""
+    if isinstance(path, RemotePath):
+        return path.is_file() or path.is_dir()
+    with suppress(FileNotFoundError, NotADirectoryError), reading(path):
+        path.stat()
+        return True
+    return False
+
+
 def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
     """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
     if isinstance(folder, RemotePath):
         there = listing(folder.url).items()
         return {name: nbytes for name, nbytes in there if name.endswith(ending) and name[0] != "."}
     sizes = {}
-    with suppress(FileNotFoundError), os.scandir(folder) as found:
+    with suppress(FileNotFoundError), reading(folder), os.scandir(folder) as found:
         for entry in found:
             if entry.name.endswith(ending) and entry.name[0] != ".":
                 with suppress(FileNotFoundError):  # removed by another process since it was listed
@@ -394,6 +404,17 @@ def write_new(path: StorePath, parts: Iterable[Any]) -> None:
         create(path.url, b"".join(parts))
     else:
         write_file(path, parts)
+
+
+def second_look(path: StorePath, look: Callable[[], _Answer]) -> _Answer:
+    """What `look` reads of a file. Of object storage it is read once more before it counts as damaged: what is wrong
+    may have happened on the way."""
+    try:
+        return look()
+    except LatentStoreError:
+        if not isinstance(path, RemotePath):
+            raise
+    return look()
 
 
 def open_to_read(path: StorePath) -> BinaryIO:

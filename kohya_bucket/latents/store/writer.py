@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, Generations
-from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, encode, placed
+from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, arrow, encode, placed, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
-from kohya_bucket.latents.store.shards import SPANS, write_shard
+from kohya_bucket.latents.store.shards import SPANS, ShardInfo, write_shard
 from kohya_bucket.latents.store.storage import StorePath, write_new
 
 Bits = npt.NDArray[Any]
@@ -181,7 +181,7 @@ class StoreWriter:
         if kind is None:
             self.flush()
             return
-        with suppress(LatentStoreError):  # what is finished is kept; the first error is the one to report
+        with suppress(KohyaBucketError):  # what is finished is kept; the first error is the one to report
             self.flush()
 
     def _commit(self, key: tuple[Any, ...], above: int) -> None:
@@ -230,22 +230,35 @@ def _checksums(rows: Iterable[Bits]) -> list[int]:
     return [zlib.crc32(np.ascontiguousarray(row).data) for row in rows]
 
 
-def write_manifest(store: LatentStore, table: Any = None) -> StorePath | None:
+def write_manifest(
+    store: LatentStore, table: Any = None, *, emptied: Iterable[ShardInfo] = (), given_up: Iterable[str] = ()
+) -> StorePath | None:
     """Index all shards of an open store in a new manifest, twice, and remove those it replaces.
 
-    Twice, because captions that are newer than the latents are nowhere else: damage of one costs none.
+    Twice, because captions that are newer than the latents are nowhere else: damage of one costs none. For the same
+    reason the rows of shards that are away stay in it.
 
     Args:
         table: the rows to index instead of the store's own, e.g. with other captions.
+        emptied: shards that are about to be removed, and whose rows do not count any more, whatever interrupts that.
+        given_up: shards that are away, and not to be named as damage any more.
 
     Returns the newer one, or None if there are two already that say the same. Raises as `write_new` does.
     """
     older = store.layout.manifests()
     same = len(older) == 2 and content_of(older[0]) == content_of(older[1])
-    if table is None and store.indexed and not store.damage and same:
+    emptied, missed = list(emptied), sorted((set(given_up) | store.given_up) & store.away.keys())
+    news = emptied or table is not None or store.damage or missed != sorted(store.given_up)
+    if store.indexed and same and not news:
         return None
-    description = {"shards": [info.to_json() for info in store.shards.values()], "in_order": True}
-    data = encode(store.table if table is None else table, description)
+    infos = [*store.shards.values(), *store.away.values(), *emptied]
+    description = {"shards": [info.to_json() for info in infos], "in_order": not store.away} | (
+        {"given_up": missed} if missed else {}
+    )
+    rows = store.table if table is None else table
+    if store.away:
+        rows = arrow()[0].concat_tables([part.cast(schema()) for part in (rows, store.away_rows)])
+    data = encode(rows, description)
     for _ in range(2):
         path = store.layout.new_manifest(data)
         write_new(path, [data])

@@ -161,8 +161,8 @@ class BatchEncoder:
                 device = getattr(self._encoder, "device", None)
                 images = pixels if device is None else pixels.to(device, non_blocking=True)
                 images = normalize(images) if images.dtype == torch.uint8 else images
-                plain = self._halving(images)
-                flipped = self._halving(images.flip(3)) if self._flip else None
+                plain = self._halving(images, names)
+                flipped = self._halving(images.flip(3), names) if self._flip else None
                 noises = [torch.Generator().manual_seed(seed) for seed in seeds]
                 done = Encoded(self._finish(*plain, noises), None, [None] * len(seeds))
                 if flipped is not None:
@@ -172,21 +172,32 @@ class BatchEncoder:
             finally:
                 self.busy += time.monotonic() - began
 
-    def _halving(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Encode in as few runs as memory allows; the size that went well is remembered per image size."""
+    def _halving(self, images: torch.Tensor, names: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Encode in as few runs as memory allows; the size that went well is remembered per image size.
+
+        Raises:
+            KohyaBucketError: one image alone needs more.
+        """
         import torch
 
         shape = tuple(images.shape[1:])
         size = min(len(images), self._largest.get(shape, len(images)))
         while True:
+            parts: list[tuple[torch.Tensor, torch.Tensor | None]] = []
             try:
-                parts = [self._raw(images[at : at + size]) for at in range(0, len(images), size)]
+                parts.extend(self._raw(images[at : at + size]) for at in range(0, len(images), size))
                 break
             except (RuntimeError, MemoryError) as error:
                 text = str(error).lower()
                 full = isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
-                if size == 1 or not full:
+                if not full:
                     raise
+                if size == 1:
+                    raise KohyaBucketError(
+                        f"{names[len(parts)]}: out of memory at {shape[2]}x{shape[1]} pixels, with this image alone; "
+                        "what was encoded before is stored: use a smaller resolution, a narrower --dtype or another "
+                        "--device"
+                    ) from error
             size = max(1, size // 2)
             self._largest[shape] = size
             self._say(f"out of memory at {shape[2]}x{shape[1]}: continuing with batches of {size}")

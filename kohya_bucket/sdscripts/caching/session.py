@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,12 +25,11 @@ from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.npz.check import made_from, settle_npz, why_unknown
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import (
-    BROKEN,
     NOTE,
+    BrokenNpzError,
     NpzLatents,
     OpenNpz,
     note_of,
-    read_arrays,
     read_note,
     write_arrays,
     write_npz,
@@ -184,7 +183,7 @@ def why_npz_stale(path: str | os.PathLike[str], item: CacheItem) -> list[Reason]
             known, reasons = made_from(file, next(iter(mine), "none"), image)
     except FileNotFoundError:
         return [Reason(Stale.MISSING)]
-    except BROKEN as error:
+    except BrokenNpzError as error:
         return [Reason(Stale.BROKEN, error or type(error).__name__)]
     if known is None:
         return why_unknown(print_) + ([] if Stale.SOURCE in unknown else reasons)
@@ -203,13 +202,24 @@ def save_by_trainer(
     plain = finite_arrays(item, latents, flipped)[0]
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         made = Path(folder, Path(path).name)
-        before = read_arrays(Path(path))
+        before = _arrays_in(Path(path))
         if before:
             write_arrays(made, before, sync=False)
         save(str(made))
-        arrays = read_arrays(made)
-    arrays[f"{NOTE}{keys}"] = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
-    write_arrays(Path(path), arrays, sync=False)
+        arrays = _arrays_in(made)
+    note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
+    new = {name: array for name, array in arrays.items() if not np.array_equal(array, before.get(name))}
+    write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
+
+
+def _arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file that can be read: none of one that is missing or no npz."""
+    arrays = {}
+    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
+        for name in file.names:
+            with suppress(BrokenNpzError):
+                arrays[name] = file.array(name)
+    return arrays
 
 
 def as_array(values: Any) -> npt.NDArray[np.float32]:

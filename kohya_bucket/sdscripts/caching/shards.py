@@ -26,7 +26,7 @@ from kohya_bucket.latents.npz.exchange import npz_item
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
-from kohya_bucket.latents.store.storage import StorePath
+from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.sdscripts.caching.session import CacheItem, as_array, finite_arrays
 from kohya_bucket.sdscripts.objects import HeldDataset, Size, inner_of
@@ -57,7 +57,7 @@ class StoreCache:
 
     def refresh(self) -> None:
         """Look at what is on disk now, what other processes wrote included."""
-        if not Layout(self.root).store_file.is_file():
+        if not is_there(Layout(self.root).store_file):
             self._writing()
         if self._store is None:
             self._store = LatentStore(self.root)

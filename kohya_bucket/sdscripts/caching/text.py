@@ -26,7 +26,13 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, Encoding
-from kohya_bucket.latents.npz.read_write import check_text_npz, collection_of_file, text_marks, write_arrays
+from kohya_bucket.latents.npz.read_write import (
+    check_text_npz,
+    collection_of_file,
+    text_marks,
+    write_arrays,
+    write_text_npz,
+)
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.sdscripts.caching.session import replaced, shared_by
 from kohya_bucket.sdscripts.caching.shards import StoreCache
@@ -128,7 +134,7 @@ class TextNpzSession:
         """Whole or not at all. It is not waited for: what a power failure cuts off shows when every byte is read."""
         path = _npz(path)
         marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
-        write_arrays(Path(path), {name: np.asarray(array) for name, array in {**arrays, **marks}.items()}, sync=False)
+        write_text_npz(Path(path), {name: np.asarray(array) for name, array in {**arrays, **marks}.items()}, sync=False)
         self._saved.add(path)
 
     def keep(self) -> None:

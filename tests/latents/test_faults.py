@@ -1,0 +1,123 @@
+"""A fault that passes deletes nothing and replaces nothing: only bytes that were read and are wrong are damage."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from tests.faults import PASSING, Faults  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
+
+SEEDS = int(os.environ.get("KOHYA_BUCKET_SEEDS", "12"))  # of each command; docs/reliability.md has counts of more
+
+
+def items(root):
+    """Every item with its caption and its bytes, whichever shard it lies in."""
+    store = LatentStore(root)
+    return {store.entry(i).source: (store.entry(i), store.read(i).tobytes()) for i in range(len(store))}
+
+
+def files(root):
+    return {path: path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file() and path.suffix != ".tmp"}
+
+
+@pytest.fixture
+def good(tmp_path, images):
+    """A store with captions that only its manifest has, replaced rows, and shards that no manifest names."""
+    root = tmp_path / "good"
+    run = {"dtype": "float32"}
+    precompute_latents(dataset_of(images[:6]), MeanEncoder(), root, images_root=images[0].parent)
+    precompute_latents(dataset_of(images[:6]), MeanEncoder(), root, images_root=images[0].parent, **run)
+    captions = [f"newer {k}" for k in range(6)]
+    precompute_latents(dataset_of(images[:6], captions), MeanEncoder(), root, images_root=images[0].parent, **run)
+    manifests = [path for path in root.iterdir() if path.name.startswith("manifest")]
+    kept = {path: path.read_bytes() for path in manifests}
+    precompute_latents(dataset_of(images[6:]), MeanEncoder(), root, images_root=images[0].parent)
+    for path in root.glob("manifest*"):
+        path.unlink()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    assert LatentStore(root).strings("caption")[:6] == captions
+    assert LatentStore(root).unindexed
+    return root
+
+
+COMMANDS = {
+    "status": ["cache", "status", "{root}"],
+    "verify": ["cache", "verify", "{root}", "--quiet"],
+    "prune": ["cache", "prune", "{root}"],
+    "prune --damaged": ["cache", "prune", "{root}", "--damaged", "--images", "{images}"],
+    "prune --stale --gone": ["cache", "prune", "{root}", "--stale", "--gone"],
+    "pack": ["cache", "pack", "{root}"],
+    "pack --to": ["cache", "pack", "{root}", "--to", "{out}"],
+    "export": ["cache", "export", "{root}", "--arch", "sd", "--output", "{out}", "--quiet"],
+    "precompute": [],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_fault_that_passes_takes_nothing_out(good, tmp_path, images, command, command_line, monkeypatch):
+    root, out = good.with_name("tried"), tmp_path / "out"
+    faults = Faults(root, images[0].parent)
+    wanted = dataset_of(images, [f"newest {path.name}" for path in images])
+    faults.install(monkeypatch)
+
+    def run():
+        if command == "precompute":
+            try:
+                done = precompute_latents(wanted, MeanEncoder(), root, dtype="float32")
+            except KohyaBucketError as error:
+                return 1, "", str(error)
+            return bool(done.failed), "", str(done.failed)
+        words = {"root": root, "images": images[0].parent, "out": out}
+        return command_line(*(word.format(**words) for word in COMMANDS[command]))
+
+    def anew():
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(good, root)
+
+    anew()
+    before, all_before = items(root), files(root)
+    with faults.at(range(0), 0):
+        usual = run()[0]
+    calls, after = faults.calls, items(root)
+    assert calls > 10
+    for seed in range(SEEDS):
+        rng = random.Random(f"{command} {seed}")
+        anew()
+        first = rng.randrange(1, calls + 1)
+        code = rng.choice(PASSING)
+        with faults.at(range(first, first + rng.choice([1, 1, 3, 10**9])), code):
+            ended, _, errors = run()
+        if faults.failed and ended != usual:
+            case = f"seed {seed}, call {first}: {faults.failed[:2]}: {errors}"
+            assert ended == 1, case
+            assert "Traceback" not in errors, case
+            assert os.strerror(code).lower() in errors.lower(), case
+            assert any(Path(name).name in errors for name in faults.failed), case
+            there = files(root)
+            assert {path: there.get(path) for path in all_before} == all_before, case
+            assert items(root) == before, case
+        else:
+            assert items(root) == after, (seed, first, faults.failed[:2])
+
+
+def test_too_few_open_files_are_no_damage(good, command_line, monkeypatch):
+    """As with `ulimit -n 6`: whatever is opened after the first files fails."""
+    before = files(good)
+    faults = Faults(good / "shards")
+    faults.install(monkeypatch)
+    with faults.at(range(4, 10**9), PASSING[0]):
+        code, _, errors = command_line("cache", "prune", good, "--damaged")
+    assert (code, "Too many open files" in errors) == (1, True)
+    assert files(good) == before

@@ -1,0 +1,273 @@
+"""Writers of npz: whoever writes at the same time loses nothing, and what is not ours stays as it is."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import random
+import stat
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kohya_bucket import files
+from kohya_bucket.errors import LatentStoreError, UnreadableError
+from kohya_bucket.files import remove_leftovers, update_file
+from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.npz import read_write as npz
+from kohya_bucket.latents.npz.read_write import TEXT_ARRAYS, write_text_npz
+from tests.faults import PASSING, Faults
+
+FLUX, SD = ARCHITECTURES["flux"], ARCHITECTURES["sd"]
+
+
+def made(number, arch=FLUX):
+    """Latents of a size of their own."""
+    bucket = (16 + 16 * number, 32)
+    latents = np.full(arch.shape(bucket), float(number), np.float32)
+    return bucket, npz.NpzLatents(latents, (64, 64), (0.0, 0.0, 64.0, 64.0))
+
+
+def put(path, number, arch=FLUX):
+    bucket, item = made(number, arch)
+    npz.write_npz(path, item, bucket, arch, sync=False)
+
+
+def holds(path, number, arch=FLUX):
+    bucket, item = made(number, arch)
+    return np.array_equal(npz.read_npz(path, bucket, arch).latents, item.latents)
+
+
+def writer(folder, number, names, together):
+    for name in names:
+        together.wait(60)
+        put(folder / name, number)
+
+
+def test_processes_that_write_the_same_files_lose_nothing(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(3)
+    names = [f"{k}_0064x0064_flux.npz" for k in range(60)]
+    processes = [context.Process(target=writer, args=(tmp_path, number, names, together)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    assert [name for name in names for number in range(3) if not holds(tmp_path / name, number)] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+class Stopped(BaseException):
+    """A writer that ends where it is, as when it is killed."""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_steps_loses_nothing(tmp_path, monkeypatch, seed):
+    """Three writers make their steps (read, write, claim, look, rename, remove) in random order; some are killed, some
+    sleep longer than others wait."""
+    rng = random.Random(seed)
+    path = tmp_path / "a_0064x0064_flux.npz"
+    if rng.random() < 0.7:
+        put(path, 9)
+    monkeypatch.setattr(files, "_HELD_SECONDS", 0.05)
+    chance = threading.Lock()
+
+    def maybe():
+        with chance:
+            what = rng.random()
+        if what < 0.03 and threading.current_thread() is not threading.main_thread():
+            raise Stopped
+        if what < 0.5:
+            threading.Event().wait(0.3 if what < 0.08 else rng.random() * 0.01)
+
+    def step(call):
+        def stepped(*args, **more):
+            maybe()
+            return call(*args, **more)
+
+        return stepped
+
+    monkeypatch.setattr(files, "_content", step(files._content))
+    monkeypatch.setattr(files, "_said", step(files._said))
+    monkeypatch.setattr(files, "_rename_over", step(files._rename_over))
+    monkeypatch.setattr(files._Claims, "_fence", step(files._Claims._fence))
+    monkeypatch.setattr(files._Claims, "take", step(files._Claims.take))
+    leave = files._Claims.__exit__  # a writer that is killed removes nothing
+    done = []
+
+    def leave_slowly(claims, kind, *_):
+        if kind is not Stopped:
+            maybe()
+            leave(claims, kind)
+
+    monkeypatch.setattr(files._Claims, "__exit__", leave_slowly)
+
+    def work(number):
+        for turn in range(3):
+            try:
+                put(path, number + 3 * turn)
+            except Stopped:
+                continue
+            done.append(number + 3 * turn)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [number for number in done if not holds(path, number)] == []
+
+
+def test_what_a_dead_writer_left_holds_nobody_up_and_is_removed(tmp_path, monkeypatch):
+    path = tmp_path / "a_0064x0064_flux.npz"
+    put(path, 1)
+    before = path.read_bytes()
+    monkeypatch.setattr(files, "_HELD_SECONDS", 0.2)
+    temporary, claims = files._sibling(path, "0" * 12), files._Claims(path)
+    temporary.write_bytes(b"half")
+    claims.take(before, temporary.name)  # and is killed here
+    put(path, 2)
+    assert holds(path, 1)
+    assert holds(path, 2)
+    left = [name for name in tmp_path.iterdir() if name != path]
+    assert len(left) == 1
+    os.utime(left[0], (1, 1))
+    assert remove_leftovers([path]) == 1
+
+
+def foreign_file(rng):
+    """A user's npz: members that are none of ours, in every way that a zip may have them."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        file.comment = b"mine"
+        for k in range(rng.randrange(1, 6)):
+            how = rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+            what = io.BytesIO()
+            np.save(what, np.array([{"a": k}, None], dtype=object), allow_pickle=True)
+            name = rng.choice(["pose", "a.txt", "ä/b", "latents_of_mine", "latents"[: rng.randrange(3, 7)]])
+            data = rng.choice([what.getvalue(), rng.randbytes(rng.randrange(5000)), b""])
+            file.writestr(f"{name}{k}.{rng.choice(['npy', 'bin'])}", data, how)
+    data = bytearray(out.getvalue())
+    if rng.random() < 0.3:  # encrypted, or so it says
+        at = data.index(b"PK\1\2")
+        data[at + 8] |= 1
+    return bytes(data)
+
+
+def raw_members(data):
+    """Each member as it lies in a file, and what the directory says of it."""
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        out = {}
+        for info in file.infolist():
+            begin = (
+                info.header_offset
+                + 30
+                + sum(int.from_bytes(data[info.header_offset + k :][:2], "little") for k in (26, 28))
+            )
+            raw = data[begin : begin + info.compress_size]
+            out[info.filename] = raw, info.CRC, info.file_size, info.compress_type, info.flag_bits & 1
+        return out
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
+    rng = random.Random(seed)
+    path = tmp_path / "a.npz"
+    theirs = foreign_file(rng)
+    path.write_bytes(theirs)
+    arch = rng.choice([FLUX, SD, SD.read_by("0.10.1")])
+    put(path, 3, arch)
+    put(path, 3, arch)
+    write_text_npz(path, {"t5_out": np.zeros((2, 3), np.float32)})
+    assert holds(path, 3, arch)
+    after = raw_members(path.read_bytes())
+    assert {name: after.get(name) for name in raw_members(theirs)} == raw_members(theirs)
+    with zipfile.ZipFile(path) as file:
+        assert file.comment == b"mine"
+
+
+@pytest.mark.parametrize("content", [b"my notes", b"PK\3\4 a zip that is cut off", b"\x89PNG\r\n\x1a\n" + bytes(99)])
+def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "a.npz"
+    path.write_bytes(content)
+    for write in (lambda: put(path, 1), lambda: write_text_npz(path, {"pool2": np.zeros(3, np.float32)})):
+        with pytest.raises(LatentStoreError, match=r"a\.npz is left as it is: it is no npz"):
+            write()
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("left", [b"", bytes(4096), "cut"])
+def test_what_is_left_of_a_cache_is_replaced(tmp_path, left):
+    path = tmp_path / "a_0064x0064_flux.npz"
+    put(path, 1)
+    path.write_bytes(path.read_bytes()[:700] if left == "cut" else left)
+    put(path, 2)
+    assert holds(path, 2)
+
+
+def test_outputs_of_another_caption_leave_none_behind(tmp_path):
+    path = tmp_path / "a_sd3_te.npz"
+    np.savez(path, **{name: np.zeros(1) for name in TEXT_ARRAYS}, mine=np.ones(2))
+    write_text_npz(path, {"lg_out": np.zeros(3, np.float32)})
+    with np.load(path) as file:
+        assert sorted(file) == ["lg_out", "mine"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and permissions of another kind")
+def test_a_link_stays_one_and_permissions_stay(tmp_path):
+    real, link = tmp_path / "elsewhere" / "a.npz", tmp_path / "a_0064x0064_flux.npz"
+    real.parent.mkdir()
+    put(real, 1)
+    real.chmod(0o600)
+    link.symlink_to(real)
+    put(link, 2)
+    assert link.is_symlink()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o600
+    assert holds(real, 1)
+    assert holds(link, 2)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_file_that_cannot_be_read_now_is_not_replaced(tmp_path, monkeypatch, seed):
+    rng = random.Random(seed)
+    path = tmp_path / "a_0064x0064_flux.npz"
+    put(path, 1)
+    before = path.read_bytes()
+    faults = Faults(path)
+    faults.install(monkeypatch)
+    with faults.at(range(0), 0):
+        put(tmp_path / "b_0064x0064_flux.npz", 2)
+        npz.check_text_npz(path)
+    first = rng.randrange(1, 6)
+    with faults.at(range(first, first + rng.choice([1, 10**9])), rng.choice(PASSING)):
+        try:
+            put(path, 2)
+        except (UnreadableError, LatentStoreError) as error:
+            assert path.name in str(error)  # noqa: PT017
+    failed = bool(faults.failed)
+    assert holds(path, 1)
+    assert path.read_bytes() == before or holds(path, 2)
+    assert failed or holds(path, 2)
+    with faults.at(range(first, 10**9), PASSING[0]):
+        try:
+            assert npz.check_text_npz(path) is None
+        except UnreadableError as error:
+            assert path.name in str(error)  # noqa: PT017
+
+
+def test_a_file_that_is_updated_by_what_nobody_may_write_says_where_else(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "_rename_over", refuse)
+    with pytest.raises(LatentStoreError, match="npz lie beside their images"):
+        put(Path(tmp_path / "a.npz"), 1)
+    with pytest.raises(LatentStoreError, match="choose another folder"):
+        update_file(tmp_path / "b", lambda _: b"x")
