@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
 
 BEGIN = "# >>> kohya_bucket >>>"
 END = "# <<< kohya_bucket <<<"
@@ -61,8 +62,7 @@ def _without_blocks(file: Path) -> str:
 def _read(file: Path) -> str:
     if not file.exists():
         raise CheckoutError(f"{file} does not exist, but every release has it: restore it with git checkout")
-    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as handle:
-        return handle.read()
+    return read_input(file, MAX_CONFIG_BYTES).decode("utf-8", "surrogateescape")
 
 
 def _write(file: Path, text: str) -> None:
@@ -72,7 +72,7 @@ def _write(file: Path, text: str) -> None:
 def _drop_unchecked(file: Path) -> None:
     """Remove what Python has compiled of a file and would run without looking whether the file has changed."""
     for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
-        if compiled.read_bytes()[4:5] == b"\1":  # known by its hash, which is not compared (PEP 552)
+        if read_input(compiled, MAX_CONFIG_BYTES)[4:5] == b"\1":  # known by its hash, which is not compared (PEP 552)
             compiled.unlink()
 
 

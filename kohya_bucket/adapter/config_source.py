@@ -18,7 +18,7 @@ from typing import Any
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import MAX_CONFIG_BYTES, parse_json, parse_toml, read_regular
+from kohya_bucket.texts import parse_json, parse_toml, read_regular
 
 Place = tuple[str | int, ...]
 
@@ -80,7 +80,7 @@ def _for_folder(folder: Path) -> str:
 
 
 def _decode(file: Path, trainer: str) -> str:
-    raw = read_regular(file, MAX_CONFIG_BYTES)
+    raw = read_regular(file)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise ConfigError(
             f"{file} starts with a byte order mark, which makes {trainer} stop: save it as 'UTF-8', not 'UTF-8 "

@@ -23,6 +23,7 @@ from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
 from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.inputs import open_input
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -154,7 +155,7 @@ def gpu_counts(text: str) -> list[int]:
 
 
 def _is_made_here(file: Path) -> bool:
-    with file.open("rb") as start:
+    with open_input(file) as start:
         return MADE_BY.encode() in start.read(4096)
 
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kohya_bucket.errors import ConfigError, as_damage
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.texts import counted, parse_json, read_text
 
-_MOST_BYTES = 1 << 32
 _YOLO = re.compile(r"\d+ [-+.]*\d")
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")  # what Label Studio puts before the names of uploaded files
 
@@ -52,7 +52,7 @@ def read_boxes(source: str) -> Iterator[Box]:
         yield from _yolo(source)
         return
     try:
-        data = parse_json(read_text(source, _MOST_BYTES))
+        data = parse_json(read_text(source, MAX_TABLE_BYTES))
     except ValueError as error:
         wanted = "a COCO or Label Studio file, or a folder of YOLO's text files"
         raise ConfigError(f"{source} is not JSON ({error}): give {wanted}") from None

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
 from kohya_bucket.images.remote import HEAD_BYTES, HeaderFile, Pieces, RemoteFile, Source, is_url, length_of, read_at
+from kohya_bucket.inputs import READING
 
 ORIENTATIONS = {
     2: "mirrored left to right",
@@ -224,8 +225,6 @@ def _webp_orientation(head: bytes, source: Source) -> tuple[int, int]:
 # By the first byte; each reader looks at the rest of the signature itself.
 _readers: list[Callable[[bytes, Source], HeaderRow | None]] = [lambda _, __: None] * 256
 _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
-# A named pipe that happens to be called x.png must not block; Windows must not translate line ends.
-_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class Header(NamedTuple):
@@ -244,7 +243,7 @@ def read_header(path: str) -> HeaderRow:
         UnreadableImageError: the size cannot be told; the text says why.
     """
     try:
-        fd = os.open(path, _READING)
+        fd = os.open(path, READING)
     except (OSError, ValueError) as error:
         # Asked only now, so that ordinary paths pay nothing for it.
         if is_url(path):

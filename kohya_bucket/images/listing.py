@@ -15,6 +15,7 @@ from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.remote import is_url, list_remote
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.texts import read_text
 
 
@@ -135,5 +136,6 @@ def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
 
 def _from_list(path: str) -> list[str]:
     folder = os.path.dirname(path)
-    named = (line for line in map(str.strip, read_text(path, None).split("\n")) if line and not line.startswith("#"))
+    lines = map(str.strip, read_text(path, MAX_TABLE_BYTES).split("\n"))
+    named = (line for line in lines if line and not line.startswith("#"))
     return list(dict.fromkeys(line if is_url(line) else os.path.join(folder, line) for line in named))

@@ -28,6 +28,7 @@ from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
 from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.inputs import open_input
 
 Pixels = npt.NDArray[np.uint8]
 Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to that which it is resized to
@@ -91,15 +92,18 @@ def load_picture(
     Raises:
         NO_IMAGE: the file is missing, broken or no image.
     """
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        image = Image.open(file)
-    except UnidentifiedImageError:
-        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as opened:
-            load_plugin(sniff(opened.read(64)))
-        image = Image.open(file)
-    with image:
-        return _picture(image, alpha, obey_exif, fit)
+    with io.BytesIO(source) if isinstance(source, bytes) else open_input(source) as file:
+        try:
+            image = Image.open(file)
+        except UnidentifiedImageError:
+            file.seek(0)
+            load_plugin(sniff(file.read(64)))
+            file.seek(0)
+            image = Image.open(file)
+        try:
+            return _picture(image, alpha, obey_exif, fit)
+        except MemoryError:
+            raise OSError(f"no memory for its {image.width:,}x{image.height:,} pixels") from None
 
 
 def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:

@@ -35,6 +35,7 @@ from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_
 from kohya_bucket.images.remote import Region, is_url, open_remote, read_at, read_remote
 from kohya_bucket.images.stamps import Stamp, stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
 from kohya_bucket.texts import one_line, parse_json, read_text
 
 _log = logging.getLogger(__name__)
@@ -172,8 +173,7 @@ class TarIndex:
         names = list(ROW.names or ())
         with as_damage(f"{path}: cannot be read as an index of shards", "build it again", error=KohyaBucketError):
             try:
-                with open(path, "rb") as file:
-                    table = arrow_files.bounded_table(file.read(), ["key", *names, "reason"])
+                table = arrow_files.bounded_table(arrow_files.parquet_bytes(path), ["key", *names, "reason"])
             except FileNotFoundError as error:
                 raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it") from None
             meta = table.schema.metadata or {}
@@ -328,7 +328,7 @@ def scan_shard(
 def _opened(shard: str) -> Iterator[io.BufferedReader]:
     """A shard. Whoever reads of it seeks before: `tarfile` looks for members, and headers of images lie between."""
     try:
-        with open_remote(shard) if is_url(shard) else open(shard, "rb") as file:
+        with open_remote(shard) if is_url(shard) else open_input(shard) as file:
             start = file.read(8)
             if packed := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
                 raise KohyaBucketError(
@@ -411,7 +411,7 @@ def listed_shards(names: Iterable[str | os.PathLike[str]]) -> list[Shard]:
 
 def _json(name: str) -> Any:
     try:
-        return parse_json(read_remote(name).decode("utf-8") if is_url(name) else read_text(name, None))
+        return parse_json(read_remote(name).decode("utf-8") if is_url(name) else read_text(name, MAX_TABLE_BYTES))
     except KohyaBucketError:
         raise
     except (OSError, ValueError) as error:

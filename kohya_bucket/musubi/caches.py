@@ -21,6 +21,7 @@ from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Reason, Stale, why_stale
 from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.musubi.cache_files import (
@@ -171,7 +172,7 @@ class Caches:
 
         if not self.options.focus_weight or source.number not in self.focus:
             return None
-        with Image.open(source.files[0]) as image:
+        with open_input(source.files[0]) as file, Image.open(file) as image:
             bucket = self.bucket_of(source.number, image.size)
             return None if bucket == self.selector.get_bucket_resolution(image.size) else bucket
 
@@ -269,7 +270,7 @@ class Caches:
         from PIL import Image
 
         try:
-            with Image.open(source.files[0]) as image:
+            with open_input(source.files[0]) as file, Image.open(file) as image:
                 size = image.size
         except Exception:  # what it is of cannot be read, which is said elsewhere
             return []
