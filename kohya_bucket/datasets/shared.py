@@ -21,6 +21,7 @@ import torch.distributed as dist
 from kohya_bucket.datasets.agreement import gather, time_out, world
 from kohya_bucket.errors import KohyaBucketError, why_not_written
 from kohya_bucket.files import write_file
+from kohya_bucket.inputs import open_input
 
 Made = TypeVar("Made")
 _ALIGNED = 4096
@@ -109,7 +110,7 @@ def _write(made: Any, folder: str | os.PathLike[str] | None) -> _Written:
 
 def _attached(written: _Written) -> Any:
     path, places = written
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     *arrays, rest = (view[at : at + n] for at, n in places)
     return pickle.loads(rest, buffers=arrays)

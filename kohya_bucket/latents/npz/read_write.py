@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.files import write_file
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, why_different
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
@@ -50,7 +51,12 @@ class OpenNpz:
     def __init__(self, path: Path) -> None:
         self.path = path
         with as_damage("no npz", error=BrokenNpzError):
-            self._archive = zipfile.ZipFile(path)
+            self._file = open_input(path)
+            try:
+                self._archive = zipfile.ZipFile(self._file)
+            except BaseException:
+                self._file.close()
+                raise
         self._members = {member.filename: member for member in self._archive.infolist()}
         self.names = [name.removesuffix(".npy") for name in self._members if name.endswith(".npy")]
 
@@ -59,6 +65,7 @@ class OpenNpz:
 
     def __exit__(self, *_: object) -> None:
         self._archive.close()
+        self._file.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array, from its header."""
