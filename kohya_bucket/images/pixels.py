@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.by_pillow import ORIENTATION, load_plugin
+from kohya_bucket.images.by_pillow import TURNS, load_plugin, orientation_in
 from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
@@ -108,7 +108,7 @@ def load_picture(
 
 def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
     size, scale = image.size, 1
-    orientation = image.getexif().get(ORIENTATION, 1) if obey_exif and image.format in _FORMATS else 1
+    orientation = orientation_in(image) if obey_exif and image.format in _FORMATS else 1
     across = orientation in (5, 6, 7, 8)  # width and height are exchanged
     if fit is not None:
         wanted = fit(size[::-1])[::-1] if across else fit(size)
@@ -127,7 +127,8 @@ def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) 
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
-    return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+    turn = TURNS.get(orientation_in(image))
+    return image if turn is None else image.transpose(turn)
 
 
 def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:
