@@ -236,6 +236,7 @@ FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_o
 
 # Ranges: values with which a training can work, of those of the type.
 ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
+MOST_REPEATS = 2**31 - 1
 SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
@@ -18,7 +17,7 @@ from kohya_bucket.buckets.choices import EXTRACTIONS, described
 from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
-from kohya_bucket.checks import nearest, one_of, path_meant
+from kohya_bucket.checks import nearest, number_of_launch, one_of, path_meant
 from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
@@ -395,7 +394,7 @@ class ClusterOptions:
             if self.concurrency is not None:
                 raise ConfigError("--concurrency says how many encoders Ray starts: add --engine ray, or leave it out")
             return False
-        if os.environ.get("WORLD_SIZE", "1") != "1":
+        if number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)) != 1:
             raise ConfigError("--engine ray starts its processes itself: start the command once, without torchrun")
         return True
 

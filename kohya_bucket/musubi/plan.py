@@ -46,7 +46,7 @@ class PlannedItems(ItemsInBuckets):
         found = sorted(set(buckets))
         position = {bucket: k for k, bucket in enumerate(found)}
         ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
-        times = np.full(len(names), max(keys.num_repeats, 0), dtype=np.int64)
+        times = np.full(len(names), keys.times, dtype=np.int64)
         frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
         return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
 

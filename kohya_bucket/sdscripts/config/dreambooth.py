@@ -113,8 +113,8 @@ def _images_of(
     elif reading.captions:
         captioned.append((subset, folder, images))
     check_stems(paths, where, findings)
-    # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
-    if 0 < dataset.validation_split < math.inf:
+    # a share above 1 trains nothing, as in sd-scripts; one at which it overflows and stops is reported with the values
+    if 0 < dataset.validation_split * len(images) < math.inf:
         if subset.is_reg:
             images = images if training else []
         else:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.config_source import MOST_REPEATS
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.options import AdapterOptions
@@ -167,13 +168,16 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
     `seen` are those of the subsets before it; one that turned out to be empty does not count.
     """
     repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
-    if repeats < 1:
+    if repeats > MOST_REPEATS:
+        message = f"num_repeats is {repeats:,}, but no epoch trains an image more than {MOST_REPEATS:,} times"
+        findings.error("num-repeats", subset.place, message, "lower it")
+    elif repeats < 1:
         message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
         findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
     elif subset.source in seen:
         message = f"{subset.source!r} was given before in this dataset; sd-scripts uses the first and skips this one"
         findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
-    return repeats >= 1 and subset.source not in seen
+    return 1 <= repeats <= MOST_REPEATS and subset.source not in seen
 
 
 # The growing image list of one dataset: entries under keys, as sd-scripts' `register_image` keeps them.
