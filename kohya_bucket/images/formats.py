@@ -80,6 +80,12 @@ def frame_endings() -> frozenset[str]:
     return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
 
 
+def is_listed(name: str) -> bool:
+    """Whether a file or folder in a folder counts: as in the trainers' own lists, not what begins with a dot (of
+    notebooks and macOS, beside what is meant); nor the folder in which macOS keeps more of that."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
 def sniff(head: bytes) -> ImageFormat:
     """Format by the first bytes of a file (32 are enough)."""
     for kind, beginnings in _BEGINNINGS.items():

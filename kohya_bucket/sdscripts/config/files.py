@@ -21,6 +21,7 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.placing import scan_sizes
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
 from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig
@@ -86,7 +87,7 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
         for entry in entries:
             name = entry.name
             names.append(name)
-            if name.startswith("."):
+            if not is_listed(name):
                 continue
             extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
             lower = extension.lower()
