@@ -131,6 +131,22 @@ def not_loaded(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+_REMEDIES = {
+    "MAX_TEXT": "save it without its text",
+    **dict.fromkeys(("MAX_IMAGE_PIXELS", "decompression bomb", "no memory for"), "make it smaller"),
+    "its bucket was chosen": "run again, if it was just edited",
+}  # by a part of the reason
+
+
+def what_to_do(*reasons: str) -> str:
+    """What helps images that have no size or are not decoded, for these reasons."""
+    found = dict.fromkeys(
+        next((remedy for sign, remedy in _REMEDIES.items() if sign in reason), "repair or remove it")
+        for reason in reasons
+    )
+    return ", or ".join(found)
+
+
 def in_short(error: BaseException) -> str:
     """The text of an error, in one line of at most 120 characters."""
     return " ".join(str(error).split())[:120]

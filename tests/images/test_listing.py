@@ -109,6 +109,6 @@ def test_what_the_trainers_lists_leave_out_is_left_out(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert list_images(tmp_path) == [str(tmp_path / name) for name in ("a.png", os.path.join("sub", "c.png"))]
+    assert list_images(tmp_path) == [str(tmp_path / name) for name in ("a.png", Path("sub", "c.png"))]
     assert list_images(tmp_path, recursive=False) == read_folder(str(tmp_path)).images == [str(tmp_path / "a.png")]
     assert list_images(tmp_path / "__MACOSX") == [str(tmp_path / "__MACOSX" / "b.png")]  # named outright

@@ -19,6 +19,7 @@ from kohya_bucket.adapter.placing import Placing, place_images, refuse_conflicts
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
@@ -260,7 +261,7 @@ def large_enough(
             f"{counted(len(unreadable), 'image')} cannot be read, and with skip_image_resolution sd-scripts leaves "
             f"such images out without a message ({some(unreadable)})"
         )
-        findings.warning("unreadable-image", subset.place, message, "repair or remove", unreadable)
+        findings.warning("unreadable-image", subset.place, message, what_to_do(*unreadable), unreadable)
     if listed and len(skips.reasons) == len(listed):
         width, height = dataset.skip_image_resolution or (0, 0)
         message = f"all {len(listed)} images have no more pixels than skip_image_resolution {width}x{height}"
