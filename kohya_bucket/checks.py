@@ -70,6 +70,23 @@ def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
     return number
 
 
+def number_of_launch(name: str, alone: int, allowed: range) -> int:
+    """What torchrun or accelerate tell a process in its environment; `alone` where nobody started it.
+
+    Raises:
+        KohyaBucketError: it is no number that is allowed.
+    """
+    text = os.environ.get(name, "") or str(alone)
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number not in allowed:
+        must = f"must be a whole number from {allowed.start} to {allowed.stop - 1}, as torchrun and accelerate set it"
+        raise KohyaBucketError(f"{name} is {text!r} in the environment, but {must}: unset it to run alone")
+    return number
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The one of the known names that is spelled most like `name`."""
     return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]

@@ -6,6 +6,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kohya_bucket.inputs import OddFileError
+
 
 class KohyaBucketError(ValueError):
     """Base of every error that is caused by input, not by a defect in this package."""
@@ -60,6 +62,8 @@ def reading(path: object) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
+        if isinstance(error, OddFileError):
+            raise UnreadableError(f"{path}: is {error.strerror}, and no file of its kind: move it away") from error
         raise UnreadableError(
             f"{path}: cannot be read now ({error.strerror}); that may pass, and does not count as damage: run again"
         ) from error

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, reading, why_not_written
+from kohya_bucket.inputs import open_input, read_input
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -123,7 +124,7 @@ def update_file(
 
 
 def _content(path: Path) -> bytes | None:
-    with suppress(FileNotFoundError), reading(path), open(path, "rb") as file:
+    with suppress(FileNotFoundError), reading(path), open_input(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_UPDATED:
             raise LatentStoreError(f"{path} has more than {_MOST_UPDATED >> 30} GiB, so it is left as it is: move it")
         return file.read()
@@ -204,7 +205,7 @@ class _Claims:
 
 def _said(claim: Path) -> str | None:
     with suppress(FileNotFoundError):
-        text = os.fsdecode(claim.read_bytes())
+        text = os.fsdecode(read_input(claim, 1 << 12))
         return text if final_name(text) else ""
     return None
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, OddFileError, TooLongError, read_input
 
-MAX_CONFIG_BYTES = 1 << 26
 _MAX_DEPTH = 64
 _WANT = "a regular file is read here"
-# Opening a named pipe must not wait for somebody to write into it.
-_NO_WAITING = getattr(os, "O_NONBLOCK", 0)
-_READING = os.O_RDONLY | _NO_WAITING | getattr(os, "O_BINARY", 0)
-_SMALL = 1 << 16
-
 
 # C0, C1, marks and overrides of writing direction, separators of lines and paragraphs, bytes that are no text.
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -46,57 +39,26 @@ def counted(count: int, what: str, one: str = "", many: str = "") -> str:
     return f"{count:,} {what}{ending}{' ' * bool(verb)}{verb}"
 
 
-def read_regular(path: str | os.PathLike[str], limit: int | None = None, want: str = _WANT) -> bytes:
+def read_regular(path: str | os.PathLike[str], limit: int = MAX_CONFIG_BYTES, want: str = _WANT) -> bytes:
     """The whole of a file.
 
     Args:
-        limit: bytes that such a file has at most; None for any number.
+        limit: bytes that such a file has at most.
         want: what is expected, for the error.
 
     Raises:
         ConfigError: a folder, a pipe, a device, or longer than the limit.
         OSError: it is missing or cannot be read.
     """
-    if Path(path).is_dir():  # Windows says "permission denied" of one
-        raise ConfigError(f"{os.fspath(path)} is a folder, but {want}: name one")
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{os.fspath(path)} is a pipe or a device, but {want}: name one")
-        if limit is not None and status.st_size > limit:
-            raise ConfigError(
-                f"{os.fspath(path)} is {status.st_size:,} bytes long, but such a file has {limit:,} at most: "
-                "is it the right one?"
-            )
-        return file.read()
-
-
-def read_plain(path: str) -> bytes | None:
-    """The whole of a small file, with as few calls of the system as possible; None where no regular file is.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     try:
-        fd = os.open(path, _READING)
-    except (OSError, ValueError):
-        if Path(path).is_file():
-            raise
-        return None
-    try:
-        data = os.read(fd, _SMALL)
-        if len(data) in (0, _SMALL) and not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        while len(data) >= _SMALL and (more := os.read(fd, _SMALL)):
-            data += more
-        return data
-    except IsADirectoryError:
-        return None
-    finally:
-        os.close(fd)
+        return read_input(path, limit)
+    except TooLongError as error:
+        raise ConfigError(f"{os.fspath(path)} is {error.strerror}: is it the right one?") from None
+    except OddFileError as error:
+        raise ConfigError(f"{os.fspath(path)} is {error.strerror}, but {want}: name one") from None
 
 
-def read_text(path: str | os.PathLike[str], limit: int | None = MAX_CONFIG_BYTES, want: str = _WANT) -> str:
+def read_text(path: str | os.PathLike[str], limit: int = MAX_CONFIG_BYTES, want: str = _WANT) -> str:
     """The text of a file in UTF-8, with or without a byte order mark; line ends are "\\n".
 
     Raises:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, open_input, read_input
 
 BEGIN = "# >>> kohya_bucket >>>"
 END = "# <<< kohya_bucket <<<"
@@ -67,8 +68,7 @@ def _without_blocks(file: Path) -> str:
 def _read(file: Path) -> str:
     if not file.exists():
         raise CheckoutError(f"{file} does not exist, but every release has it: restore it with git checkout")
-    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as handle:
-        return handle.read()
+    return read_input(file, MAX_CONFIG_BYTES).decode("utf-8", "surrogateescape")
 
 
 def _write(file: Path, text: str) -> None:
@@ -82,7 +82,7 @@ def _unchecked(file: Path) -> dict[Path, bytes]:
     mine = Path(importlib.util.cache_from_source(file))  # elsewhere with PYTHONPYCACHEPREFIX
     found = {}
     for compiled in {*(file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"), *([mine] if mine.is_file() else [])}:
-        with suppress(FileNotFoundError), open(compiled, "rb") as handle:
+        with suppress(FileNotFoundError), open_input(compiled) as handle:
             head = handle.read(16)
             if head[4:5] == b"\1":
                 found[compiled] = head[8:16]

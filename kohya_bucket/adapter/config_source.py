@@ -18,7 +18,7 @@ from typing import Any
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import MAX_CONFIG_BYTES, parse_json, parse_toml, read_regular
+from kohya_bucket.texts import parse_json, parse_toml, read_regular
 
 Place = tuple[str | int, ...]
 
@@ -80,7 +80,7 @@ def _for_folder(folder: Path) -> str:
 
 
 def _decode(file: Path, trainer: str) -> str:
-    raw = read_regular(file, MAX_CONFIG_BYTES)
+    raw = read_regular(file)
     if raw.startswith(b"\xef\xbb\xbf"):
         raise ConfigError(
             f"{file} starts with a byte order mark, which makes {trainer} stop: save it as 'UTF-8', not 'UTF-8 "
@@ -236,6 +236,7 @@ FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_o
 
 # Ranges: values with which a training can work, of those of the type.
 ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
+MOST_REPEATS = 2**31 - 1
 SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
 
 

@@ -47,6 +47,11 @@ class Finding:
     names: tuple[str, ...] = ()
 
     @property
+    def stops_alone(self) -> bool:
+        """The trainer stops at it, and with this package it goes on: an image that cannot be read."""
+        return self.severity is Severity.WARNING and self.code in ("left-out", "undecodable")
+
+    @property
     def text(self) -> str:
         """Place, message and remedy in one line."""
         place = f"{self.where}: " if self.where else ""
@@ -109,8 +114,8 @@ class Section:
 
     @property
     def stops(self) -> bool:
-        """Something here would stop the training."""
-        return bool(self.findings.of(Severity.ERROR))
+        """Something here would stop the training, or the trainer without this package."""
+        return bool(self.findings.of(Severity.ERROR)) or any(finding.stops_alone for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -13,6 +13,7 @@ import numpy as np
 import typer
 
 from kohya_bucket.adapter.options import store_folder
+from kohya_bucket.checks import number_of_launch
 from kohya_bucket.cli.configs import adapter_options, refuse_musubi, release_at_hand
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
@@ -122,7 +123,12 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
     if errors := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {argument(config)}` lists everything")
     # Every process must come to the same list, whatever devices it sees.
-    return Planned(read, adapter_options(read), gpu_counts(gpus or os.environ.get("WORLD_SIZE", "1")), bool(gpus))
+    return Planned(
+        read,
+        adapter_options(read),
+        gpu_counts(gpus or str(number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)))),
+        bool(gpus),
+    )
 
 
 def _root(paths: list[str], sources: list[str], output: Path | None) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import io
-import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
@@ -18,11 +17,12 @@ from kohya_bucket.buckets.choices import EXTRACTIONS, described
 from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
-from kohya_bucket.checks import nearest, one_of, path_meant
+from kohya_bucket.checks import nearest, number_of_launch, one_of, path_meant
 from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
 from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.inputs import open_input
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -154,7 +154,7 @@ def gpu_counts(text: str) -> list[int]:
 
 
 def _is_made_here(file: Path) -> bool:
-    with file.open("rb") as start:
+    with open_input(file) as start:
         return MADE_BY.encode() in start.read(4096)
 
 
@@ -394,7 +394,7 @@ class ClusterOptions:
             if self.concurrency is not None:
                 raise ConfigError("--concurrency says how many encoders Ray starts: add --engine ray, or leave it out")
             return False
-        if os.environ.get("WORLD_SIZE", "1") != "1":
+        if number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)) != 1:
             raise ConfigError("--engine ray starts its processes itself: start the command once, without torchrun")
         return True
 

@@ -27,6 +27,7 @@ from kohya_bucket.images.remote import is_url, list_remote
 from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.sdscripts.config.files import supported_extensions
 from kohya_bucket.texts import counted, parse_json, read_text, some
 
@@ -122,7 +123,7 @@ def _files_of(name: str) -> list[str]:
 def _arrow_files(folder: Path) -> list[str]:
     state = folder / _STATE
     try:
-        data = parse_json(read_text(state, None))
+        data = parse_json(read_text(state, MAX_TABLE_BYTES))
         names = [entry["filename"] for entry in data["_data_files"]]
         if not all(isinstance(name, str) and name == Path(name).name for name in names):
             raise ValueError(f"its files are {names!r}")
@@ -295,7 +296,7 @@ def _lines(file: Path | None, images: int) -> list[str | None]:
     if file is None:
         return [None] * images
     try:
-        lines: list[str | None] = [*read_text(file, None).splitlines()]
+        lines: list[str | None] = [*read_text(file, MAX_TABLE_BYTES).splitlines()]
     except ConfigError as error:
         raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
     if len(lines) != images:

@@ -178,7 +178,7 @@ def from_musubi_config(
             images = reading.table(paths)
             images = images.without(reading.undecodable(images))
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
-        images = replace(images, repeats=images.repeats * max(keys.num_repeats, 0), captions=endings)
+        images = replace(images, repeats=images.repeats * keys.times, captions=endings)
         focus = focus_of(adapter, images.paths)
         subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts, focus))
     findings = _serious(read.findings)

@@ -7,6 +7,7 @@ from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.remote import is_url, read_remote
+from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_input
 from kohya_bucket.texts import parse_json
 
 
@@ -18,7 +19,7 @@ def caption_beside(image: str, ending: str) -> str | None:
     """
     beside = f"{image.rpartition('.')[0]}{ending}" if is_url(image) else str(Path(image).with_suffix(ending))
     try:
-        content = read_remote(beside) if is_url(image) else Path(beside).read_bytes()
+        content = read_remote(beside) if is_url(image) else read_input(beside, MAX_CAPTION_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

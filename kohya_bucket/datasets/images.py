@@ -16,7 +16,7 @@ from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import BucketRule, check_rule
-from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.checks import array_of
 from kohya_bucket.datasets.items import (
     DatasetKeywords,
@@ -24,14 +24,16 @@ from kohya_bucket.datasets.items import (
     ItemSettings,
     PixelRange,
     Transform,
+    check_size,
     cover_size,
     register_bucket_collation,
 )  # fmt: skip
 from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_images
-from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
+from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes, explained
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus, unfound
+from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.listing import are_there
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture
@@ -303,8 +305,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     def _fit(self, number: int, at: int) -> Fit:
         def fit(size: tuple[int, int]) -> tuple[int, int]:
-            if at != self.bucket_indices[number] or size != tuple(self.sizes[number].tolist()):
-                # Trained in another bucket than its own, or replaced after its header was read.
+            if at != self.bucket_indices[number] or size != as_pair(self.sizes[number]):
                 return cover_size(size, self.bucket_set[at])
             width, height = self.resized_sizes[number].tolist()
             return width, height
@@ -313,8 +314,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     def _picture(self, number: int, at: int) -> Picture:
         if self.settings.fast:
-            return cast("FastSource", self.source).picture(number, self._fit(number, at))
-        return Picture.whole(self.source.pixels(number))
+            picture = cast("FastSource", self.source).picture(number, self._fit(number, at))
+        else:
+            picture = Picture.whole(self.source.pixels(number))
+        try:
+            check_size(picture, as_pair(self.sizes[number]))
+        except UnreadableImageError as error:
+            raise explained(self.source.name(number), error) from error
+        return picture
 
     def _item(self, number: int, at: int, picture: Picture) -> dict[str, Any]:
         name, caption = self.source.name(number), self.source.caption(number)

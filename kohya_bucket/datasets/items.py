@@ -22,6 +22,7 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
+from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture, to_pixels
 from kohya_bucket.images.resize import choose_interpolation, resize_and_crop, to_floats
@@ -207,6 +208,17 @@ class ItemSettings:
             original_size=torch.tensor(size, dtype=torch.int64),
             crop_ltrb=torch.from_numpy(crop[0].astype(np.float32)),
         )
+
+
+def check_size(picture: Picture, size: tuple[int, int]) -> None:
+    """Refuse an image whose bucket was chosen for another (width, height): most of it might be cut off.
+
+    Raises:
+        UnreadableImageError: it has changed since, or its size was stated wrongly.
+    """
+    if picture.size != size:
+        width, height = picture.size
+        raise UnreadableImageError(f"{width}x{height} pixels, but {size[0]}x{size[1]} when its bucket was chosen")
 
 
 def cover_size(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from kohya_bucket.datasets.items import (
     ItemSettings,
     PixelRange,
     Transform,
+    check_size,
     register_bucket_collation,
 )
 from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, explained
@@ -148,7 +149,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _SEED_BITS = (1 << 64) - 1
-_Sample = tuple[Any, tuple[int, int], str, str]
+_Sample = tuple[Any, tuple[int, int], tuple[int, int], str, str]
 
 register_bucket_collation()
 
@@ -296,7 +297,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             try:
                 items.append(self._item(bucket, sample))
             except UnreadableImageError as error:
-                bad.append(explained(sample[2], error))
+                bad.append(explained(sample[3], error))
                 if self._settings.on_bad_image == "stop":
                     raise bad[0] from error
                 counts.left_out += 1
@@ -332,7 +333,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                 continue
             width, height = placement.resized_sizes[0].tolist()
             caption = caption_of_cell(text, name)
-            yield bucket, (at_rest(cell), (width, height), name, caption)
+            yield bucket, (at_rest(cell), size, (width, height), name, caption)
         if counts.unplaced > 3:
             _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)
 
@@ -353,10 +354,11 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._passed = True
 
     def _item(self, bucket: Bucket, sample: _Sample) -> Item:
-        cell, resized, name, caption = sample
+        cell, size, resized, name, caption = sample
 
         def fit(_: tuple[int, int]) -> tuple[int, int]:
             return resized
 
         picture = cell_picture(cell, self._obey_exif, fit if self._settings.fast else None)
+        check_size(picture, size)
         return self._settings.item(picture, bucket, fit, name, caption)

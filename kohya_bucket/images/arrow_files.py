@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
 from typing import Any
 
 import numpy as np
@@ -11,27 +11,37 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.inputs import open_input, read_input
 
+_MAGIC = b"PAR1"
+_MOST_BYTES = 1 << 32
 ROWS_PER_BYTE = 8  # more is nothing that was ever written: even a row of constants has a path or a checksum
 _BYTES_PER_BYTE = 1000
 _SMALL = 1 << 26
+TEXTS = ("string", "large_string", "string_view")  # as Arrow names its types
 
 
-def read_table(source: Any, columns: list[str] | None = None) -> Any:
-    """The table in a Parquet file that is open or a buffer.
+def parquet_bytes(path: str | os.PathLike[str], limit: int = _MOST_BYTES) -> bytes:
+    """The whole of a Parquet file.
 
-    Read on this thread alone: pyarrow's own threads may let go of a Python object after the interpreter has ended,
-    which aborts the process (apache/arrow #34314).
+    Raises:
+        ValueError: it neither begins nor ends as one.
+        OSError: it cannot be read, is no file, or longer than `limit`.
     """
-    _, pq = pyarrow_modules()
-    with pq.ParquetFile(source) as file:
-        return file.read(columns=columns, use_threads=False)
+    with open_input(path) as file:
+        begin = file.read(len(_MAGIC))
+        file.seek(max(0, os.fstat(file.fileno()).st_size - len(_MAGIC)))
+        if begin != _MAGIC or file.read(len(_MAGIC)) != _MAGIC:
+            raise ValueError("it is no Parquet file")
+    return read_input(path, limit)
 
 
 def bounded_table(data: Any, columns: list[str]) -> Any:
     """`columns` of a Parquet file in memory that anybody may have written, whose texts are valid UTF-8.
 
-    Its own statements of how many rows and bytes it holds are looked at before it is unpacked.
+    Its own statements of how many rows and bytes it holds are looked at before it is unpacked. All is read on this
+    thread: pyarrow's own may let go of a Python object after the interpreter has ended, which aborts the process
+    (apache/arrow #34314).
 
     Raises:
         ValueError: it states more than its length allows, or lacks a column.
@@ -62,6 +72,15 @@ def numpy_of(column: Any) -> npt.NDArray[Any]:
         return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[here].view(np.bool_)
     name = str(array.type)
     return np.frombuffer(data, {"float": "float32", "halffloat": "float16"}.get(name, name))[here]
+
+
+def holds_plain(column: Any, *, numbers: bool = True) -> bool:
+    """Whether a column holds texts or, with `numbers`, numbers; also where each different one is stored once."""
+    pa, _ = pyarrow_modules()
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if str(kind) in TEXTS:
+        return True
+    return numbers and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def checked_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -112,9 +131,11 @@ def arrow_of(values: npt.NDArray[Any]) -> Any:
 def is_marked(path: str, key: bytes) -> bool:
     """Whether a file is a Parquet file with `key` in its metadata, and whole enough to tell."""
     _, pq = pyarrow_modules()
-    with suppress(KohyaBucketError, OSError), as_damage(path, error=KohyaBucketError), pq.ParquetFile(path) as file:
-        return key in (file.schema_arrow.metadata or {})
-    return False
+    try:
+        with as_damage(path, error=KohyaBucketError), open_input(path) as opened, pq.ParquetFile(opened) as file:
+            return key in (file.schema_arrow.metadata or {})
+    except (KohyaBucketError, OSError):
+        return False
 
 
 def pyarrow_modules() -> tuple[Any, Any]:

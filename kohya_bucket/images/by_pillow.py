@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import io
 import os
 from typing import BinaryIO
 
@@ -30,6 +31,23 @@ _PLUGINS = {
     ImageFormat.JXL: ("pillow_jxl", "pillow-jxl-plugin"),
 }
 ORIENTATION = 0x0112
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns an image upright, by its EXIF orientation."""
+
+# Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
+_TURNED_BY_PILLOW = (ImageFormat.TIFF, ImageFormat.HEIC)
+_TELLING_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+_PNG_HEADER = 33
+_NO_PIXELS = b"\0\0\0\0IDAT\x35\xaf\x06\x1e\0\0\0\0IEND\xae\x42\x60\x82"
+TOO_MUCH_TEXT = "its text or profile is larger than Pillow reads (PIL.PngImagePlugin.MAX_TEXT_CHUNK)"
 
 
 @functools.cache
@@ -61,7 +79,8 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
             width, height = image.size
             refuse_large(width, height)
             found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
-            return width, height, _orientation(image, found), found
+            turned = orientation_in(_metadata(image, file) if found is ImageFormat.PNG else image)
+            return width, height, 1 if found in _TURNED_BY_PILLOW else turned, found
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
@@ -75,6 +94,8 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
     except OSError as error:
         raise UnreadableImageError(explain_os_error(error)) from None
     except Exception as error:
+        if "MAX_TEXT" in str(error):
+            raise UnreadableImageError(TOO_MUCH_TEXT) from None
         # Plugins of Pillow raise whatever their parsing of damaged data ran into.
         raise UnreadableImageError(
             f"its {kind.name} header is damaged ({type(error).__name__}: {in_short(error)})"
@@ -100,16 +121,35 @@ def too_many_pixels(limit: int) -> str:
     return f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
 
 
-def _orientation(image: Image.Image, kind: ImageFormat) -> int:
-    # Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
-    if kind in (ImageFormat.TIFF, ImageFormat.HEIC):
-        return 1
+def orientation_in(image: Image.Image) -> int:
+    """What `PIL.ImageOps.exif_transpose` applies, 1 to 8: by EXIF, or else by XMP. 1 where Pillow cannot read it."""
     try:
-        # PNG would decode its pixels first, in search of an EXIF block behind them.
-        value = image.getexif().get(ORIENTATION, 1) if kind is not ImageFormat.PNG or "exif" in image.info else 1
-    except Exception:
+        # PNG's own method decodes the pixels first, in search of a block behind them
+        value = Image.Image.getexif(image).get(ORIENTATION, 1)
+        return int(value) if value in TURNS else 1
+    except Exception:  # of damaged blocks whatever their parser ran into
         return 1
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _metadata(image: Image.Image, file: BinaryIO) -> Image.Image:
+    """A PNG that holds the texts and EXIF blocks of an open one, also those behind its pixels, and no pixels."""
+    file.seek(0)
+    parts, at, animated, pixels = [file.read(_PNG_HEADER)], _PNG_HEADER, getattr(image, "is_animated", False), False
+    while len(chunk := _chunk_at(file, at)) == 8:
+        length, name = int.from_bytes(chunk[:4], "big"), chunk[4:]
+        pixels |= name == b"IDAT"
+        if name == b"IEND" or (pixels and animated and name == b"fcTL"):  # where Pillow ends
+            break
+        if name in _TELLING_CHUNKS:
+            file.seek(at)
+            parts.append(file.read(12 + length))
+        at += 12 + length
+    return Image.open(io.BytesIO(b"".join([*parts, _NO_PIXELS])))
+
+
+def _chunk_at(file: BinaryIO, at: int) -> bytes:
+    file.seek(at)
+    return file.read(8)
 
 
 def _first_bytes(file: BinaryIO) -> str:

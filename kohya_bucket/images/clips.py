@@ -23,7 +23,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.by_pillow import pixel_limit
-from kohya_bucket.images.formats import UnreadableImageError, explain_os_error, frame_endings
+from kohya_bucket.images.formats import UnreadableImageError, explain_os_error, frame_endings, is_listed
 from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
@@ -136,7 +136,7 @@ def _packets(container: Any, stream: Any) -> int:
 
 def _of_images(folder: str) -> ClipRow:
     # a folder of such a name is taken too, as by musubi-tuner, and cannot be read
-    frames = [name for name in os.listdir(folder) if os.path.splitext(name)[1] in frame_endings()]
+    frames = [name for name in filter(is_listed, os.listdir(folder)) if os.path.splitext(name)[1] in frame_endings()]
     if not frames:
         raise UnreadableImageError("a folder without images")
     first = min(frames)

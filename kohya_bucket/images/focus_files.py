@@ -9,9 +9,9 @@ smallest rectangle around all is taken. `buckets/focus.py` says what a rectangle
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import math
-import mmap
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -27,9 +27,10 @@ from kohya_bucket.buckets.focus import NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError, as_damage
-from kohya_bucket.images.arrow_files import numpy_of, read_table
+from kohya_bucket.images.arrow_files import bounded_table, holds_plain, numpy_of
 from kohya_bucket.images.listing import are_there, file_key
 from kohya_bucket.images.remote import is_url
+from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
 BESIDE = "beside"  # in place of a file's name: look beside each image
@@ -84,7 +85,7 @@ def _table(
     """(folder, N names relative to it, [N + 1, 4] their rectangles and one of NaN, N names as `_inside` says them)."""
     folder = os.path.join(file_key(os.path.dirname(path)), "")
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
-    names, rectangles = by_columns(path)
+    names, rectangles = by_columns(path, read_input(path, MAX_TABLE_BYTES))
     keys = names
     text = "/" + "/".join(names)
     if os.name == "nt" or any(odd in text for odd in _ODD_NAMES):
@@ -104,30 +105,31 @@ def _none(count: int) -> FloatArray:
     return np.full((count, 4), np.nan)
 
 
-def _json_lines(path: str) -> tuple[list[str], FloatArray]:
+def _json_lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
     """By pyarrow where it is installed, in a quarter of the time."""
     try:
         pa, reader = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.json")
     except ImportError:
-        return _lines(path)
+        return _lines(path, data)
+    if b"null" in data:  # a row of it ends the process in pyarrow
+        return _lines(path, data)
     schema = pa.schema([("image", pa.string()), ("focus", pa.list_(pa.float64()))])
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data.find(b"null") >= 0:  # a row of it ends the process in pyarrow
-                return _lines(path)
         table = reader.read_json(
-            path, reader.ReadOptions(block_size=1 << 22),
+            pa.BufferReader(data), reader.ReadOptions(block_size=1 << 22),
             reader.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
         )  # fmt: skip
         found = _from_arrow(table)
-    except (pa.ArrowException, OSError, ValueError):  # ValueError: of an empty file
+    except (pa.ArrowException, ValueError):  # ValueError: of an empty file
         found = None
-    return found or _lines(path)
+    return found or _lines(path, data)
 
 
-def _parquet(path: str) -> tuple[list[str], FloatArray]:
+def _parquet(path: str, data: bytes) -> tuple[list[str], FloatArray]:
     with as_damage(f"{path}: cannot be read as a table with the columns image and focus", error=ConfigError):
-        table = read_table(path, ["image", "focus"])
+        table = bounded_table(data, ["image", "focus"])
+        if not holds_plain(table.column("image"), numbers=False):
+            raise ValueError(f"its column 'image' holds {table.column('image').type}, but must hold texts")
         found = _from_arrow(table)
         return found or _columns(_row(row, f"{path}, row {k}") for k, row in enumerate(table.to_pylist(), 1))
 
@@ -164,11 +166,11 @@ def _columns(rows: Iterable[Row]) -> tuple[list[str], FloatArray]:
     return [name for name, _ in found], np.array([box for _, box in found], dtype=np.float64).reshape(-1, 4)
 
 
-def _lines(path: str) -> tuple[list[str], FloatArray]:
+def _lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
     """Many lines at a time; one by one where any of them is no row."""
     names, rectangles, number = list[str](), [_none(0)], 1
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig") as file:
             while lines := list(islice(file, _LINES)):
                 numbered = ((line, f"{path}, line {k}") for k, line in enumerate(lines, number) if line.strip())
                 more = _at_once(lines) or _columns(_row(_parsed(line, where), where) for line, where in numbered)

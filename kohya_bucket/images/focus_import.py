@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from kohya_bucket.errors import ConfigError, as_damage
+from kohya_bucket.images.listing import list_images
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.texts import counted, parse_json, read_text
 
-_MOST_BYTES = 1 << 32
 _YOLO = re.compile(r"\d+ [-+.]*\d")
 _UPLOADED = re.compile(r"[0-9a-f]{8}-(?=.)")  # what Label Studio puts before the names of uploaded files
 
@@ -52,7 +53,7 @@ def read_boxes(source: str) -> Iterator[Box]:
         yield from _yolo(source)
         return
     try:
-        data = parse_json(read_text(source, _MOST_BYTES))
+        data = parse_json(read_text(source, MAX_TABLE_BYTES))
     except ValueError as error:
         wanted = "a COCO or Label Studio file, or a folder of YOLO's text files"
         raise ConfigError(f"{source} is not JSON ({error}): give {wanted}") from None
@@ -135,23 +136,21 @@ def _file_of(address: str) -> str:
 
 def _yolo(folder: str) -> Iterator[Box]:
     found = False
-    for base, _, names in sorted(os.walk(folder)):
-        for name in sorted(name for name in names if name.lower().endswith(".txt")):
-            path = os.path.join(base, name)
-            lines = {f"{path}, line {k}": line.split() for k, line in enumerate(read_text(path).split("\n"), 1)}
-            lines = {where: words for where, words in lines.items() if words}
-            if not _YOLO.match(" ".join(next(iter(lines.values()), ()))):
-                continue  # a caption, or a list of classes
-            for where, words in lines.items():
-                if len(words) not in (5, 6):  # the sixth is how sure a detector was
-                    raise ConfigError(
-                        f"{where}: has {counted(len(words), 'value')}, but a box is: class x y width height; export "
-                        "boxes, not outlines or key points"
-                    )
-                x, y, width, height = _numbers(words[1:5], 4, f"{where}: the box")
-                sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
-                found = True
-                yield Box(os.path.splitext(os.path.relpath(path, folder))[0], words[0], sides, None, where)
+    for path in list_images(folder, extensions=[".txt"]):
+        lines = {f"{path}, line {k}": line.split() for k, line in enumerate(read_text(path).split("\n"), 1)}
+        lines = {where: words for where, words in lines.items() if words}
+        if not _YOLO.match(" ".join(next(iter(lines.values()), ()))):
+            continue  # a caption, or a list of classes
+        for where, words in lines.items():
+            if len(words) not in (5, 6):  # the sixth is how sure a detector was
+                raise ConfigError(
+                    f"{where}: has {counted(len(words), 'value')}, but a box is: class x y width height; export "
+                    "boxes, not outlines or key points"
+                )
+            x, y, width, height = _numbers(words[1:5], 4, f"{where}: the box")
+            sides = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+            found = True
+            yield Box(os.path.splitext(os.path.relpath(path, folder))[0], words[0], sides, None, where)
     if not found:
         raise ConfigError(f"{folder}: no text file in it has boxes, which are lines of: class x y width height")
 

@@ -81,6 +81,12 @@ def frame_endings() -> frozenset[str]:
     return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
 
 
+def is_listed(name: str) -> bool:
+    """Whether a file or folder in a folder counts: as in the trainers' own lists, not what begins with a dot (of
+    notebooks and macOS, beside what is meant); nor the folder in which macOS keeps more of that."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
 def sniff(head: bytes) -> ImageFormat:
     """Format by the first bytes of a file (32 are enough)."""
     for kind, beginnings in _BEGINNINGS.items():
@@ -141,6 +147,22 @@ def _raised_here(error: BaseException) -> bool:
     while at is not None and at.tb_next is not None:
         at = at.tb_next
     return at is not None and at.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
+_REMEDIES = {
+    "MAX_TEXT": "save it without its text",
+    **dict.fromkeys(("MAX_IMAGE_PIXELS", "decompression bomb", "no memory for"), "make it smaller"),
+    "its bucket was chosen": "run again, if it was just edited",
+}  # by a part of the reason
+
+
+def what_to_do(*reasons: str) -> str:
+    """What helps images that have no size or are not decoded, for these reasons."""
+    found = dict.fromkeys(
+        next((remedy for sign, remedy in _REMEDIES.items() if sign in reason), "repair or remove it")
+        for reason in reasons
+    )
+    return ", or ".join(found)
 
 
 def in_short(error: BaseException) -> str:

@@ -11,10 +11,11 @@ import stat
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
-from zlib import crc32
+from zlib import crc32, decompressobj, error
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
 from kohya_bucket.images.remote import HEAD_BYTES, HeaderFile, Pieces, RemoteFile, Source, is_url, length_of, read_at
+from kohya_bucket.inputs import READING
 
 ORIENTATIONS = {
     2: "mirrored left to right",
@@ -29,22 +30,41 @@ ORIENTATIONS = {
 
 _ORIENTATION, _SHORT = 0x0112, 3
 _ENTRY = 12
+_TYPES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}  # bytes of a value
+_Unpack = Callable[[bytes, int], tuple[int, ...]]
 
 
-def orientation_of(tiff: bytes) -> int:
-    """EXIF orientation, 1 to 8, from a TIFF block; 1 (stored upright) where there is none or it is damaged."""
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None or len(tiff) < 8:
-        return 1
-    start = struct.unpack_from(f"{order}I", tiff, 4)[0] + 2
-    if start > len(tiff):
-        return 1
-    count = min(struct.unpack_from(f"{order}H", tiff, start - 2)[0], (len(tiff) - start) // _ENTRY)
-    for at in range(start, start + _ENTRY * count, _ENTRY):
-        tag, kind, value = struct.unpack_from(f"{order}HH4xH", tiff, at)
+def _reading(order: str, shift: int) -> tuple[_Unpack, _Unpack, _Unpack, int]:
+    return (*(struct.Struct(order + kinds).unpack_from for kinds in ("I", "H", "HHII")), shift)  # type: ignore[return-value]
+
+
+# By its first bytes how a block is read, and where in four bytes the first two are.
+_BLOCKS = {b"II*\0": _reading("<", 0), b"MM\0*": _reading(">", 16)}
+
+
+def exif_orientation(tiff: bytes) -> int | None:
+    """EXIF orientation of a TIFF block, 1 (also for values that there are not) to 8; 0 where it states none; None where
+    only Pillow can tell: of a damaged block, or of values of another type."""
+    reading = _BLOCKS.get(tiff[:4])
+    if reading is None or len(tiff) < 8:
+        return None
+    long, short, entry, shift = reading
+    start, size = long(tiff, 4)[0] + 2, len(tiff)
+    if start > size:
+        return None
+    end = start + _ENTRY * min(short(tiff, start - 2)[0], (size - start) // _ENTRY)
+    for at in range(start, end, _ENTRY):
+        tag, kind, count, value = entry(tiff, at)
         if tag == _ORIENTATION:
-            return value if kind == _SHORT and 1 <= value <= 8 else 1
-    return 1
+            others = range(at + _ENTRY, end, _ENTRY) if tiff.find(tiff[at : at + 2], at + _ENTRY, end) >= 0 else ()
+            if kind != _SHORT or count != 1 or any(entry(tiff, k)[0] == _ORIENTATION for k in others):
+                return None
+            value = value >> shift & 0xFFFF
+            return value if 1 <= value <= 8 else 1
+        length = count * _TYPES.get(kind, 0)
+        if length > 4 and value + length > size:  # nothing behind it is read
+            return None
+    return 0
 
 
 def say_orientations(orientations: Iterable[int]) -> str:
@@ -56,11 +76,12 @@ def say_orientations(orientations: Iterable[int]) -> str:
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the kind of colours
 _DEPTH_AND_COLOR = frozenset(depth << 8 | color for color, depths in _DEPTHS.items() for depth in depths)
 _MAX_CHUNKS = 256
+_MAX_PIXEL_CHUNKS = 1 << 14
 _MAX_EXIF = 1 << 16
 _PNG = int(ImageFormat.PNG)
 _PNG_BEGIN = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
-# Signature and IHDR: its beginning, width, height, depth and colour, filter, checksum; then the next chunk's name.
-_png_header = struct.Struct(">16sIIHxBxI4x4s").unpack_from
+# Signature and IHDR: beginning, width, height, depth and colour, filter, checksum; length and name of the next chunk.
+_png_header = struct.Struct(">16sIIHxBxII4s").unpack_from
 _PNG_HEADER_BYTES = 41
 _png_chunk = struct.Struct(">I4s").unpack_from
 
@@ -72,38 +93,106 @@ def read_png(head: bytes, source: Source) -> HeaderRow | None:
     """
     if len(head) < _PNG_HEADER_BYTES:
         return None
-    begin, width, height, depth_and_color, filtering, checksum, next_chunk = _png_header(head)
+    begin, width, height, depth_and_color, filtering, checksum, length, next_chunk = _png_header(head)
     if begin != _PNG_BEGIN or depth_and_color not in _DEPTH_AND_COLOR or filtering or crc32(head[12:29]) != checksum:
         return None
     if width > MAX_SIDE or height > MAX_SIDE:
         return None
     if next_chunk == b"IDAT":
-        return width, height, 1, _PNG
+        return (width, height, 1, _PNG) if _ends_in_pixels(head, source, 33, length) else None
     orientation = _png_orientation(head, source)
-    return None if orientation is None else (width, height, orientation, _PNG)
+    return None if orientation is None else (width, height, orientation or 1, _PNG)
+
+
+# Chunks that may hold an orientation, or more text than Pillow reads; and how texts that hold one begin.
+_TOLD = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP"))
+_TELLING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0", b"exif\0", b"xmp\0")
+_TEXT = 1 << 20  # bytes, unpacked: Pillow's limit for one text, and 64 times as much for all
+_PACKED = 1000  # bytes, packed, that never hold so much
 
 
 def _png_orientation(head: bytes, source: Source) -> int | None:
-    """Follow the chunks up to IDAT; the orientation met on the way, None if IDAT is not reached."""
-    orientation = 1
-    at = 33
+    """Follow the chunks up to IDAT; the orientation met on the way, 0 for none. None if IDAT is not reached, or only
+    Pillow can tell."""
+    orientation, at, texts = -1, 33, 0
     for _ in range(_MAX_CHUNKS):
         chunk = head[at : at + 8] if at + 8 <= len(head) else read_at(source, at, 8)
         if len(chunk) < 8:
             return None
         length, name = _png_chunk(chunk)
         if name == b"IDAT":
-            return orientation
+            return max(orientation, 0) if _ends_in_pixels(head, source, at, length) else None
         if name == b"eXIf":
-            orientation = orientation_of(read_at(source, at + 8, min(length, _MAX_EXIF)))
+            found = exif_orientation(_part(head, source, at + 8, min(length, _MAX_EXIF)))
+            if orientation >= 0 or not found:
+                return None
+            orientation = found
+        elif name in _TOLD and (name != b"iCCP" or length > _PACKED):
+            texts += length if name == b"tEXt" else max(length, _TEXT)
+            if texts > 64 * _TEXT or not _is_plain(name, head, source, at + 8, length):
+                return None
         at += 12 + length
     return None
+
+
+def _part(head: bytes, source: Source, at: int, length: int) -> bytes:
+    return head[at : at + length] if at + length <= len(head) else read_at(source, at, length)
+
+
+def _is_plain(name: bytes, head: bytes, source: Source, at: int, length: int) -> bool:
+    """Whether a text or a profile holds no orientation, and not more than Pillow reads."""
+    if _part(head, source, at, min(length, 32)).startswith(_TELLING):
+        return False
+    if name == b"tEXt" or length <= _PACKED:
+        return True
+    if name == b"iTXt" or length > _TEXT:
+        return False
+    data = _part(head, source, at, length)
+    unpacking = decompressobj()
+    try:
+        unpacking.decompress(data[data.find(0) + 2 :], _TEXT)
+    except error:
+        return False
+    return not unpacking.unconsumed_tail
+
+
+def _ends_in_pixels(head: bytes, source: Source, at: int, length: int) -> bool:
+    """Whether behind the first IDAT, which is there, nothing follows that could hold an orientation.
+
+    Where all IDAT but the last are of one length, two looks tell; else each is passed. At an address, where a look is a
+    request, nobody looks behind what was read.
+    """
+    step = 12 + length
+    if isinstance(source, int):
+        size = os.lseek(source, 0, os.SEEK_END)
+    elif isinstance(source, RemoteFile) and len(head) == HEAD_BYTES:
+        return True
+    else:
+        size = length_of(source)
+    last = at + max(0, size - 13 - at) // step * step
+    chunk = read_at(source, last, 8)
+    if len(chunk) == 8:
+        length, name = _png_chunk(chunk)
+        if name == b"IDAT" and last + 24 + length == size:
+            return True
+    for _ in range(_MAX_PIXEL_CHUNKS):
+        at += step
+        chunk = _part(head, source, at, 8)
+        if len(chunk) < 8:
+            return True
+        length, name = _png_chunk(chunk)
+        if name in _TOLD:
+            return False
+        step = 12 + length
+    return True
 
 
 _FRAME = frozenset((0xC0, 0xC1, 0xC2))
 _SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _SCAN = 0xDA
 _APP1 = 0xE1
+_MARK = b"Exif\0\0"  # precedes the block; of WebP some programs keep it
+_XMP, _XMP_BEGIN = b"tiff:Orientation", b"http:/"
 _MAX_SEGMENTS = 1024
 _REFILL = 4096
 _JPEG = int(ImageFormat.JPEG)
@@ -114,13 +203,14 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
     """(width, height, orientation, format), or None where only a full decoder can tell.
 
     Segments are followed up to the first scan, as decoders do; what lies between the headers (profiles,
-    previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding
-    and anything else unusual are left to the decoder.
+    previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding, EXIF in
+    several segments, an orientation in XMP alone and anything else unusual are left to the decoder.
     """
     if not head.startswith(b"\xff\xd8\xff"):
         return None
-    width, height, orientation = -1, -1, 1
+    width, height, orientation = -1, -1, -1
     base, at, end = 0, 2, len(head)
+    xmp: tuple[tuple[int, int], ...] = ()
     for _ in range(_MAX_SEGMENTS):
         if at + 10 > end:
             base += at
@@ -132,29 +222,35 @@ def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
         if ff != 0xFF or length < 2:
             return None
         if marker in _SKIPPED:
-            if marker == _APP1 and head[at + 4 : at + 10] == b"Exif\0\0":
+            if marker == _APP1 and head.startswith(_MARK, at + 4):
                 block = head[at + 10 : at + 2 + length]
                 cut = len(block) < length - 8
-                orientation = orientation_of(read_at(source, base + at + 10, length - 8) if cut else block)
+                found = exif_orientation(read_at(source, base + at + 10, length - 8) if cut else block)
+                if found is None or orientation >= 0:  # several segments are one block
+                    return None
+                orientation = found
+            elif marker == _APP1 and head.startswith(_XMP_BEGIN, at + 4):
+                xmp += ((base + at + 4, length - 2),)
         elif marker in _FRAME:
             if width >= 0 or head[at + 4] != 8 or head[at + 9] not in (1, 3, 4):
                 return None
             width, height = head[at + 7] << 8 | head[at + 8], head[at + 5] << 8 | head[at + 6]
         elif marker == _SCAN and width >= 0 and at + 2 + length <= end:
-            return width, height, orientation, _JPEG
+            if xmp and orientation < 1 and any(_XMP in read_at(source, *part) for part in xmp):
+                return None
+            return width, height, orientation if orientation > 1 else 1, _JPEG
         else:
             return None
         at += 2 + length
     return None
 
 
-_HAS_EXIF = 0x08
+_HAS_EXIF, _HAS_XMP = 0x08, 0x04
 _CANVAS_BYTES = 10
 _FIRST_CHUNK = 30
 _WEBP_CHUNKS = 64
 # A chunk's name and length, and most EXIF blocks whole.
 _LOOK = 2048
-_MARK = b"Exif\0\0"  # some programs keep what precedes the block in JPEG files
 _webp_header = struct.Struct("<4sI4s4sIB").unpack_from
 _webp_chunk = struct.Struct("<4sI").unpack_from
 _int = int.from_bytes
@@ -178,8 +274,11 @@ def read_webp(head: bytes, source: Source) -> HeaderRow | None:
     if kind == b"VP8X":
         if length != _CANVAS_BYTES:
             return None
-        if first & _HAS_EXIF:
-            reached, orientation = _webp_orientation(head, source)
+        if first & (_HAS_EXIF | _HAS_XMP):
+            reached, found = _webp_orientation(head, source, first)
+            if found is None:
+                return None
+            orientation = found
     if reached < end and (reached < HEAD_BYTES or length_of(source) < end):
         return None
     if kind == b"VP8X":
@@ -197,8 +296,8 @@ def read_webp(head: bytes, source: Source) -> HeaderRow | None:
     return None
 
 
-def _webp_orientation(head: bytes, source: Source) -> tuple[int, int]:
-    """(how far the file was seen to reach, the orientation)."""
+def _webp_orientation(head: bytes, source: Source, flags: int) -> tuple[int, int | None]:
+    """(how far the file was seen to reach, the orientation); None where only Pillow can tell."""
     at, start, reached = _FIRST_CHUNK, 0, len(head)
     for _ in range(_WEBP_CHUNKS):
         if at + 8 > reached:
@@ -210,12 +309,17 @@ def _webp_orientation(head: bytes, source: Source) -> tuple[int, int]:
                 break
         name, length = _webp_chunk(head, at - start)
         at += 8
-        if name == b"EXIF":
+        if (name == b"EXIF" and flags & _HAS_EXIF) or (name == b"XMP " and flags & _HAS_XMP):
+            if name == b"XMP " and flags & _HAS_EXIF:
+                return reached, None  # the order is free, and EXIF is asked first
             if at + length > reached:
                 head, start = read_at(source, at, min(length, _MAX_EXIF)), at
+            if name == b"XMP ":
+                return reached, None if head.find(_XMP, at - start, at - start + length) >= 0 else 1
             if head.startswith(_MARK, at - start):
                 at, length = at + len(_MARK), length - len(_MARK)
-            return reached, orientation_of(head[at - start : at - start + length])
+            found = exif_orientation(head[at - start : at - start + length])
+            return reached, None if not found and (found is None or flags & _HAS_XMP) else max(found or 0, 1)
         at += length + (length & 1)
     return reached, 1
 
@@ -223,8 +327,6 @@ def _webp_orientation(head: bytes, source: Source) -> tuple[int, int]:
 # By the first byte; each reader looks at the rest of the signature itself.
 _readers: list[Callable[[bytes, Source], HeaderRow | None]] = [lambda _, __: None] * 256
 _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
-# A named pipe that happens to be called x.png must not block; Windows must not translate line ends.
-_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def read_header(path: str) -> HeaderRow:
@@ -234,7 +336,7 @@ def read_header(path: str) -> HeaderRow:
         UnreadableImageError: the size cannot be told; the text says why.
     """
     try:
-        fd = os.open(path, _READING)
+        fd = os.open(path, READING)
     except (OSError, ValueError) as error:
         # Asked only now, so that ordinary paths pay nothing for it.
         if is_url(path):

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
-from kohya_bucket.images.arrow_files import ROWS_PER_BYTE, pyarrow_modules
+from kohya_bucket.images.arrow_files import ROWS_PER_BYTE, TEXTS, pyarrow_modules
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.headers import header_of
 from kohya_bucket.images.parallel import check_cancelled
@@ -36,7 +36,6 @@ TABLE_ENDINGS = (".parquet", ".arrow")
 _ROWS_OF_PART = 16
 _BUFFER = 1 << 20
 _BYTES = ("binary", "large_binary", "binary_view")  # as Arrow names its types
-_TEXTS = ("string", "large_string", "string_view")
 _ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
 _KEPT = 384 << 20
 _REMEDY = "copy or build it again"
@@ -312,13 +311,13 @@ def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
         kind = kind.field(at).type
     if str(kind) not in _BYTES:
         held, listed = one_line(kind), ""
-        if str(kind) in _TEXTS:
+        if str(kind) in TEXTS:
             held, listed = "texts", "; if these are paths or addresses, write them to a .txt file and name that"
         raise KohyaBucketError(
             f"{path}: its column {image!r} holds {held}, not the bytes of image files: name the column that does by "
             f"--image-column{listed}"
         )
-    if caption is not None and str(schema.field(caption).type) not in _TEXTS:
+    if caption is not None and str(schema.field(caption).type) not in TEXTS:
         raise KohyaBucketError(
             f"{path}: its column {caption!r} holds {one_line(schema.field(caption).type)}, not texts: name one that "
             "does by --caption-column"

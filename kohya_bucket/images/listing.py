@@ -13,8 +13,9 @@ from contextlib import suppress
 
 from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_listed
 from kohya_bucket.images.remote import is_url, list_remote
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.texts import read_text
 
 
@@ -76,9 +77,9 @@ def list_images(
     """Paths of images, sorted within each source and without repetition.
 
     Args:
-        source: a folder; a file; a pattern such as `data/**/*.jpg`; a `.txt` file with one path or URL per line
-            (relative to its own folder, `#` begins a comment line); a URL of a folder, file or pattern that
-            `fsspec` can read; or several of these.
+        source: a folder, see `is_listed`; a file; a pattern such as `data/**/*.jpg`; a `.txt` file with one path or
+            URL per line (relative to its own folder, `#` begins a comment line); a URL of a folder, file or pattern
+            that `fsspec` can read; or several of these.
         recursive: also look into subfolders of a folder; links to folders are followed, but never in a circle.
         extensions: endings in lower case, with the dot, that count in folders. What is named outright is
             taken whatever its ending.
@@ -119,9 +120,10 @@ def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]
     seen: set[tuple[int, int]] = set()
     _is_new(folder, seen)
     for here, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [name for name in folders if recursive and _is_new(os.path.join(here, name), seen)]
-        inside = os.path.join(here, "")
-        out += [inside + name for name in names if (dot := name.rfind(".")) > 0 and name[dot:].lower() in extensions]
+        inner = filter(is_listed, folders) if recursive else ()
+        folders[:] = [name for name in inner if _is_new(os.path.join(here, name), seen)]
+        inside, listed = os.path.join(here, ""), filter(is_listed, names)
+        out += [inside + name for name in listed if name[name.rfind(".") :].lower() in extensions]
     return out
 
 
@@ -135,5 +137,6 @@ def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
 
 def _from_list(path: str) -> list[str]:
     folder = os.path.dirname(path)
-    named = (line for line in map(str.strip, read_text(path, None).split("\n")) if line and not line.startswith("#"))
+    lines = map(str.strip, read_text(path, MAX_TABLE_BYTES).split("\n"))
+    named = (line for line in lines if line and not line.startswith("#"))
     return list(dict.fromkeys(line if is_url(line) else os.path.join(folder, line) for line in named))

@@ -215,8 +215,7 @@ class MetadataCache:
             f"{file}: not a metadata cache, or damaged", "name another, or build it again", error=KohyaBucketError
         ):
             # Read whole and closed again: a mapped file could not be replaced on Windows.
-            with open(file, "rb") as opened:
-                table = arrow_files.bounded_table(opened.read(), _COLUMNS)
+            table = arrow_files.bounded_table(arrow_files.parquet_bytes(file), _COLUMNS)
             version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"0"))
             if not version:
                 raise ValueError("it has no version")

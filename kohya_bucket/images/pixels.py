@@ -20,14 +20,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.by_pillow import ORIENTATION, load_plugin
-from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff
+from kohya_bucket.images.by_pillow import TURNS, load_plugin, orientation_in
+from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff, what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
 from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.inputs import open_input
 
 Pixels = npt.NDArray[np.uint8]
 Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to that which it is resized to
@@ -74,7 +75,7 @@ def load_pixels(
     except KohyaBucketError:
         raise
     except NO_IMAGE as error:
-        raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
+        raise KohyaBucketError(f"{path}: cannot be read as an image ({error}); {what_to_do(str(error))}") from error
 
 
 def load_picture(
@@ -91,20 +92,23 @@ def load_picture(
     Raises:
         NO_IMAGE: the file is missing, broken or no image.
     """
-    file = io.BytesIO(source) if isinstance(source, bytes) else source
-    try:
-        image = Image.open(file)
-    except UnidentifiedImageError:
-        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as opened:
-            load_plugin(sniff(opened.read(64)))
-        image = Image.open(file)
-    with image:
-        return _picture(image, alpha, obey_exif, fit)
+    with io.BytesIO(source) if isinstance(source, bytes) else open_input(source) as file:
+        try:
+            image = Image.open(file)
+        except UnidentifiedImageError:
+            file.seek(0)
+            load_plugin(sniff(file.read(64)))
+            file.seek(0)
+            image = Image.open(file)
+        try:
+            return _picture(image, alpha, obey_exif, fit)
+        except MemoryError:
+            raise OSError(f"no memory for its {image.width:,}x{image.height:,} pixels") from None
 
 
 def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
     size, scale = image.size, 1
-    orientation = image.getexif().get(ORIENTATION, 1) if obey_exif and image.format in _FORMATS else 1
+    orientation = orientation_in(image) if obey_exif and image.format in _FORMATS else 1
     across = orientation in (5, 6, 7, 8)  # width and height are exchanged
     if fit is not None:
         wanted = fit(size[::-1])[::-1] if across else fit(size)
@@ -123,7 +127,8 @@ def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) 
 
 def _upright(image: Image.Image) -> Image.Image:
     image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
-    return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+    turn = TURNS.get(orientation_in(image))
+    return image if turn is None else image.transpose(turn)
 
 
 def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:

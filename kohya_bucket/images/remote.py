@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, pip_install
-from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.formats import UnreadableImageError, is_listed
 
 HEAD_BYTES = 4096
 """What is read first of every file; a shorter head is the whole file."""
@@ -236,8 +236,9 @@ def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[
         return [url]
     else:
         raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
-    wanted = tuple(extensions)
-    return sorted(system.unstrip_protocol(name) for name in found if name.lower().endswith(wanted))
+    wanted, start = tuple(extensions), len(path.rstrip("/").partition("*")[0])
+    names = (name for name in found if name.lower().endswith(wanted))
+    return sorted(system.unstrip_protocol(name) for name in names if all(map(is_listed, name[start:].split("/"))))
 
 
 @functools.lru_cache(maxsize=64)

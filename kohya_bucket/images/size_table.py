@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, as_damage
-from kohya_bucket.images.arrow_files import pyarrow_modules, read_table
+from kohya_bucket.images.arrow_files import bounded_table, holds_plain, pyarrow_modules, whole
 from kohya_bucket.images.formats import MAX_SIDE
-from kohya_bucket.texts import parse_json, read_regular, read_text
+from kohya_bucket.inputs import MAX_TABLE_BYTES
+from kohya_bucket.texts import one_line, parse_json, read_regular, read_text
 
 _COLUMNS = ("id", "width", "height")
-_MAX_PICKLE = 1 << 30
 _INTS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "LONG4")
 _TEXTS = ("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "STRING", "SHORT_BINSTRING", "BINSTRING")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
@@ -65,7 +65,7 @@ def read_size_table(path: str | Path) -> SizeTable:
 
 
 def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
-    reader = csv.DictReader(io.StringIO(read_text(path, None)))
+    reader = csv.DictReader(io.StringIO(read_text(path, MAX_TABLE_BYTES)))
     try:
         _need(path, reader.fieldnames or [])
         return [(row["id"], row["width"], row["height"]) for row in reader]
@@ -74,7 +74,7 @@ def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
 
 
 def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
-    text = read_text(path, None)
+    text = read_text(path, MAX_TABLE_BYTES)
     with as_damage(f"{path} is not valid JSON", error=KohyaBucketError):
         data = parse_json(text)
     if isinstance(data, dict):
@@ -106,7 +106,7 @@ class _Unpickler(pickle.Unpickler):
 
 def _pickle_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     """Of the mapping in a pickle made of one dict, pairs, ints and strings only."""
-    data = read_regular(path, _MAX_PICKLE)
+    data = read_regular(path, MAX_TABLE_BYTES)
     with as_damage(f"{path} is damaged or no pickle", error=KohyaBucketError):
         if odd := _odd(data):
             raise KohyaBucketError(
@@ -144,15 +144,18 @@ def _odd(data: bytes) -> str | None:
 
 def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     _, pq = pyarrow_modules()
-    file = io.BytesIO(read_regular(path))
+    data = read_regular(path, MAX_TABLE_BYTES)
     with as_damage(f"{path}: damaged or no Parquet file", error=KohyaBucketError):
-        names = pq.read_schema(file).names
+        names = pq.read_schema(io.BytesIO(data)).names
         # A file of `sizes build` names its images by path.
         columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
         _need(path, ["id" if name == "path" else name for name in names])
-        file.seek(0)
-        table = read_table(file, columns)
-    return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
+        table = bounded_table(data, columns)
+        for name in columns:
+            if not holds_plain(table.column(name)):
+                held = f"holds {one_line(table.column(name).type)}, but must hold numbers or texts"
+                raise KohyaBucketError(f"{path}: its column {name!r} {held}")
+        return zip(*(whole(table.column(name)).to_pylist() for name in columns), strict=True)
 
 
 def _need(path: Path, names: Iterable[str]) -> None:
@@ -164,6 +167,8 @@ def _need(path: Path, names: Iterable[str]) -> None:
 def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
     sizes: dict[Any, list[int]] = {}
     for key, width, height in rows:
+        if not isinstance(key, (int, float, str, tuple)):
+            raise KohyaBucketError(f"{path}: the id {str(key)[:100]} is no number and no text")
         if key in sizes:
             raise KohyaBucketError(f"{path}: the id {key!r} occurs twice: every image needs its own")
         try:

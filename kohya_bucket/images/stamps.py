@@ -9,6 +9,7 @@ import stat
 from kohya_bucket.errors import FileChangedError, KohyaBucketError
 from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
+from kohya_bucket.inputs import open_input
 
 Stamp = tuple[int, int]
 """(bytes, mtime_ns) of a file; the latter is 0 where its storage does not tell."""
@@ -57,7 +58,7 @@ def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> 
         data = read_remote(path, offset, offset + length) if length else b""
         found = stamp and stamp_of(path)
     else:
-        with open(path, "rb", buffering=0) as file:
+        with open_input(path) as file:
             file.seek(offset)
             data = file.read(length)
             status = os.fstat(file.fileno())
@@ -84,7 +85,7 @@ def hash_file(path: str) -> str:
     if is_url(path):
         return hash_bytes(read_remote(path))
     state = hashlib.blake2b(digest_size=HASH_LENGTH // 2)
-    with open(path, "rb", buffering=0) as file:
+    with open_input(path) as file:
         while piece := file.read(_PIECE):
             state.update(piece)
     return state.hexdigest()

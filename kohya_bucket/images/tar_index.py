@@ -33,6 +33,7 @@ from kohya_bucket.images.parallel import Engine, Progress, check_cancelled, for_
 from kohya_bucket.images.remote import Region, is_url, open_remote, read_at
 from kohya_bucket.images.stamps import stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.inputs import open_input
 from kohya_bucket.texts import one_line
 
 _log = logging.getLogger(__name__)
@@ -169,8 +170,7 @@ class TarIndex:
         names = list(ROW.names or ())
         with as_damage(f"{path}: cannot be read as an index of shards", "build it again", error=KohyaBucketError):
             try:
-                with open(path, "rb") as file:
-                    table = arrow_files.bounded_table(file.read(), ["key", *names, "reason"])
+                table = arrow_files.bounded_table(arrow_files.parquet_bytes(path), ["key", *names, "reason"])
             except FileNotFoundError as error:
                 raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it") from None
             meta = table.schema.metadata or {}
@@ -308,7 +308,7 @@ def scan_shard(
 def _opened(shard: str) -> Iterator[io.BufferedReader]:
     """A shard. Whoever reads of it seeks before: `tarfile` looks for members, and headers of images lie between."""
     try:
-        with open_remote(shard) if is_url(shard) else open(shard, "rb") as file:
+        with open_remote(shard) if is_url(shard) else open_input(shard) as file:
             start = file.read(8)
             if packed := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
                 raise KohyaBucketError(

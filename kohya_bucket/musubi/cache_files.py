@@ -23,6 +23,7 @@ from typing import Any
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import replacing
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
 from kohya_bucket.latents.npz.read_write import NOTE
 
@@ -61,7 +62,7 @@ def read_tensor_file(path: Path) -> TensorFile:
         FileNotFoundError: it is not there.
         UnreadableError: it cannot be read now.
     """
-    with as_damage(path.name, error=BrokenFileError), reading(path), open(path, "rb") as file:
+    with as_damage(path.name, error=BrokenFileError), reading(path), open_input(path) as file:
         size = os.fstat(file.fileno()).st_size
         begin = file.read(8)
         length = struct.unpack("<Q", begin)[0] if len(begin) == 8 else _MOST
@@ -225,7 +226,7 @@ def _hash(model: str) -> str:
     for file in files:
         size = file.stat().st_size
         digest.update(f"{size}\0".encode())
-        with open(file, "rb") as opened:
+        with open_input(file) as opened:
             for k in range(_SAMPLES if size > _SAMPLE else 1):
                 opened.seek(k * max(0, size - _SAMPLE) // (_SAMPLES - 1))
                 digest.update(opened.read(_SAMPLE))

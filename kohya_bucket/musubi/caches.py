@@ -19,6 +19,7 @@ from kohya_bucket.buckets.focus import focus_crops, focus_pixels
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Reason, Stale, why_stale
 from kohya_bucket.musubi.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.musubi.cache_files import (
@@ -236,7 +237,7 @@ class Caches:
         from PIL import Image
 
         try:
-            with Image.open(source.files[0]) as image:
+            with open_input(source.files[0]) as file, Image.open(file) as image:
                 size = image.size
         except Exception:  # what it is of cannot be read, which is said elsewhere
             return []

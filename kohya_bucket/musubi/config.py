@@ -9,7 +9,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.adapter.config_source import Place, Source, check_range, load_source, read_table, unknown_key
+from kohya_bucket.adapter.config_source import (
+    MOST_REPEATS,
+    Place,
+    Source,
+    check_range,
+    load_source,
+    read_table,
+    unknown_key,
+)
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.adapter.options import TABLE, AdapterOptions
 from kohya_bucket.buckets.choices import EXTRACTIONS
@@ -127,6 +135,9 @@ def _check_values(keys: DatasetKeys, place: str, model: Architecture, findings: 
     if keys.batch_size > 1 and model.name == "mmh3":
         message = f"batch_size is {keys.batch_size}, but {model.title} trains one item at a time"
         findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
+    if keys.num_repeats > MOST_REPEATS:
+        message = f"num_repeats is {keys.num_repeats:,}, but no epoch trains an item more than {MOST_REPEATS:,} times"
+        findings.error("num-repeats", place, message, "lower it")
     if keys.num_repeats < 1:
         message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"
         findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the data set")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kohya_bucket.adapter.config_source import (
     FLAG,
     FRACTION,
+    MOST_REPEATS,
     ONE_OR_MORE,
     SIDES,
     SIZE,
@@ -52,6 +53,11 @@ class DatasetKeys:
     cache_directory: str | None = _key(TEXT, None)
     control_directory: str | None = _key(TEXT, None)
     fp_latent_window_size: int = _key(WHOLE, 9)
+
+    @property
+    def times(self) -> int:
+        """How often each item is trained in an epoch."""
+        return min(max(self.num_repeats, 0), MOST_REPEATS)
 
     @property
     def directory(self) -> str | None:

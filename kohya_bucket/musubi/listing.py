@@ -13,7 +13,8 @@ from typing import Any
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.musubi.architectures import ANY, Architecture
 from kohya_bucket.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.musubi.keys import DatasetKeys
@@ -48,7 +49,7 @@ def list_items(keys: DatasetKeys, place: str, findings: Findings, model: Archite
 
 def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -> list[str]:
     try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+        names = sorted(filter(is_listed, os.listdir(folder)))
     except OSError as error:
         why = "is no folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
@@ -81,7 +82,7 @@ def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -
 
 def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool) -> list[str]:
     try:
-        lines = read_text(file, None).split("\n")
+        lines = read_text(file, MAX_TABLE_BYTES).split("\n")
     except (OSError, ConfigError) as error:
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         findings.error("missing-list", place, f"{file!r} {why}", path_meant(file))

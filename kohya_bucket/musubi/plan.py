@@ -22,6 +22,7 @@ from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.musubi.architectures import Architecture
@@ -46,7 +47,7 @@ class PlannedItems(ItemsInBuckets):
         found = sorted(set(buckets))
         position = {bucket: k for k, bucket in enumerate(found)}
         ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
-        times = np.full(len(names), max(keys.num_repeats, 0), dtype=np.int64)
+        times = np.full(len(names), keys.times, dtype=np.int64)
         frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
         return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
 
@@ -153,7 +154,7 @@ def _left_out(
         findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
     if rest := [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]:
         message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
-        findings.warning("not-trained", place, message, "repair or remove", rest)
+        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in left_out)), rest)
     return left_out
 
 
@@ -289,4 +290,4 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
     if bad:
         names = [f"{path}: {reason}" for path, reason in bad]
         message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}), at which musubi-tuner stops"
-        section.findings.warning("undecodable", "", message, "repair or remove", names)
+        section.findings.error("undecodable", "", message, what_to_do(*(why for _, why in bad)), names)

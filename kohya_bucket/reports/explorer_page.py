@@ -17,6 +17,7 @@ from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import IMAGE_EXTENSIONS
 from kohya_bucket.images.focus_files import BESIDE, focus_lines
+from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
 from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, read_text
@@ -76,7 +77,7 @@ class GivenFocus:
         """
         if where != BESIDE and not where.lower().endswith(".parquet"):
             path = Path(where).absolute()
-            return cls(path.name, path.parent.as_posix(), read_text(path, limit=None))
+            return cls(path.name, path.parent.as_posix(), read_text(path, MAX_TABLE_BYTES))
         folder, names = _named(tables)
         rows = {n: box for n, box in zip(names, np.concatenate(focus).tolist(), strict=True) if box[0] == box[0]}
         return cls("focus.jsonl", folder.as_posix(), focus_lines(rows.items()))

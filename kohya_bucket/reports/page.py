@@ -21,6 +21,7 @@ from kohya_bucket.buckets.switching import AspectSwitch, aspect_switch
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
 from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.inputs import open_input
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file
 from kohya_bucket.reports.recommend import recommend
@@ -397,7 +398,7 @@ def make_thumbnails(paths: Sequence[str], progress: Progress | None = None) -> l
 
 def _thumbnail(kind: str, path: str) -> tuple[str, int, int] | None:
     try:
-        with Image.open(path) as image:
+        with open_input(path) as file, Image.open(file) as image:
             scale = min(1.0, (_AREA / (image.width * image.height)) ** 0.5, _LONGEST / max(image.size))
             size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
             image.draft("RGB", (2 * size[0], 2 * size[1]))
@@ -426,8 +427,8 @@ def caption_beside(path: str, endings: Sequence[str], longest: int = 300) -> str
     """The start of the caption file beside an image; None where there is none."""
     for ending in endings:
         try:
-            with open(Path(path).with_suffix(ending), encoding="utf-8", errors="replace") as file:
-                text = file.read(longest + 1).strip()
+            with open_input(Path(path).with_suffix(ending)) as file:
+                text = file.read(4 * (longest + 1)).decode("utf-8", "replace")[: longest + 1].strip()
         except (OSError, ValueError):
             continue
         return text if len(text) <= longest else text[:longest] + "…"

@@ -21,6 +21,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_from
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
@@ -90,7 +91,8 @@ def _summary(dataset: DatasetOverview) -> str:
 
 def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
     if dataset.left_out:
-        names, remedy = [f"{key}: {reason}" for key, reason in dataset.left_out], "repair or remove"
+        names = [f"{key}: {reason}" for key, reason in dataset.left_out]
+        remedy = what_to_do(*(reason for _, reason in dataset.left_out))
         message = (
             f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop at them when "
             "they are read or loaded"
@@ -140,7 +142,7 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
         )  # fmt: skip
         message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); {then}"
         report = section.findings.error if stops else section.findings.warning
-        report("undecodable", "", message, "repair or remove", names)
+        report("undecodable", "", message, what_to_do(*(reason for _, reason in bad)), names)
 
 
 # A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.

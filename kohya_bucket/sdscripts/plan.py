@@ -22,6 +22,7 @@ from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.architectures import Trainer
@@ -206,7 +207,7 @@ def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progres
     if bad:
         names = [f"{path}: {why}" for path, why in bad]
         message = f"{counted(len(bad), 'image')} cannot be read ({some(names, 1)})"
-        findings.warning("unreadable-image", "", message, "repair or remove", names)
+        findings.warning("unreadable-image", "", message, what_to_do(*(why for _, why in bad)), names)
     return {path for path, _ in bad}
 
 

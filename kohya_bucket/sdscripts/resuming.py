@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import logging
 import textwrap
 from pathlib import Path
@@ -19,6 +18,7 @@ from kohya_bucket.adapter.resume import NoPlaceError, ResumeHooks
 from kohya_bucket.adapter.sampler import PlanSampler
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.resume import ResumePoint
+from kohya_bucket.texts import parse_json, read_text
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -233,5 +233,5 @@ _TRAIN_STATE = "train_state.json"  # where train_network.py remembers its update
 def counted_by_trainer(folder: Path) -> int | None:
     """The updates that `train_network.py` itself had counted; None for a state of another trainer."""
     file = folder / _TRAIN_STATE
-    counted = json.loads(file.read_text(encoding="utf-8")).get("current_step") if file.is_file() else None
+    counted = parse_json(read_text(file)).get("current_step") if file.is_file() else None
     return None if counted is None else int(counted)

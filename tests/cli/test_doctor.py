@@ -94,7 +94,7 @@ def test_a_mistake_in_the_config_stops_it_and_says_what_to_do(folder):
 def test_pixels_that_are_cut_off_are_found_by_decoding(folder):
     cut = folder / "3.png"
     cut.write_bytes(cut.read_bytes()[:2000])
-    found, _ = findings(write(folder))
+    found, _ = findings(write(folder), code=1)
     assert found["undecodable"]["severity"] == "warning"
     assert "left out" in found["undecodable"]["message"]
     stopping = findings(write(folder, rest="[kohya_bucket]\non_bad_image = 'stop'"), code=1)[0]
@@ -112,14 +112,14 @@ def test_an_image_that_only_another_dataset_leaves_out_is_decoded(folder):
     config = write(folder)
     second = config.read_text(encoding="utf-8").replace("enable_bucket", "bucket_no_upscale = true\nenable_bucket")
     config.write_text(config.read_text(encoding="utf-8") + second, encoding="utf-8")
-    found, facts = findings(config)
+    found, facts = findings(config, code=1)
     assert any(str(long) in name for name in found["left-out"]["names"])
     assert facts["config"]["decoded"] == f"{len(SIZES) + 1} images, 0 of them cannot be decoded"
 
 
 def test_an_unreadable_header_is_named_with_its_reason(folder):
     (folder / "3.png").write_bytes(b"")
-    found, _ = findings(write(folder))
+    found, _ = findings(write(folder), code=1)
     (name,) = found["left-out"]["names"]
     assert name.startswith(f"{folder / '3.png'}: ")
     assert "empty" in name

@@ -125,3 +125,38 @@ def test_no_side_of_an_image_overflows(name: str) -> None:
 def test_simulate_says_why_a_size_has_no_bucket() -> None:
     result = CliRunner().invoke(app, ["simulate", "2147483647x1"])
     assert (result.exit_code, "more than 2,147,483,647 pixels" in result.output) == (1, True)
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor", "analyze --config"])
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("num_repeats = 9223372036854775808", "num_repeats is 9,223,372,036,854,775,808, but no epoch"),
+        ("validation_split = 1e308", "validation_split is 1e+308, but must be from 0 to 1"),
+    ],
+)
+def test_numbers_that_no_epoch_has(command_line, folder, command, line, told) -> None:
+    at_dataset = line if line.startswith("validation") else ""
+    file = folder.parent / "c.toml"
+    file.write_text(
+        f"[[datasets]]\nresolution = 512\nenable_bucket = true\n{at_dataset}\n[[datasets.subsets]]\n"
+        f"image_dir = '{folder}'\n{'' if at_dataset else line}\n",
+        encoding="utf-8",
+    )
+    code, out, errors = command_line(*command.split(), file)
+    assert code in ((0, 1, 2) if command.startswith("analyze") else (1,))
+    assert told in out + errors
+
+
+@pytest.mark.parametrize("value", ["x", "0", "-1", "1.5"])
+def test_numbers_of_a_launch(monkeypatch, value) -> None:
+    pytest.importorskip("torch")
+    from kohya_bucket.latents.encode.precompute import launched
+
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(KohyaBucketError, match=r"WORLD_SIZE is '.*' in the environment.*unset it"):
+        launched()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "2")
+    with pytest.raises(KohyaBucketError, match="RANK is '2'"):
+        launched()

@@ -160,14 +160,19 @@ def test_the_cache_spares_the_headers(tmp_path: Path) -> None:
     assert (dataset.sizes == SIZES).all()
 
 
-def test_a_replaced_image_still_fits_its_batch(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.new("RGB", (96, 64)).save(path)
-    dataset = BucketedDataset([path], FixedBuckets(SET))
-    Image.new("RGB", (400, 100), (255, 0, 0)).save(path)
+@pytest.mark.parametrize("decode", ["exact", "fast"])
+def test_an_image_of_another_size_than_its_bucket_was_chosen_for_is_not_cut_to_it(tmp_path: Path, decode: str) -> None:
+    paths = [tmp_path / "a.jpg", tmp_path / "b.jpg"]
+    for path in paths:
+        Image.new("RGB", (96, 64)).save(path)
+    dataset = BucketedDataset(paths, FixedBuckets(SET), decode=decode)
+    Image.new("RGB", (64, 96), (255, 0, 0)).save(paths[0])
     item = dataset[0]
-    assert item["image"].shape == (3, 64, 96)
-    assert item["original_size"].tolist() == [400, 100]
+    assert (item["path"], item["image"].shape) == (str(paths[1]), (3, 64, 96))
+    assert dataset.left_out.tolist() == [1, 0]
+    why = "64x96 pixels, but 96x64 when its bucket was chosen.*run again"
+    with pytest.raises(KohyaBucketError, match=why):
+        BucketedDataset._picture(dataset, 0, int(dataset.bucket_indices[0]))
 
 
 def test_exif_is_obeyed_only_when_asked(tmp_path: Path) -> None:

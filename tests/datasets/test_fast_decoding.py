@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from kohya_bucket import BucketedDataset, FixedBuckets, KohyaBuckets  # noqa: E402
-from kohya_bucket.buckets import BucketSet  # noqa: E402
+from kohya_bucket import BucketedDataset, KohyaBuckets  # noqa: E402
 from kohya_bucket.datasets.sources import cell_picture  # noqa: E402
 from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
@@ -74,17 +73,6 @@ def test_items_are_those_of_exact(paths: list[Path], scales: list[int], obey_exi
             same += 1
     assert same
     assert set(scales) == {1, 2, 4}
-
-
-def test_a_replaced_image_and_another_bucket(tmp_path: Path, scales: list[int]) -> None:
-    path = tmp_path / "a.jpg"
-    path.write_bytes(encoded((96, 64)))
-    rule = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64)]))
-    exact, fast = (BucketedDataset([path], rule, decode=decode) for decode in ("exact", "fast"))
-    path.write_bytes(encoded((405, 201)))
-    assert_alike(fast[0], exact[0])
-    assert fast[0]["original_size"].tolist() == [405, 201]
-    assert scales == [2, 2]
 
 
 def test_tables_and_streams_too(scales: list[int]) -> None:

@@ -85,7 +85,7 @@ def test_what_is_no_rectangle_is_refused_with_its_line_and_value(folder, line, v
 def test_lines_are_read_the_same_however_many_at_a_time(folder, monkeypatch, size) -> None:
     monkeypatch.setattr(focus_files, "_LINES", size)
     path = write(folder, ROWS[0], "", *ROWS[1:], {"image": "last.jpg", "focus": [0, 1]})
-    assert focus_files._lines(path)[1].tolist() == [*EXPECTED, [0, 1, 0, 1]]
+    assert focus_files._lines(str(path), (folder / "focus.jsonl").read_bytes())[1].tolist() == [*EXPECTED, [0, 1, 0, 1]]
     for halves in (['{"image": "x.jpg"', '"focus": [0, 0]}'], ['{"image": "x.jpg", "focus": [0', "0.5]}", "{}"]):
         with pytest.raises(ConfigError, match="line 5: "):
             read_focus(write(folder, ROWS[0], "", *ROWS[1:], *halves), [])

@@ -12,6 +12,7 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
 from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.sdscripts.config.files import read_folder
 
 
 @pytest.fixture
@@ -98,3 +99,16 @@ def test_one_path_is_not_read_letter_by_letter(tree: Path) -> None:
 
 def test_full_paths_leave_urls_as_they_are() -> None:
     assert absolute_paths(["s3://a/../b", "a.png"]) == ["s3://a/../b", os.path.abspath("a.png")]  # noqa: PTH100
+
+
+def test_what_the_trainers_lists_leave_out_is_left_out(tmp_path: Path) -> None:
+    names = [
+        "a.png", "._a.png", ".hidden.png", "sub/c.png", "sub/.d.png", ".ipynb_checkpoints/a-checkpoint.png",
+        "__MACOSX/b.png", "__MACOSX/._a.png",
+    ]  # fmt: skip
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list_images(tmp_path) == [str(tmp_path / name) for name in ("a.png", Path("sub", "c.png"))]
+    assert list_images(tmp_path, recursive=False) == read_folder(str(tmp_path)).images == [str(tmp_path / "a.png")]
+    assert list_images(tmp_path / "__MACOSX") == [str(tmp_path / "__MACOSX" / "b.png")]  # named outright

@@ -177,7 +177,7 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
     )  # fmt: skip
     walk.insert(
         "images/headers.py",
-        "# A named pipe that happens",
+        "class Header(NamedTuple)",
         textwrap.dedent(
             """
             def read_qoi(head, source):

@@ -35,7 +35,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Nothing on disk is changed.
-    Exit code 0: nothing was found that stops a training; 1: something was; 2: unusable input.
+    Exit code 0: nothing was found that stops a training; 1: something was, with kohya_bucket or without; 2: unusable
+    input.
     """
     config = only_one(config, config_option)
     if config is not None and is_musubi_config(config):
@@ -108,9 +109,11 @@ def _print(console: Console, section: Section) -> None:
 def _verdict(sections: Sequence[Section]) -> str:
     from kohya_bucket.adapter.findings import Severity
 
-    found = [finding.severity for section in sections for finding in section.findings]
-    errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING)
-    if not errors and not warnings:
+    listed = [finding for section in sections for finding in section.findings]
+    found, alone = [finding.severity for finding in listed], sum(finding.stops_alone for finding in listed)
+    errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING) - alone
+    if not errors and not warnings and not alone:
         return "nothing found that would stop the training or harm it"
     stops = counted(errors, "problem") if errors else "nothing"
-    return f"{stops} found that would stop the training, {warnings} that would harm it"
+    without = f", {alone:,} that would stop sd-scripts without kohya_bucket" if alone else ""
+    return f"{stops} found that would stop the training{without}, {warnings} that would harm it"

@@ -35,6 +35,7 @@ from kohya_bucket.cli.options import (
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.formats import is_video
+from kohya_bucket.inputs import open_input
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -231,7 +232,7 @@ def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], or
     if e is None:
         raise KohyaBucketError(f"no preview: {found[0].reason}")
     try:
-        picture = draw_preview(Image.open(file) if file is not None else _grid(e.size), e)
+        picture = draw_preview(Image.open(open_input(file)) if file is not None else _grid(e.size), e)
     except OSError as error:
         raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
     kind = Image.registered_extensions().get(target.suffix.lower())

@@ -15,7 +15,7 @@ import numpy as np
 from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
-from kohya_bucket.checks import as_flag
+from kohya_bucket.checks import as_flag, number_of_launch
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.architectures import ARCHITECTURES
@@ -108,8 +108,13 @@ def encode_items(
 
 
 def launched() -> tuple[int, int]:
-    """Which process of a launch by torchrun or accelerate this is, and how many there are."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    """Which process of a launch by torchrun or accelerate this is, and how many there are.
+
+    Raises:
+        KohyaBucketError: `RANK` or `WORLD_SIZE` in the environment is no such number.
+    """
+    world = number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31))
+    return number_of_launch("RANK", 0, range(world)), world
 
 
 def end_launch(output: StorePath | None) -> None:

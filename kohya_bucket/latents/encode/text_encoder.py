@@ -194,7 +194,6 @@ def load_text_encoder(
 
 
 def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
-    problems = (OSError, ValueError, KeyError, TypeError, RuntimeError)
     try:
         # not AutoConfig, which in older transformers does not know a CLIP of texts alone
         config, _ = transformers.PretrainedConfig.get_config_dict(name)
@@ -204,7 +203,7 @@ def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
         if kind is not None:
             model = getattr(transformers, kind).from_pretrained(name, use_safetensors=True)
             return model, transformers.AutoTokenizer.from_pretrained(_tokenizer_folder(name))
-    except problems as error:
+    except Exception as error:  # of damaged files whatever their parsers raise, such as plain ones for merges.txt
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise KohyaBucketError(
             f"no text encoder with its tokenizer at {name!r}: {first}. Give a Hugging Face name, or a folder with "

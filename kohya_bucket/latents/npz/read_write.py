@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import update_file
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, why_different
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
@@ -73,7 +74,7 @@ class OpenNpz:
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         self.path = path
         with as_damage("no npz", error=BrokenNpzError), reading(path):
-            self._file = _Watched(open(path, "rb") if content is None else io.BytesIO(content))  # noqa: SIM115
+            self._file = _Watched(open_input(path) if content is None else io.BytesIO(content))
             try:
                 self._archive = zipfile.ZipFile(self._file)
             except Exception as error:  # a damaged directory has no error of its own
@@ -256,7 +257,7 @@ def _kept(path: Path, why: str) -> str:
 def refuse_foreign(path: Path) -> None:
     """Raise `LatentStoreError` for a file that `write_arrays` would not write into."""
     content = None
-    with suppress(FileNotFoundError), reading(path), open(path, "rb") as file:
+    with suppress(FileNotFoundError), reading(path), open_input(path) as file:
         content = file.read(_MOST)
     with _opened(path, content):
         pass

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading
+from kohya_bucket.images.arrow_files import parquet_bytes
 from kohya_bucket.images.origins import apart
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.store.storage import (
@@ -132,7 +133,10 @@ class Layout:
         with reading(path):
             if path.stat().st_size > _MOST_MANIFEST:
                 raise LatentStoreError(f"manifest {path} is damaged: none is that long")
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes() if isinstance(path, RemotePath) else parquet_bytes(path, _MOST_MANIFEST)
+            except ValueError as error:
+                raise LatentStoreError(f"manifest {path} is damaged: {error}") from None
         if content_of(path) != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")
         return data

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError
 from kohya_bucket.files import final_name, user_cache, write_file
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.store.layout import SHARD_NAME
 from kohya_bucket.latents.store.shards import MappedShards, ShardInfo, Tensors
@@ -340,7 +341,7 @@ def _make_ours(root: Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     if all(final_name(path.name) == _MARKER for path in root.iterdir()):
         write_file(marker, [_MARK], sync=False)
-    if not marker.is_file() or marker.read_bytes() != _MARK:
+    if not marker.is_file() or read_input(marker, MAX_CONFIG_BYTES) != _MARK:
         raise LatentStoreError(f"{root} was not made by kohya_bucket: rename it, or set {_FOLDER_VARIABLE}")
 
 

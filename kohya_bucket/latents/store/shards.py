@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
 from kohya_bucket.latents.store.layout import REMEDY
@@ -269,7 +270,7 @@ def most_mapped() -> int:
 
 
 def _map(path: Path, info: ShardInfo) -> Tensors:
-    with reading(path), open(path, "rb") as file:
+    with reading(path), open_input(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size != info.nbytes:
             raise LatentStoreError(

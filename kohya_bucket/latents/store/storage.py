@@ -29,6 +29,7 @@ from kohya_bucket.errors import LatentStoreError, StorageError, reading
 from kohya_bucket.files import write_file
 from kohya_bucket.images import remote
 from kohya_bucket.images.remote import RawFile, as_os_error, is_url
+from kohya_bucket.inputs import open_input
 
 _AT_ONCE = 16
 
@@ -419,7 +420,7 @@ def second_look(path: StorePath, look: Callable[[], _Answer]) -> _Answer:
 
 def open_to_read(path: StorePath) -> BinaryIO:
     """A file to read from, at any position."""
-    return io.BufferedReader(RawFile(_Pieces(path.url)), _BUFFER) if isinstance(path, RemotePath) else open(path, "rb")
+    return io.BufferedReader(RawFile(_Pieces(path.url)), _BUFFER) if isinstance(path, RemotePath) else open_input(path)
 
 
 class _Pieces:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohya_bucket.checks import number_of_launch
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
@@ -524,4 +525,4 @@ def own_device() -> str:
 
     if not torch.cuda.is_available():
         return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+    return f"cuda:{number_of_launch('LOCAL_RANK', 0, range(1 << 31)) % torch.cuda.device_count()}"

@@ -25,6 +25,7 @@ from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.pixels import NO_IMAGE
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Reason, Stale, module_hash
 from kohya_bucket.latents.npz.check import holds_npz
@@ -440,7 +441,7 @@ def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException
     in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
     for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
         try:
-            with Image.open(info.absolute_path) as image:
+            with open_input(info.absolute_path) as file, Image.open(file) as image:
                 image.load()
         except NO_IMAGE as error:
             yield info, error

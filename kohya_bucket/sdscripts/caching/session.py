@@ -208,7 +208,7 @@ def save_by_trainer(
         save(str(made))
         arrays = _arrays_in(made)
     note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
-    new = {name: array for name, array in arrays.items() if not np.array_equal(array, before.get(name))}
+    new = {name: a for name, a in arrays.items() if name not in before or not np.array_equal(a, before[name])}
     write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
 
 

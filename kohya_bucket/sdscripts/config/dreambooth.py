@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.sdscripts.config.files import (
     CACHE_FILE,
     Folder,
@@ -112,8 +113,8 @@ def _images_of(
     elif reading.captions:
         captioned.append((subset, folder, images))
     check_stems(paths, where, findings)
-    # a share above 1 trains nothing, as in sd-scripts; an infinite one, at which it stops, is reported with the values
-    if 0 < dataset.validation_split < math.inf:
+    # a share above 1 trains nothing, as in sd-scripts; one at which it overflows and stops is reported with the values
+    if 0 < dataset.validation_split * len(images) < math.inf:
         if subset.is_reg:
             images = images if training else []
         else:
@@ -136,14 +137,13 @@ def _cached(
     findings, where, remedy = reading.findings, subset.place, "delete the file; it is written again"
     listed = []
     try:
-        with open(path, encoding="utf-8") as file:
-            for image, entry in json.load(file).items():
-                width, height = entry["resolution"]
-                size = int(width), int(height)
-                if max(size) >= 1 << 31:
-                    raise ValueError(f"{image} has the resolution {entry['resolution']}")
-                listed.append(Entry(image, image, size=size, caption=str(entry["caption"])))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        for image, entry in json.loads(read_input(path, MAX_TABLE_BYTES).decode("utf-8")).items():
+            width, height = entry["resolution"]
+            size = int(width), int(height)
+            if max(size) >= 1 << 31:
+                raise ValueError(f"{image} has the resolution {entry['resolution']}")
+            listed.append(Entry(image, image, size=size, caption=str(entry["caption"])))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
         findings.error("broken-cache", where, message, remedy, (path,))
         return [Entry(image, image) for image in folder.images]

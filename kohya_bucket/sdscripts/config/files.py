@@ -21,9 +21,11 @@ from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.placing import scan_sizes
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, Work
+from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
 from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig
-from kohya_bucket.texts import counted, read_plain, some
+from kohya_bucket.texts import counted, some
 
 _ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 # by extension: what to install, and the modules with which sd-scripts reads it
@@ -85,7 +87,7 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
         for entry in entries:
             name = entry.name
             names.append(name)
-            if name.startswith("."):
+            if not is_listed(name):
                 continue
             extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
             lower = extension.lower()
@@ -210,15 +212,17 @@ def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
     stem = os.path.splitext(image)[0]
     file = stem + extension
     try:
-        content = read_plain(file)
+        content = read_small(file, MAX_CAPTION_BYTES)
         if content is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
             file = parts[0] + extension
-            content = read_plain(file)
+            content = read_small(file, MAX_CAPTION_BYTES)
         if content is None:
             return None
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
+    except TooLongError as error:
+        raise ConfigError(f"{file} is {error.strerror}: is it the right one?") from None
     except OSError as error:
         raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
     if not text:

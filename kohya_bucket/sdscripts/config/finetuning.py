@@ -6,11 +6,13 @@ Release 0.9 looks the files up and can take finished buckets from the metadata; 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
+from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.sdscripts.config.files import (
     check_stems,
     image_named,
@@ -126,7 +128,7 @@ def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
 
 
 def _parse(path: str, release: Release) -> dict[str, Any]:
-    with open(path, encoding="utf-8") as file:
+    with io.StringIO(read_input(path, MAX_TABLE_BYTES).decode("utf-8"), newline=None) as file:
         if file.read(1) == "\ufeff":
             raise ValueError(
                 "starts with a byte order mark, which makes sd-scripts stop; save it as 'UTF-8', not 'UTF-8 with BOM'"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.adapter.config_source import MOST_REPEATS
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.adapter.options import AdapterOptions
@@ -18,6 +19,7 @@ from kohya_bucket.adapter.placing import Placing, place_images, refuse_conflicts
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
@@ -167,13 +169,16 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
     `seen` are those of the subsets before it; one that turned out to be empty does not count.
     """
     repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
-    if repeats < 1:
+    if repeats > MOST_REPEATS:
+        message = f"num_repeats is {repeats:,}, but no epoch trains an image more than {MOST_REPEATS:,} times"
+        findings.error("num-repeats", subset.place, message, "lower it")
+    elif repeats < 1:
         message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
         findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
     elif subset.source in seen:
         message = f"{subset.source!r} was given before in this dataset; sd-scripts uses the first and skips this one"
         findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
-    return repeats >= 1 and subset.source not in seen
+    return 1 <= repeats <= MOST_REPEATS and subset.source not in seen
 
 
 # The growing image list of one dataset: entries under keys, as sd-scripts' `register_image` keeps them.
@@ -256,7 +261,7 @@ def large_enough(
             f"{counted(len(unreadable), 'image')} cannot be read, and with skip_image_resolution sd-scripts leaves "
             f"such images out without a message ({some(unreadable)})"
         )
-        findings.warning("unreadable-image", subset.place, message, "repair or remove", unreadable)
+        findings.warning("unreadable-image", subset.place, message, what_to_do(*unreadable), unreadable)
     if listed and len(skips.reasons) == len(listed):
         width, height = dataset.skip_image_resolution or (0, 0)
         message = f"all {len(listed)} images have no more pixels than skip_image_resolution {width}x{height}"

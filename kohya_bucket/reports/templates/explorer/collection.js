@@ -52,6 +52,7 @@ class Collection {
     const stopped = () => this.stopped > mine;
     for await (const one of found) {
       const dot = one.path.lastIndexOf("."), ending = dot > one.path.lastIndexOf("/") + 1 ? one.path.slice(dot).toLowerCase() : "";
+      if (!one.path.split("/").slice(1).every(isListed)) continue;
       if (/(?:^|\/)focus\.jsonl$/.test(one.path) && !this.focusFile) this.focusFile = one;
       else if (!this.endings.has(ending)) this.passedOver.set(ending, (this.passedOver.get(ending) || 0) + 1);
       else if (!this.known.has(one.path)) { this.known.add(one.path); queue.push(one); this.reading.all++; }
@@ -90,6 +91,9 @@ function repeatsOf(folder) {
   const count = /(?:^|\/)(\d{1,6})(?:_[^/]*)?$/.exec(folder);
   return count && +count[1] >= 1 && /_/.test(folder.slice(folder.lastIndexOf("/") + 1)) ? +count[1] : 1;
 }
+
+/* Whether a name in a folder counts, as `list_images` has it. */
+const isListed = (name) => !name.startsWith(".") && name !== "__MACOSX";
 
 /* Files of an `<input>`, folders included. */
 function* chosenFiles(list) {
