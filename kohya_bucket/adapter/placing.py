@@ -40,6 +40,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
@@ -49,8 +50,8 @@ logger = logging.getLogger("kohya_bucket")
 class BucketRow:
     """One bucket of a dataset, for tables.
 
-    `images` may be other items; `samples` counts repeats; `batches` are per process; crop losses are shares of the
-    resized image.
+    `images` may be other items; `samples` and `batches` are those of an epoch on one process; crop losses are shares
+    of the resized image.
     """
 
     bucket: Any
@@ -61,14 +62,22 @@ class BucketRow:
     mean_crop_loss: float
     worst_crop_loss: float
 
-    @classmethod
-    def of(
-        cls, bucket: Any, samples: int, batch_size: int, losses: npt.NDArray[np.float64]
-    ) -> BucketRow:  # fmt: skip
-        """The row of a bucket whose images lose these shares."""
-        short = int(samples % batch_size > 0)
-        mean, worst = float(np.mean(losses)), float(np.max(losses))
-        return cls(bucket, len(losses), samples, samples // batch_size + short, short, mean, worst)
+
+def bucket_rows(
+    buckets: Sequence[Any], bucket: IntArray, losses: npt.NDArray[np.float64], counts: BucketCounts
+) -> list[BucketRow]:
+    """One for each of K buckets.
+
+    Args:
+        bucket: [P] of every image, at every resolution; losses: [P] what is cropped off there.
+        counts: [K] what an epoch trains.
+    """
+    parts = by_bucket(losses, bucket, len(buckets))
+    columns = (column.tolist() for column in counts[:3])
+    return [
+        BucketRow(one, len(mine), *numbers, float(np.mean(mine)), float(np.max(mine)))
+        for one, mine, *numbers in zip(buckets, parts, *columns, strict=True)
+    ]
 
 
 def by_bucket(values: npt.NDArray[Any], bucket: IntArray, count: int) -> list[npt.NDArray[Any]]:
@@ -166,11 +175,6 @@ class PlacedDataset:
         options = PlanOptions(repeats=self.repeats, resolutions=self.mode, resolution_weights=self.weights)
         return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
 
-    @property
-    def batches(self) -> int:
-        """Batches of one epoch on one process: each bucket's samples, rounded up to whole batches."""
-        return int(np.sum(-(-self.samples_per_bucket // self.batch_size)))
-
     def bucket_info(self) -> dict[str, Any]:
         """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
         errors = np.concatenate([place.aspect_errors[place.placed] for place in self._places])
@@ -183,13 +187,11 @@ class PlacedDataset:
             "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
         }
 
-    def rows(self) -> list[BucketRow]:
-        """One row per bucket in use, in `buckets` order."""
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One row per bucket in use, in `buckets` order; `counts` are of the epoch's plan."""
         image, bucket = self.pairs
         losses = np.stack([place.crop_loss for place in self._places])[self.resolution_of_bucket[bucket], image]
-        parts = by_bucket(losses, bucket, len(self.buckets))
-        columns = zip(self.buckets, self.samples_per_bucket.tolist(), parts, strict=True)
-        return [BucketRow.of(Bucket(*size), samples, self.batch_size, mine) for size, samples, mine in columns]
+        return bucket_rows([Bucket(*size) for size in self.buckets], bucket, losses, counts)
 
 
 @dataclass(frozen=True)
@@ -297,11 +299,19 @@ def place_all(
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error
-        again = np.zeros(len(sizes), dtype=np.bool_)
-        for earlier in columns:
+        columns.append(placement)
+    return each_once(columns)
+
+
+def each_once(columns: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Placements of the same images at several resolutions; an image has the same bucket at the first of them only."""
+    out: list[Placement] = []
+    for placement in columns:
+        again = np.zeros(len(placement), dtype=np.bool_)
+        for earlier in out:
             again |= earlier.placed & (earlier.bucket_sizes == placement.bucket_sizes).all(axis=1)
-        columns.append(replace(placement, bucket_index=np.where(again, -1, placement.bucket_index).astype(np.int32)))
-    return tuple(columns)
+        out.append(replace(placement, bucket_index=np.where(again, -1, placement.bucket_index).astype(np.int32)))
+    return tuple(out)
 
 
 @dataclass(frozen=True)

@@ -148,15 +148,15 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
         "enable_bucket": config.enable_bucket,
         "bucket_no_upscale": config.bucket_no_upscale,
         "images": len(placed.keys),
-        "samples": int(placed.samples_per_bucket.sum()),
-        "batches": placed.batches,
+        "samples": sum(row.samples for row in dataset.rows),
+        "batches": sum(row.batches for row in dataset.rows),
         "validation_images": held_back,
         "rotated_by_exif": len(dataset.turned),
         "focus": [cuts._asdict() for cuts in dataset.focus_cuts],
         "buckets": [
             {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
             | {"enlarged": enlarged, "largest_enlargement": most}
-            for row, (enlarged, most) in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
+            for row, (enlarged, most) in zip(dataset.rows, dataset.enlarged_per_bucket(), strict=True)
         ],
         # those that no bucket takes, and those that `skip_image_resolution` leaves out
         "not_trained": [
@@ -229,15 +229,14 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
     keys, what = data.keys, data.keys.what
     width, height = keys.resolution
     rows = _clip_rows(data) if images else []
-    buckets = data.items.rows()
     entry: dict[str, Any] = {
         "kind": f"{what}s",
         "keys": asdict(keys),
         "files": len(data.paths),
         "items": len(data.items.keys),
-        "samples": int(data.items.repeats.sum()),
-        "batches": sum(row.batches for row in buckets),
-        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in buckets],
+        "samples": sum(row.samples for row in data.rows),
+        "batches": sum(row.batches for row in data.rows),
+        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
         "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
     }
     cuts = data.focus_cuts

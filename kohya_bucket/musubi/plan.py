@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.adapter.group import GpuRow, gpu_rows
+from kohya_bucket.adapter.group import GpuRow, epoch_of
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, scan_sizes
+from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, bucket_rows, focus_of, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused, place_keeping
 from kohya_bucket.buckets.placement import Placement, Reason
@@ -28,6 +28,7 @@ from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 
 
@@ -50,11 +51,9 @@ class PlannedItems(ItemsInBuckets):
         frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
         return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
 
-    def rows(self) -> list[BucketRow]:
-        """One for each bucket."""
-        parts = [by_bucket(column, self.bucket_ids, len(self.buckets)) for column in (self.repeats, self.crop_loss)]
-        columns = zip(self.bucket_keys, *parts, strict=True)
-        return [BucketRow.of(key, int(times.sum()), self.batch_size, losses) for key, times, losses in columns]
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One for each bucket; `counts` are of the epoch's plan."""
+        return bucket_rows(self.bucket_keys, self.bucket_ids, self.crop_loss, counts)
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class PlacedData:
         clips: what becomes of each clip; None for images.
         scan: what is known of each clip; None for images.
         focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
+        rows: one for each bucket, with what the epoch's plan trains of it.
     """
 
     keys: DatasetKeys
@@ -81,6 +81,7 @@ class PlacedData:
     clips: ClipPlacement | None = None
     scan: ClipScan | None = None
     focus: FloatArray | None = None
+    rows: tuple[BucketRow, ...] = ()
 
     @property
     def focus_cuts(self) -> FocusCuts | None:
@@ -240,11 +241,11 @@ def overview(
             raise type(error)(f"{place}: {error}") from error
         _check_clips(data, model, config.findings)
         placed.append(data)
-    groups = [data.items for data in placed if len(data.items.keys)]
-    if not groups and not stopped:
+    if not any(len(data.items.keys) for data in placed) and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
-    rows = gpu_rows(groups, options, gpus, accumulate)
-    return Overview(options, tuple(placed), rows)
+    counts, rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
+    datasets = (replace(data, rows=tuple(data.items.rows(mine))) for data, mine in zip(placed, counts, strict=True))
+    return Overview(options, tuple(datasets), rows)
 
 
 def config_section(path: Path, model: Architecture, show: ShowProgress, *, decode: bool) -> Section:
@@ -269,7 +270,7 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
     with show("reading images and clips") as progress:
         seen = overview(read, read.options, decode=decode, progress=progress)
     for data in seen.datasets:
-        batches = sum(row.batches for row in data.items.rows())
+        batches = sum(row.batches for row in data.rows)
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
         text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
