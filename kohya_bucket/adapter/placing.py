@@ -73,10 +73,10 @@ def bucket_rows(
         counts: [K] what an epoch trains.
     """
     parts = by_bucket(losses, bucket, len(buckets))
-    columns = (column.tolist() for column in counts[:3])
+    numbers = zip(*(column.tolist() for column in counts[:3]), strict=True)
     return [
-        BucketRow(one, len(mine), *numbers, float(np.mean(mine)), float(np.max(mine)))
-        for one, mine, *numbers in zip(buckets, parts, *columns, strict=True)
+        BucketRow(one, len(mine), samples, batches, short, float(np.mean(mine)), float(np.max(mine)))
+        for one, mine, (samples, batches, short) in zip(buckets, parts, numbers, strict=True)
     ]
 
 
@@ -114,6 +114,20 @@ class PlacedDataset:
     weights: tuple[float, ...] | None = None
     no_upscale: bool = False
     focus: FloatArray | None = None
+
+    def trained(self) -> PlacedDataset:
+        """Those of the images that have a bucket."""
+        kept = self.placement.placed
+        columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
+        return replace(
+            self,
+            keys=TextColumn.of([key for key, keep in zip(self.keys, kept.tolist(), strict=True) if keep]),
+            repeats=self.repeats[kept],
+            placement=first_placed(columns) if columns else self.placement.select(kept),
+            per_resolution=columns,
+            sizes=None if self.sizes is None else self.sizes[kept],
+            focus=None if self.focus is None else self.focus[kept],
+        )
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
@@ -321,13 +335,14 @@ class Placing:
     Attributes:
         per_resolution: their placements, one per resolution; images without a bucket are still in them.
         placement: each at the first resolution at which it has a bucket.
-        trained: the M images that have one, in their buckets.
+        every: all of them in their buckets, and trained: the M that have one.
         kept: [N] whether an image is among them.
         left_out: (position, reason) of the others.
     """
 
     per_resolution: tuple[Placement, ...]
     placement: Placement
+    every: PlacedDataset
     trained: PlacedDataset
     kept: npt.NDArray[np.bool_]
     left_out: tuple[tuple[int, str], ...]
@@ -361,20 +376,19 @@ def place_images(
         for i in np.flatnonzero(~kept).tolist()
     )
     several = options.resolutions is not None
-    mine = columns if kept.all() else tuple(column.select(kept) for column in columns)
-    trained = PlacedDataset(
-        TextColumn.of([name for name, keep in zip(names, kept.tolist(), strict=True) if keep]),
-        repeats[kept],
-        first_placed(mine),
+    every = PlacedDataset(
+        names,
+        repeats,
+        placement,
         batch_size,
-        per_resolution=mine if several else (),
-        sizes=sizes[kept] if options.several_sizes else None,
+        per_resolution=columns if several else (),
+        sizes=sizes if options.several_sizes else None,
         mode=options.resolution_mode if several else None,
         weights=options.resolution_weights if several else None,
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
-        focus=None if focus is None else focus[kept],
+        focus=focus,
     )
-    return Placing(columns, placement, trained, kept, left_out)
+    return Placing(columns, placement, every, every.trained(), kept, left_out)
 
 
 _told: set[str] = set()  # what this process has said about files of focus

@@ -379,6 +379,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
         cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
     console.print()
     print_table(console, cells, left=0, spare=("samples",), **_RULED)
+    if all(row.gpus != 1 for row in rows):
+        console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)

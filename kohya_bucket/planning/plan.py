@@ -188,15 +188,15 @@ class EpochPlan:
 
     def per_bucket(self) -> BucketCounts:
         """Trainings and batches of each bucket."""
+        k, ranks = len(self.global_batch), range(self.world_size)
         full = self.global_batch // self.world_size
-        counts = BucketCounts(*(np.zeros_like(full) for _ in range(3)), np.full_like(full, np.iinfo(full.dtype).max), full)
-        for rank in range(self.world_size):
-            bucket, images = self.rank_buckets(rank), self.rank_lengths(rank)
-            np.add.at(counts.samples, bucket, images)
-            np.add.at(counts.batches, bucket, 1)
-            np.add.at(counts.short, bucket, images < full[bucket])
-            np.minimum.at(counts.smallest, bucket, images)
-        return counts._replace(smallest=np.where(counts.batches > 0, counts.smallest, 0))
+        bucket = np.concatenate([self.rank_buckets(rank) for rank in ranks])
+        images = np.concatenate([self.rank_lengths(rank) for rank in ranks])
+        samples = np.bincount(bucket, weights=images, minlength=k).astype(np.int64)
+        batches, short = np.bincount(bucket, minlength=k), np.bincount(bucket[images < full[bucket]], minlength=k)
+        smallest = np.where(batches > 0, np.iinfo(np.int64).max, 0)
+        np.minimum.at(smallest, bucket, images)
+        return BucketCounts(samples, batches, short, smallest, full)
 
     def loss_scale(self, step: int, rank: int) -> float:
         """What a rank multiplies the mean loss of its batch by, so that the ranks' average is that of one rank alone.

@@ -34,10 +34,11 @@ from kohya_bucket.buckets.misfits import (
     too_small,
 )
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 
@@ -144,13 +145,14 @@ class Compared:
 def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batch_size: int = 1) -> list[Compared]:
     """Each rule over [N, 2] sizes; unreadable rows (a side below 1) are left out of all counts."""
     readable = sizes[sizes.min(axis=1, initial=1) > 0]
-    repeats = np.ones(len(readable), dtype=np.int64)
+    images = ImageTable.of([""] * len(readable), readable)
     out = []
     for name, rule in rules:
         placement = rule.place(readable)
+        counts = Subject(name, images, rule, batch_size).counts(placement, rule)
         missed = np.bincount(placement.reasons[~placement.placed]).tolist()
         reasons = {Reason(i).text: n for i, n in enumerate(missed) if n}
-        out.append(Compared(name, summarize(readable, placement, repeats, batch_size), reasons))
+        out.append(Compared(name, summarize(readable, placement, counts), reasons))
     return out
 
 
@@ -235,7 +237,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
             # the other quarter turn undoes a quarter turn, and everything else undoes itself
             focus = upright_to_stored(focus, np.where((asked == 6) | (asked == 8), 14 - asked, asked))
         placement = place_keeping(subject.rule, sizes, focus, subject.focus_weight)
-        after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
+        after = summarize(sizes, placement, subject.counts(placement, subject.rule))
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels, drop the EXIF tag",
@@ -264,10 +266,10 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
-    subject, sizes = analysis.subject, analysis.images.sizes[kept]
-    focus = None if subject.focus is None else subject.focus[kept]
-    placement = place_keeping(rule, sizes, focus, 0.0 if rule.bucket_set is None else subject.focus_weight)
-    return summarize(sizes, placement, analysis.images.repeats[kept], subject.batch_size)
+    subject = analysis.subject
+    sizes = np.where(kept[:, None], analysis.images.sizes, 0).astype(np.int32)
+    placement = place_keeping(rule, sizes, subject.focus, 0.0 if rule.bucket_set is None else subject.focus_weight)
+    return summarize(sizes, placement, subject.counts(placement, rule))
 
 
 def _samples(before: Summary, after: Summary) -> str:
@@ -444,7 +446,10 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
     found: list[Recommendation] = []
     for change in changes(subject.rule, subject.trainer, images.sizes[kept], before.enlarged):
-        after = _summary_of(analysis, kept, change.rule)
+        try:
+            after = _summary_of(analysis, kept, change.rule)
+        except PlanError:  # refused beside the options that the config has
+            continue
         if worth(before, after) > 0 or change.must:
             gain, cost = differences(before, after)
             if subject.focus_weight and change.rule.bucket_set is None:

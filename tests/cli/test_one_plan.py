@@ -18,8 +18,8 @@ from kohya_bucket.cli import app
 from kohya_bucket.sdscripts.config import read_config
 
 pytest.importorskip("torch", reason="trainers' loaders are torch's")
-from kohya_bucket.adapter.sampler import PlanSampler  # noqa: E402
-from tests.pictures import png_header  # noqa: E402
+from kohya_bucket.adapter.sampler import PlanSampler
+from tests.pictures import png_header
 
 BUDGETS: list[dict[str, Any]] = [
     {},
