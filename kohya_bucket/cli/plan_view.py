@@ -109,12 +109,18 @@ class Plan:
 
 
 def plan_sdscripts(
-    read: Config, gpus: Sequence[int], accumulate: int | None, images: bool, *, quiet: bool = False
+    read: Config, gpus: Sequence[int] | None, accumulate: int | None, images: bool, *, quiet: bool = False
 ) -> tuple[Plan, bool]:
-    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket."""
+    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket.
+
+    `gpus` and `accumulate` are, where not given, what the file says.
+    """
+    from kohya_bucket.sdscripts.config.read import RunLength
     from kohya_bucket.sdscripts.plan import overview
 
-    batches = accumulate or (1 if read.length is None else read.length.batches)
+    length = read.length or RunLength()
+    batches = accumulate or length.batches
+    gpus = [length.processes] if gpus is None else gpus
     with scan_progress("reading image headers", quiet=quiet) as progress:
         seen = overview(read, read.options, gpus, batches, progress)
     datasets = [_of_dataset(dataset, seen.options, images) for dataset in seen.datasets]
