@@ -56,7 +56,8 @@ class NovelAIBuckets(FixedBuckets):
         base_res: the size of the catch-all batches; it joins the set.
         max_ar_error: aspect distance from which an image has no bucket (`Reason.ASPECT_ERROR`).
         switching: `midpoint` is NovelAI's; see `kohya_bucket.switching_points`.
-        no_upscale, max_crop: as for `FixedBuckets`.
+        no_upscale: as for `FixedBuckets`.
+        max_crop: as for `FixedBuckets`.
 
     Raises:
         BucketSettingsError: values from which no bucket follows.

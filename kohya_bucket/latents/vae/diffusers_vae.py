@@ -512,7 +512,8 @@ def _refuse_other_family(name: str, vae: Any, family: Architecture) -> None:
         return
     raise KohyaBucketError(
         f"{name} is a VAE of {own.name} (scale {own.scale_factor:g}, {own.channels} channels), and {family.name} has "
-        f"scale {family.scale_factor:g} and {family.channels} channels: give a VAE of {family.name}, or --arch {own.name}"
+        f"scale {family.scale_factor:g} and {family.channels} channels: give a VAE of {family.name}, or --arch "
+        f"{own.name}"
     )
 
 
