@@ -46,7 +46,7 @@ def explore(
 
 
 def _page(source: str | None, of_config: bool, recursive: bool, workers: int | None, quiet: bool) -> str:
-    from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
+    from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer, with_repeats_of_folders
     from kohya_bucket.sdscripts.config.files import supported_extensions
 
     trained = supported_extensions()
@@ -64,7 +64,7 @@ def _page(source: str | None, of_config: bool, recursive: bool, workers: int | N
         raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
     if not of_config:
         images = reading.table(images_in([source], recursive=recursive))
-        images = images.without(not_read(images.paths))
+        images = with_repeats_of_folders(images.without(not_read(images.paths)))
         focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
         return render_explorer(path.name or path.resolve().name, [images], trained=trained, focus=focus)
     refuse_musubi(path, "explore")
