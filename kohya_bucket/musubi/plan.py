@@ -196,6 +196,7 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
         return
     other = np.flatnonzero((scan.fps > 0) & (np.abs(scan.fps - expected) > _SAME_RATE * expected)).tolist()
     names = [scan.paths[i] for i in other]
+    _check_source_fps(keys, place, model, findings)
     if not names:
         return
     rates = sorted({f"{scan.fps[i]:.5g}" for i in other}, key=float)
@@ -203,9 +204,25 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
     if keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but {have}, and will move too fast or too slow: {some(names)}"
         findings.warning("source-fps", place, message, "a data set for each rate, with its source_fps", names)
-    else:
-        message = f"{model.title} trains {expected:g} frames per second; {have}, and every frame is taken"
-        findings.note("source-fps", place, message, f"to drop frames, set source_fps = {float(rates[0])}", names)
+        return
+    message = f"{model.title} trains {expected:g} frames per second; {have}, and every frame is taken"
+    fast = [rate for rate in rates if float(rate) > expected]
+    alone = len(fast) == len(rates) == 1 and len(names) == np.count_nonzero(scan.fps > 0)
+    remedies = [_ANEW.format(expected)] if len(fast) < len(rates) else []
+    if fast:
+        own = f"set source_fps = {float(fast[0])}" if alone else "make a data set for each rate, with its source_fps"
+        remedies.insert(0, f"to drop frames of the faster ones, {own}" if len(remedies) else f"to drop frames, {own}")
+    findings.note("source-fps", place, message, "; ".join(remedies), names)
+
+
+_ANEW = "encode slower ones anew at {:g} frames per second: a source_fps below that only leaves out items"
+
+
+def _check_source_fps(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+    if keys.source_fps is not None and model.target_fps and keys.source_fps < (1 - _SAME_RATE) * model.target_fps:
+        message = f"source_fps is {keys.source_fps:g}, below the {model.target_fps:g} of {model.title}: it can drop "
+        message += "frames and add none, so clips still move too fast, and frame_extraction 'head' ends early"
+        findings.warning("source-fps", place, message, f"leave it out, or {_ANEW.format(model.target_fps)}")
 
 
 @dataclass(frozen=True)

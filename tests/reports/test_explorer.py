@@ -229,9 +229,8 @@ def test_what_is_saved_passes_plan_and_gives_the_numbers_that_were_shown(browser
         open_explorer(browser, tmp_path)
         give(browser, source, count)
     change(browser, batch=4, resolution=[640, 640], maxCrop=0.2, switching="geometric")
-    shown = asked(
-        browser, "const r = explorer.settled; return r.buckets.map((b) => [b.bucket, b.items.length, b.samples, b.batches])"
-    )
+    buckets = "return explorer.settled.buckets.map((b) => [b.bucket, b.items.length, b.samples, b.batches])"
+    shown = asked(browser, buckets)
     _, text = downloaded(browser, "save")
     if "page" not in opened:  # a browser does not tell where a folder lies
         text = text.replace('image_dir = "', f'image_dir = "{source.parent.as_posix()}/')
