@@ -137,3 +137,10 @@ def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path)
                 assert shown(data["buckets"], what) == mine
                 assert data["summary"][what] == sum(mine.values())
     assert next(subjects, None) is None
+
+
+def test_a_folder_of_images_is_no_clip(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(png_header(640, 480))
+    result = CliRunner().invoke(app, ["simulate", str(tmp_path)])
+    assert "is a folder, and one image is simulated" in str(result.exception)
+    assert f"`kohya-bucket analyze {tmp_path}`" in str(result.exception)
