@@ -119,10 +119,10 @@ class Ledger:
         return self.text_with(0, 0)
 
     def text_with(self, unreadable: int, instead: int) -> str:
-        """The same where so many trainings turned out unreadable, and others were trained instead of so many of them."""
+        """The same where so many turned out unreadable, and others were trained instead of so many of them."""
         trainings = "" if self.asked == self.images else f" asked {self.asked:,} times"
-        parts = [f"{self.images:,} {'image' if self.images == 1 else 'images'}{trainings}", self._missed_text(unreadable)]
-        parts.append(self._repeated_text(instead))
+        images = f"{self.images:,} {'image' if self.images == 1 else 'images'}{trainings}"
+        parts = [images, self._missed_text(unreadable), self._repeated_text(instead)]
         parts += [f"{moved:,} {where}" for reason, where in _MOVED.items() if (moved := self.count(reason))]
         return ", ".join(parts)
 

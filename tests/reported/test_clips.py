@@ -38,7 +38,7 @@ def of_rates(plan: Any) -> list[str]:
 @reported(
     "Clips of 12 or 16 frames per second move too fast when they are trained for a model of 24",
     "kohya-ss/musubi-tuner#34",
-    trainer="takes every frame; with source_fps = 16.0 it leaves out items besides, since it stops at the length's time",
+    trainer="takes every frame; with source_fps = 16.0 it also leaves out items: it stops early",
     here="says that they must be encoded anew at the model's rate, and warns of a source_fps that is below it",
     command="kohya-bucket plan musubi.toml --arch hv",
     origin="the rule of musubi-tuner's loader, compared with its own in compat_tests/test_musubi_plan.py",
@@ -46,7 +46,7 @@ def of_rates(plan: Any) -> list[str]:
 def test_clips_slower_than_the_model(command_line: Any, tmp_path: Path) -> None:
     plan = plan_of(command_line, tmp_path, "hv", [16])
     (said,) = of_rates(plan)
-    assert said.endswith("encode slower ones anew at 24 frames per second: a source_fps below that only leaves out items")
+    assert said.endswith("slower ones anew at 24 frames per second: a source_fps below that only leaves out items")
     with_it = plan_of(command_line, tmp_path, "hv", [16], 16.0)
     assert with_it["datasets"][0]["items"] < plan["datasets"][0]["items"]
     (said,) = of_rates(with_it)
@@ -57,7 +57,7 @@ def test_clips_slower_than_the_model(command_line: Any, tmp_path: Path) -> None:
     "Which source_fps for clips of 30 frames per second with Wan?",
     "kohya-ss/musubi-tuner#212",
     trainer="drops frames to reach the model's rate, if source_fps says the clips' own, which is one for a data set",
-    here="names the value where all clips have one rate, else asks for a data set for each; what it names has no warning",
+    here="names the value where all clips have one rate, else asks for a data set for each",
     command="kohya-bucket plan musubi.toml --arch wan",
     origin="measured",
 )

@@ -53,7 +53,7 @@ def status(folder: Checkout) -> None:
     patch = _patch_of(folder)
     found, trial = patch.status(folder), patch.attempt(patch.find(folder))
     _print(found)
-    _print_trial(patch, trial, "while the block is installed" if found.installed else _WITH_BLOCK.format(argument(folder)))
+    _print_trial(patch, trial, _INSTALLED if found.installed else _WITH_BLOCK.format(argument(folder)))
     if found.installed and not trial.runs_block:
         say(
             "but Python does not run the block when it imports this file: trainings start WITHOUT kohya_bucket. Run "
@@ -98,10 +98,11 @@ def _untried(trial: Trial) -> str:
     return f"the adapter could not be tested with this Python ({sys.executable}): {trial.error or 'no answer'}"
 
 
+_INSTALLED = "while the block is installed"
 _WITH_BLOCK = "with the block, which `kohya-bucket patch install {}` writes"
 
 
-def _print_trial(patch: CheckoutPatch, trial: Trial, when: str = "while the block is installed") -> None:
+def _print_trial(patch: CheckoutPatch, trial: Trial, when: str = _INSTALLED) -> None:
     if trial.active:
         say(f"this checkout is a known version: {when}, every training started from it uses kohya_bucket")
     elif trial.refused:
