@@ -456,6 +456,7 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
                 cost = "; ".join(filter(None, ("focus_weight, which it refuses, must be left out", cost)))
             texts = *change[:3], change.why + beside, gain, cost
             found.append(Recommendation(*texts, before, after, must=change.must))
+    found = [one for one in found if one.must or not _covered_by_limits(one, found)]
     out: list[Recommendation] = []
     # The best for each setting, and of several that come to the same the first, which is the simplest.
     for advice in sorted(found, key=_weight, reverse=True):
@@ -464,6 +465,13 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
         if not any(other.setting == advice.setting or replace(other.after, buckets=0) == same for other in out):
             out.append(advice)
     return out
+
+
+def _covered_by_limits(one: Recommendation, found: Sequence[Recommendation]) -> bool:
+    """Whether what `bucket_no_upscale` gains comes from being without the limits of sides, which can be set too."""
+    limits = [other for other in found if other.setting.startswith(("min_bucket_reso", "max_bucket_reso"))]
+    best = max(limits, key=_weight, default=None)
+    return one.setting == "bucket_no_upscale" and best is not None and worth(best.after, one.after) <= 0
 
 
 def _weight(one: Recommendation) -> float:
