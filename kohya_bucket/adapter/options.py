@@ -15,6 +15,7 @@ from typing import Any
 
 from kohya_bucket.adapter.config_source import Source
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.buckets import list_presets
 from kohya_bucket.buckets.choices import Check, RuleOptions, choice, is_number, listed, option, share, whole_number
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest, one_of
@@ -36,6 +37,12 @@ ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
 def _text(what: str) -> Check:
     return lambda value: "" if isinstance(value, str) and value else what
+
+
+def _rule(value: Any) -> str:
+    if value in list_presets():
+        return f"written 'preset:{value}'"
+    return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
 
 
 def _local_file(value: Any) -> str:
@@ -121,7 +128,7 @@ class AdapterOptions(RuleOptions):
             each data set.
     """
 
-    rule: str = option("kohya", lambda one: "" if is_rule(one) else f"one of {', '.join(rule_choices())}")
+    rule: str = option("kohya", _rule)
     remainder: str = choice("keep", lambda: REMAINDERS)
     small_buckets: str | None = choice(None, lambda: REMAINDERS)
     merge_max_crop: float = option(0.25, share)

@@ -83,12 +83,26 @@ class GivenFocus:
         return cls("focus.jsonl", folder.as_posix(), focus_lines(rows.items()))
 
 
+@dataclass(frozen=True)
+class StartSettings:
+    """The settings that a page begins with, by the names of its script; see sd-scripts' keys."""
+
+    resolution: tuple[int, int]
+    min: int
+    max: int
+    steps: int
+    batch: int = 1
+    noUpscale: bool = False
+    buckets: str = "kohya"
+
+
 def render_explorer(
     name: str = "",
     images: Sequence[ImageTable] = (),
     config: GivenConfig | None = None,
     trained: Collection[str] | None = None,
     focus: GivenFocus | None = None,
+    settings: StartSettings | None = None,
 ) -> str:
     """The explorer as the text of an HTML file.
 
@@ -98,6 +112,7 @@ def render_explorer(
         config: a dataset config to begin with.
         trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
         focus: what crops keep from the start.
+        settings: those of the page at the start, where no config has them; sd-scripts' defaults without.
 
     Raises:
         KohyaBucketError: more than `MOST_IMAGES` images.
@@ -124,6 +139,7 @@ def render_explorer(
         "families": list(FAMILIES.values()),
         "sets": {s.name: {"sizes": [list(b) for b in s], "about": s.description} for s in bundled},
         "start": start or None,
+        "settings": settings and asdict(settings),
     }
     title = f"{name}: {counted(count, 'image')} - bucket explorer" if images else "Bucket explorer - kohya-bucket"
     return one_file(

@@ -105,7 +105,11 @@ def named_rule(name: str) -> NamedRule:
     Raises:
         ConfigError: nothing, with the nearest name and all of them.
     """
+    from kohya_bucket.buckets.set_files import list_presets
+
     known = rule_choices()
+    if name not in known and name in list_presets():
+        raise ConfigError(f"rule is {name!r}, which is a bucket set: write 'preset:{name}'")
     return known[one_of("rule", _as_listed(name), known, ConfigError)]
 
 
