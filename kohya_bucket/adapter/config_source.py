@@ -200,6 +200,9 @@ class Type:
         return next(filter(self.fits, _guesses(value)), None)
 
 
+_LARGEST = 1_000_000  # no side, step or batch size is above
+
+
 def _guesses(value: Any) -> Iterator[Any]:
     """What someone may have meant who wrote a value of a wrong type."""
     if isinstance(value, str):
@@ -213,7 +216,7 @@ def _guesses(value: Any) -> Iterator[Any]:
         if all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in value):
             yield [float(one) for one in value]
         yield from value[:1]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1_000_000:  # no size is above
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         yield float(value)
         yield from (kind(value) for kind in (int, bool) if kind(value) == value)
 

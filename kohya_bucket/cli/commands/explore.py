@@ -31,9 +31,7 @@ def explore(
         str | None,
         typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, a dataset config, or a preset of the GUI."),
     ] = None,
-    out: Path | None = opt(
-        None, "Write the page to this file. Default: a temporary file.", "--out", "--output", "-o"
-    ),
+    out: Path | None = opt(None, "Write the page to this file. Default: a temporary file.", "--out", "--output", "-o"),
     open_: bool = opt(True, "Open it in the browser.", "--open/--no-open"),
     arch: Family = None,
     resolution: str = opt("512", "512 or 832,1216, where no config says it."),
