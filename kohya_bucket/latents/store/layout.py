@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage
+from kohya_bucket.extras import argument
 from kohya_bucket.images.origins import apart
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.store.storage import (
@@ -24,14 +25,17 @@ from kohya_bucket.latents.store.storage import (
     write_new,
 )
 
-REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is missing then"
-
 SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
 _MANIFEST = re.compile(r"manifest-\d+-[0-9a-f]+\.parquet")
 _VERSION = 1
 _DIGITS = 20
 _MOST_TEXT = 1 << 16
 _MOST_MANIFEST = 1 << 36  # 100 million items with long captions have 10 GB
+
+
+def remedy(root: object) -> str:
+    """What to do about damage in a store, as a command that can be pasted."""
+    return f"run `kohya-bucket cache prune {argument(root)} --damaged`, and encode again what is missing then"
 
 
 class Layout:
@@ -62,9 +66,9 @@ class Layout:
 
     def images_root(self) -> Path:
         """Folder that the sources' paths start from; it need not exist here."""
-        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
+        rebuild = f"run `kohya-bucket cache prune {argument(self.root)} --damaged --images DIR`"
         try:
-            with as_damage(f"{self.store_file} cannot be read", remedy), open_to_read(self.store_file) as file:
+            with as_damage(f"{self.store_file} cannot be read", rebuild), open_to_read(self.store_file) as file:
                 data = json.loads(file.read(_MOST_TEXT).decode("utf-8"))
                 version, images = data["version"], data["images"]
                 if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
