@@ -107,7 +107,7 @@ def compare(source, config, architecture):
         found = {tuple(key[: 3 if of_clips else 2]): collections.Counter(map(item_of, items))
                  for key, items in other["buckets"]}  # fmt: skip
         assert {key: collections.Counter(items) for key, items in buckets.items()} == found
-        assert sum(row.batches for row in mine.items.rows()) == other["batches"]
+        assert sum(row.batches for row in mine.rows) == other["batches"]
         compared += len(names)
     return compared, read
 

@@ -92,6 +92,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
 
 
+def near_text(name: Any, known: Iterable[str]) -> str:
+    """A last clause with the known name that may have been meant; empty where none resembles `name`."""
+    near = difflib.get_close_matches(name, sorted(known), n=1) if isinstance(name, str) else []
+    return f"; the nearest is {near[0]!r}" if near else ""
+
+
 def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> str:
     """What to do about a path that leads nowhere: the file or folder that may have been meant, if one resembles it.
 
@@ -122,8 +128,7 @@ def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketE
     names = list(known)
     if isinstance(value, str) and value in names:
         return value
-    near = f"; the nearest is {nearest(value, names)!r}" if isinstance(value, str) and value else ""
-    raise error(f"{name} is {value!r}, but must be one of {', '.join(names)}{near}")
+    raise error(f"{name} is {value!r}, but must be one of {', '.join(names)}{near_text(value, names)}")
 
 
 def known_keyword(where: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -75,12 +75,13 @@ class BadImages:
 
     def __init__(self, first_image: Sequence[int]) -> None:
         self._first = [int(number) for number in first_image]
-        self._shared = RawArray(ctypes.c_int32, self._first[-1] + 1)  # the last one: all together
+        self._shared = RawArray(ctypes.c_int32, self._first[-1] + 2)  # the last: all together, and those replaced
 
-    def note(self, dataset: int, image: int) -> None:
-        """An image of a dataset could not be read."""
+    def note(self, dataset: int, image: int, replaced: bool) -> None:
+        """An image of a dataset could not be read, and perhaps another one was trained in its place."""
         self._shared[self._first[dataset] + image] += 1
         self._shared[self._first[-1]] += 1
+        self._shared[self._first[-1] + 1] += replaced
 
     def __bool__(self) -> bool:
         return self.total > 0
@@ -89,6 +90,11 @@ class BadImages:
     def total(self) -> int:
         """How often so far, all images together."""
         return int(self._shared[self._first[-1]])
+
+    @property
+    def replaced(self) -> int:
+        """How often so far another image was trained in the place of one."""
+        return int(self._shared[self._first[-1] + 1])
 
     @property
     def counts(self) -> npt.NDArray[np.int32]:
@@ -167,7 +173,7 @@ def _with_images(index: PlannedBatch, images: list[int]) -> PlannedBatch:
 
 def _tell(dataset: int, image: int, images: InBuckets, why: str, instead: int | None) -> None:
     for counts in _here:
-        counts.note(dataset, image)
+        counts.note(dataset, image, instead is not None)
     if (dataset, image) not in _told:
         _told.add((dataset, image))
         place = "" if instead is None else f"; {images.keys[instead]} trains in its place"

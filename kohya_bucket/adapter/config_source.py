@@ -120,6 +120,9 @@ def _parse_toml(file: Path, text: str) -> dict[str, Any]:
         raise ConfigError(f"{place}: {what}{_toml_hint(what, lines.get(line or 0, ''))}") from error
 
 
+_MIXED_NUMBERS = re.compile(r"\[\s*(?:\d+|\"\d+\"|'\d+')(?:\s*,\s*(?:\d+|\"\d+\"|'\d+'))+\s*\]")
+
+
 def _toml_hint(what: str, line: str) -> str:
     if (path := _WINDOWS_PATH.search(line)) or "escape" in what.lower():
         shown = f": {path.group()[1:-1]!r}".replace("\\\\", "\\") if path else ""
@@ -127,7 +130,9 @@ def _toml_hint(what: str, line: str) -> str:
     if "boolean" in what.lower() or re.search(r"=\s*(True|False)\b", line):
         return ". Booleans are written true and false"
     if "homogeneous" in what.lower():
-        return ". A list holds values of one type: [2.0, 4.0], not [2, 4.0]"
+        mixed = _MIXED_NUMBERS.search(line)
+        example = f"{mixed.group().replace(chr(34), '').replace(chr(39), '')}" if mixed else "[2.0, 4.0]"
+        return f". A list holds values of one type: {example}, not {mixed.group() if mixed else '[2, 4.0]'}"
     if re.search(r"=\s*\[?\s*\d+\s*[, ]\s*\d+", line):
         return ". Two numbers are written in brackets: [512, 768]"
     if re.search(r"=\s*[A-Za-z/~.\\]", line) and '"' not in line and "'" not in line:
@@ -195,6 +200,9 @@ class Type:
         return next(filter(self.fits, _guesses(value)), None)
 
 
+_LARGEST = 1_000_000  # no side, step or batch size is above
+
+
 def _guesses(value: Any) -> Iterator[Any]:
     """What someone may have meant who wrote a value of a wrong type."""
     if isinstance(value, str):
@@ -208,7 +216,7 @@ def _guesses(value: Any) -> Iterator[Any]:
         if all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in value):
             yield [float(one) for one in value]
         yield from value[:1]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 53:
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         yield float(value)
         yield from (kind(value) for kind in (int, bool) if kind(value) == value)
 

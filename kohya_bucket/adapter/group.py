@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ from kohya_bucket.planning import EpochPlanner
 from kohya_bucket.planning.fingerprint import digest_of
 from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.options import EpochOptions
+from kohya_bucket.planning.plan import BucketCounts, EpochPlan
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 
@@ -82,6 +84,12 @@ class GroupPlanner:
                 **self._of_epochs,
             )
         return self._planners[world_size]
+
+    def counts(self, plan: EpochPlan | None = None) -> list[BucketCounts]:
+        """What an epoch trains of the buckets of each dataset; by default on one process."""
+        every = (plan or self.planner(1).plan(0, 1)).per_bucket()
+        ends = itertools.pairwise(self.first_bucket.tolist())
+        return [BucketCounts(*(column[begin:end] for column in every)) for begin, end in ends]
 
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""
@@ -204,12 +212,15 @@ class GpuRow:
         return asdict(self)
 
 
-def gpu_rows(
+def epoch_of(
     images: Sequence[InBuckets], options: AdapterOptions, gpus: Sequence[int], accumulate: int
-) -> tuple[GpuRow, ...]:
-    """Plan an epoch of some data sets on each number of GPUs; `accumulate` batches make one update."""
-    if not images:
-        return ()
+) -> tuple[list[BucketCounts], tuple[GpuRow, ...]]:
+    """Plan an epoch of some data sets; `accumulate` batches make one update.
+
+    Returns what it trains of the buckets of each data set on one GPU, and what it is on each number of GPUs.
+    """
+    if not any(len(one.keys) for one in images):
+        return [BucketCounts(*np.zeros((5, 0), dtype=np.int64)) for _ in images], ()
     planner = GroupPlanner(images, options)
     alone, rows = planner.planner(1).plan(0, 1), []
     own = options.own_batches
@@ -225,4 +236,4 @@ def gpu_rows(
                 independent, ledger.text, line, never,
             )
         )  # fmt: skip
-    return tuple(rows)
+    return planner.counts(alone), tuple(rows)

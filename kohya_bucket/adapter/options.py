@@ -14,6 +14,7 @@ from typing import Any
 
 from kohya_bucket.adapter.config_source import Source
 from kohya_bucket.adapter.findings import Findings
+from kohya_bucket.buckets import list_presets
 from kohya_bucket.buckets.choices import RuleOptions, listed
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
 from kohya_bucket.checks import nearest
@@ -37,6 +38,12 @@ ENVIRONMENT_VARIABLE = "KOHYA_BUCKET_CONFIG"
 
 def _text(what: str) -> Check:
     return lambda value: "" if isinstance(value, str) and value else what
+
+
+def _rule(value: Any) -> str:
+    if value in list_presets():
+        return f"written 'preset:{value}'"
+    return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
 
 
 def _local_file(value: Any) -> str:
@@ -94,7 +101,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
             each data set.
     """
 
-    rule: str = option("kohya", lambda one: "" if is_rule(one) else f"one of {', '.join(rule_choices())}")
+    rule: str = option("kohya", _rule)
     focus: str | None = option(None, _text("the path of a .jsonl or .parquet file, or beside"))
     resolutions: tuple[tuple[int, int], ...] | None = option(
         None, _resolutions, lambda value: tuple(map(_as_resolution, value))

@@ -39,6 +39,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
 from kohya_bucket.planning.options import PlanOptions
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import one_line
 
 logger = logging.getLogger("kohya_bucket")
@@ -48,8 +49,8 @@ logger = logging.getLogger("kohya_bucket")
 class BucketRow:
     """One bucket of a dataset, for tables.
 
-    `images` may be other items; `samples` counts repeats; `batches` are per process; crop losses are shares of the
-    resized image.
+    `images` may be other items; `samples` and `batches` are those of an epoch on one process; crop losses are shares
+    of the resized image.
     """
 
     bucket: Any
@@ -60,14 +61,22 @@ class BucketRow:
     mean_crop_loss: float
     worst_crop_loss: float
 
-    @classmethod
-    def of(
-        cls, bucket: Any, samples: int, batch_size: int, losses: npt.NDArray[np.float64]
-    ) -> BucketRow:  # fmt: skip
-        """The row of a bucket whose images lose these shares."""
-        short = int(samples % batch_size > 0)
-        mean, worst = float(np.mean(losses)), float(np.max(losses))
-        return cls(bucket, len(losses), samples, samples // batch_size + short, short, mean, worst)
+
+def bucket_rows(
+    buckets: Sequence[Any], bucket: IntArray, losses: npt.NDArray[np.float64], counts: BucketCounts
+) -> list[BucketRow]:
+    """One for each of K buckets.
+
+    Args:
+        bucket: [P] of every image, at every resolution; losses: [P] what is cropped off there.
+        counts: [K] what an epoch trains.
+    """
+    parts = by_bucket(losses, bucket, len(buckets))
+    numbers = zip(*(column.tolist() for column in counts[:3]), strict=True)
+    return [
+        BucketRow(one, len(mine), samples, batches, short, float(np.mean(mine)), float(np.max(mine)))
+        for one, mine, (samples, batches, short) in zip(buckets, parts, numbers, strict=True)
+    ]
 
 
 def by_bucket(values: npt.NDArray[Any], bucket: IntArray, count: int) -> list[npt.NDArray[Any]]:
@@ -104,6 +113,20 @@ class PlacedDataset:
     weights: tuple[float, ...] | None = None
     no_upscale: bool = False
     focus: FloatArray | None = None
+
+    def trained(self) -> PlacedDataset:
+        """Those of the images that have a bucket."""
+        kept = self.placement.placed
+        columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
+        return replace(
+            self,
+            keys=TextColumn.of([key for key, keep in zip(self.keys, kept.tolist(), strict=True) if keep]),
+            repeats=self.repeats[kept],
+            placement=first_placed(columns) if columns else self.placement.select(kept),
+            per_resolution=columns,
+            sizes=None if self.sizes is None else self.sizes[kept],
+            focus=None if self.focus is None else self.focus[kept],
+        )
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
@@ -165,11 +188,6 @@ class PlacedDataset:
         options = PlanOptions(repeats=self.repeats, resolution_mode=self.mode, resolution_weights=self.weights)
         return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
 
-    @property
-    def batches(self) -> int:
-        """Batches of one epoch on one process: each bucket's samples, rounded up to whole batches."""
-        return int(np.sum(-(-self.samples_per_bucket // self.batch_size)))
-
     def bucket_info(self) -> dict[str, Any]:
         """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
         errors = np.concatenate([place.aspect_errors[place.placed] for place in self._places])
@@ -182,13 +200,11 @@ class PlacedDataset:
             "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
         }
 
-    def rows(self) -> list[BucketRow]:
-        """One row per bucket in use, in `buckets` order."""
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One row per bucket in use, in `buckets` order; `counts` are of the epoch's plan."""
         image, bucket = self.pairs
         losses = np.stack([place.crop_loss for place in self._places])[self.resolution_of_bucket[bucket], image]
-        parts = by_bucket(losses, bucket, len(self.buckets))
-        columns = zip(self.buckets, self.samples_per_bucket.tolist(), parts, strict=True)
-        return [BucketRow.of(Bucket(*size), samples, self.batch_size, mine) for size, samples, mine in columns]
+        return bucket_rows([Bucket(*size) for size in self.buckets], bucket, losses, counts)
 
 
 @dataclass(frozen=True)
@@ -294,11 +310,19 @@ def place_all(
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error
-        again = np.zeros(len(sizes), dtype=np.bool_)
-        for earlier in columns:
+        columns.append(placement)
+    return each_once(columns)
+
+
+def each_once(columns: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Placements of the same images at several resolutions; an image has the same bucket at the first of them only."""
+    out: list[Placement] = []
+    for placement in columns:
+        again = np.zeros(len(placement), dtype=np.bool_)
+        for earlier in out:
             again |= earlier.placed & (earlier.bucket_sizes == placement.bucket_sizes).all(axis=1)
-        columns.append(replace(placement, bucket_index=np.where(again, -1, placement.bucket_index).astype(np.int32)))
-    return tuple(columns)
+        out.append(replace(placement, bucket_index=np.where(again, -1, placement.bucket_index).astype(np.int32)))
+    return tuple(out)
 
 
 @dataclass(frozen=True)
@@ -308,13 +332,14 @@ class Placing:
     Attributes:
         per_resolution: their placements, one per resolution; images without a bucket are still in them.
         placement: each at the first resolution at which it has a bucket.
-        trained: the M images that have one, in their buckets.
+        every: all of them in their buckets, and trained: the M that have one.
         kept: [N] whether an image is among them.
         left_out: (position, reason) of the others.
     """
 
     per_resolution: tuple[Placement, ...]
     placement: Placement
+    every: PlacedDataset
     trained: PlacedDataset
     kept: npt.NDArray[np.bool_]
     left_out: tuple[tuple[int, str], ...]
@@ -349,20 +374,19 @@ def place_images(
         for i in np.flatnonzero(~kept).tolist()
     )
     several = options.resolutions is not None
-    mine = columns if kept.all() else tuple(column.select(kept) for column in columns)
-    trained = PlacedDataset(
-        TextColumn.of([name for name, keep in zip(names, kept.tolist(), strict=True) if keep]),
-        repeats[kept],
-        first_placed(mine),
+    every = PlacedDataset(
+        names,
+        repeats,
+        placement,
         batch_size,
-        per_resolution=mine if several else (),
-        sizes=sizes[kept] if options.several_sizes else None,
+        per_resolution=columns if several else (),
+        sizes=sizes if options.several_sizes else None,
         mode=options.resolution_mode if several else None,
         weights=options.resolution_weights if several else None,
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
-        focus=None if focus is None else focus[kept],
+        focus=focus,
     )
-    return Placing(columns, placement, trained, kept, left_out)
+    return Placing(columns, placement, every, every.trained(), kept, left_out)
 
 
 def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:

@@ -64,7 +64,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.on_start: Callable[[int], object] = lambda _: None
         self.on_end: Callable[[], object] = lambda: None
         self.exhausted = False  # all batches of the present epoch are dealt out, though not all may be trained
-        self._unreadable = 0  # so many before the present epoch
+        self._unreadable = 0, 0  # so many before the present epoch, and so many of them replaced
         self.repeat_first = False  # the next iteration begins with each process' first batch twice
         self._shift = 0
         self._rest: EpochPosition | None = None
@@ -104,12 +104,13 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
 
     def summary(self, batches: int) -> str:
         """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
-        plan, unreadable = self._current, self.bad_images.total - self._unreadable
-        bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
+        plan, (total, replaced) = self._current, self._unreadable
+        unreadable, again = self.bad_images.total - total, self.bad_images.replaced - replaced
         if batches:
+            bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
             of = self._first(plan) + self._length(plan) // self.world_size
             return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
-        return f"epoch {plan.epoch}: {plan.ledger().text}{bad}"
+        return f"epoch {plan.epoch}: {plan.ledger().text_with(unreadable, again)}"
 
     def loss_scale(self, batches: int) -> float:
         """Of the batch with which this process has trained so many of the present epoch (0: all)."""
@@ -162,7 +163,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     def __iter__(self) -> Iterator[PlannedBatch]:
         if self.current_epoch is not None:
             self.on_end()
-            self._unreadable = self.bad_images.total
+            self._unreadable = self.bad_images.total, self.bad_images.replaced
         if self._rest is not None and self.current_epoch is not None:
             self._start, self._rest = self._rest, None
             self._shift = self._start.epoch - int(self.current_epoch.value)

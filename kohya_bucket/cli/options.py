@@ -17,7 +17,7 @@ from kohya_bucket.buckets.choices import EXTRACTIONS, described
 from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
-from kohya_bucket.checks import nearest, number_of_launch, one_of, path_meant
+from kohya_bucket.checks import near_text, number_of_launch, one_of, path_meant
 from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
@@ -257,7 +257,7 @@ class RuleOptions(OptionsOfRules):
         """With what people set for a family that `--arch` names, except for what is given beside it."""
         if not arch or self.brings_sizes:
             return self
-        usual = family_named(arch)
+        usual = family_named(arch if is_family(arch) else _family_of_trainer(arch))
         names = "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"
         values = str(usual.resolution), usual.min_size, usual.max_size, usual.reso_steps
         changed: dict[str, Any] = dict(zip(names, values, strict=True))
@@ -332,6 +332,16 @@ CLIP_SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)\s*[xX×*,@]\s*(\d+)")
 _EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not in ("largest", "full")}
 
 
+def _family_of_trainer(arch: str) -> str:
+    """The family of a trainer's file, such as flux_train.py; what is none comes back as it is, for its message."""
+    from kohya_bucket.latents.architectures import trainer_named
+
+    try:
+        return trainer_named(arch).family
+    except ConfigError:
+        return arch
+
+
 @dataclass(frozen=True)
 class ClipOptions:
     """The model, and how musubi-tuner takes frames; each field is an option."""
@@ -345,7 +355,7 @@ class ClipOptions:
         """The family of sd-scripts that `arch` names, which trains no clips, and the options without it."""
         if self.arch is None:
             return None, self
-        if is_family(self.arch):
+        if is_family(self.arch) or is_family(_family_of_trainer(self.arch)):
             return self.arch, replace(self, arch=None)
         from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
 
@@ -353,10 +363,8 @@ class ClipOptions:
             architecture_named(self.arch)
         except ConfigError:
             known = f"sd-scripts ({', '.join(FAMILIES)}) or musubi-tuner ({', '.join(ARCHITECTURES)})"
-            near = nearest(self.arch, [*FAMILIES, *ARCHITECTURES])
-            raise ConfigError(
-                f"--arch is {self.arch!r}, but must be a family of {known}; the nearest is {near}"
-            ) from None
+            near = near_text(self.arch, [*FAMILIES, *ARCHITECTURES])
+            raise ConfigError(f"--arch is {self.arch!r}, but must be a family of {known}{near}") from None
         return None, self
 
     def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:

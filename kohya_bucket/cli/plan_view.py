@@ -109,12 +109,18 @@ class Plan:
 
 
 def plan_sdscripts(
-    read: Config, gpus: Sequence[int], accumulate: int | None, images: bool, *, quiet: bool = False
+    read: Config, gpus: Sequence[int] | None, accumulate: int | None, images: bool, *, quiet: bool = False
 ) -> tuple[Plan, bool]:
-    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket."""
+    """The plan of a config of sd-scripts, with `images` also of each image; whether images have no bucket.
+
+    `gpus` and `accumulate` are, where not given, what the file says.
+    """
+    from kohya_bucket.sdscripts.config.read import RunLength
     from kohya_bucket.sdscripts.plan import overview
 
-    batches = accumulate or (1 if read.length is None else read.length.batches)
+    length = read.length or RunLength()
+    batches = accumulate or length.batches
+    gpus = [length.processes] if gpus is None else gpus
     with scan_progress("reading image headers", quiet=quiet) as progress:
         seen = overview(read, read.options, gpus, batches, progress)
     datasets = [_of_dataset(dataset, seen.options, images) for dataset in seen.datasets]
@@ -148,15 +154,15 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
         "enable_bucket": config.enable_bucket,
         "bucket_no_upscale": config.bucket_no_upscale,
         "images": len(placed.keys),
-        "samples": int(placed.samples_per_bucket.sum()),
-        "batches": placed.batches,
+        "samples": sum(row.samples for row in dataset.rows),
+        "batches": sum(row.batches for row in dataset.rows),
         "validation_images": held_back,
         "rotated_by_exif": len(dataset.turned),
         "focus": [cuts._asdict() for cuts in dataset.focus_cuts],
         "buckets": [
             {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
             | {"enlarged": enlarged, "largest_enlargement": most}
-            for row, (enlarged, most) in zip(placed.rows(), dataset.enlarged_per_bucket(), strict=True)
+            for row, (enlarged, most) in zip(dataset.rows, dataset.enlarged_per_bucket(), strict=True)
         ],
         # those that no bucket takes, and those that `skip_image_resolution` leaves out
         "not_trained": [
@@ -229,15 +235,14 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
     keys, what = data.keys, data.keys.what
     width, height = keys.resolution
     rows = _clip_rows(data) if images else []
-    buckets = data.items.rows()
     entry: dict[str, Any] = {
         "kind": f"{what}s",
         "keys": asdict(keys),
         "files": len(data.paths),
         "items": len(data.items.keys),
-        "samples": int(data.items.repeats.sum()),
-        "batches": sum(row.batches for row in buckets),
-        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in buckets],
+        "samples": sum(row.samples for row in data.rows),
+        "batches": sum(row.batches for row in data.rows),
+        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
         "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
     }
     cuts = data.focus_cuts
@@ -380,6 +385,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
         cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
     console.print()
     print_table(console, cells, left=0, spare=("samples",), **_RULED)
+    if all(row.gpus != 1 for row in rows):
+        console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)

@@ -72,7 +72,7 @@ class Preview:
 
 
 def preview(
-    config: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int = 1, arch: str | None = None,
+    config: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int | None = None, arch: str | None = None,
     sd_scripts: str | None = None,
 ) -> Preview:  # fmt: skip
     """What training with a dataset config of sd-scripts or musubi-tuner will be. Reads headers, opens no image.
@@ -80,7 +80,7 @@ def preview(
     Args:
         config: path of what `kohya-bucket plan` takes, or the content of a dataset config. Relative paths in it start
             from the current folder, as in the trainers.
-        gpus: how many train together.
+        gpus: how many train together; by default as the file says, or 1.
         arch: what is trained, as `plan --arch` takes it.
         sd_scripts: its checkout or version; by default the checkout that this is called in, or the newest version.
 
@@ -88,10 +88,10 @@ def preview(
         KohyaBucketError: the config cannot be read, or an argument has an unknown value. What is wrong with a config
             that can be read is in `errors`, and all findings are in `data["findings"]`.
     """
-    counts = [whole("gpus", gpus, 1)]
+    counts = None if gpus is None else [whole("gpus", gpus, 1)]
     with _file_of(config) as file:
         if is_musubi_config(file):
-            plan = plan_musubi(file, arch, counts, 1, True, quiet=True)
+            plan = plan_musubi(file, arch, counts or [1], 1, True, quiet=True)
         else:
             from kohya_bucket.sdscripts.config import read_config
 

@@ -28,9 +28,9 @@ from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.musubi.keys import ClipKeys
 from kohya_bucket.musubi.listing import list_items
-from kohya_bucket.reports.subject import ClipFacts, ImageTable, Subject
+from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
-from kohya_bucket.sdscripts.config.model import refuse_lost_focus
+from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
 from kohya_bucket.texts import counted
 
 
@@ -111,16 +111,21 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     """Every data set of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
     config, read, findings = images_of_config(path, reading)
     adapter = adapter_options(config)
-    subjects = []
+    placed = []
     for dataset, images in read:
         refuse_lost_focus(dataset.config, adapter, config.release)
+        batch = batch_size or dataset.config.batch_size
+        placed.append(dataset.images.place(Sizes(images.sizes, {}, None), batch, dataset.config.dataset_keys, adapter))
+    subjects = []
+    for number, (dataset, images) in enumerate(read):
         focus = focus_of(adapter, images.paths)
         name = f"{path.stem}, dataset {dataset.config.number}" if len(read) > 1 else path.stem
-        for keys in at_resolutions(dataset.config.dataset_keys, adapter):
-            at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
-            rule = rule_for(keys, adapter, images.sizes)
-            batch = batch_size or dataset.config.batch_size
-            subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, None, focus))
+        for at, keys in enumerate(at_resolutions(dataset.config.dataset_keys, adapter)):
+            title = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
+            rule, batch = rule_for(keys, adapter, images.sizes), batch_size or dataset.config.batch_size
+            epoch = Epoch(tuple(one.every for one in placed), number, at)
+            how = str(path), config.trainer, None, focus, adapter, epoch
+            subjects.append(Subject(title, images, rule, batch, *how))
     return subjects, findings
 
 
@@ -180,7 +185,8 @@ def from_musubi_config(
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * keys.times, captions=endings)
         focus = focus_of(adapter, images.paths)
-        subjects.append(Subject(name, images, rule, batch, str(path), trainer, facts, focus))
+        how = str(path), trainer, facts, focus, adapter
+        subjects.append(Subject(name, images, rule, batch, *how))
     findings = _serious(read.findings)
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])

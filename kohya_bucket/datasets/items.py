@@ -236,7 +236,8 @@ class BucketResize:
 
     Args:
         bucket: what is cut out.
-        interpolation, pixel_range: as for `BucketedDataset`.
+        interpolation: as for `BucketedDataset`.
+        pixel_range: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: an interpolation or a range that does not exist.

@@ -26,7 +26,7 @@ from kohya_bucket.latents.fingerprint import source_changes
 from kohya_bucket.latents.store.contents import manifest_of, self_described
 from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import REMEDY, Layout, paths_of
+from kohya_bucket.latents.store.layout import Layout, paths_of, remedy
 from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import counted
@@ -298,7 +298,7 @@ def pack(
         if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
             raise LatentStoreError(
                 f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first "
-                f"{REMEDY}"
+                f"{remedy(store.layout.root)}"
             )
         root = store.layout.images_root()
         with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as writer:

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.adapter.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.adapter.group import GpuRow, gpu_rows
+from kohya_bucket.adapter.group import GpuRow, epoch_of
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, by_bucket, focus_of, refuse_unmatched, scan_sizes
+from kohya_bucket.adapter.placing import BucketRow, ItemsInBuckets, bucket_rows, focus_of, refuse_unmatched, scan_sizes
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused, place_keeping
 from kohya_bucket.buckets.placement import Placement, Reason
@@ -29,6 +29,7 @@ from kohya_bucket.musubi.architectures import Architecture
 from kohya_bucket.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
 from kohya_bucket.musubi.listing import list_items
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 
 
@@ -51,11 +52,9 @@ class PlannedItems(ItemsInBuckets):
         frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
         return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
 
-    def rows(self) -> list[BucketRow]:
-        """One for each bucket."""
-        parts = [by_bucket(column, self.bucket_ids, len(self.buckets)) for column in (self.repeats, self.crop_loss)]
-        columns = zip(self.bucket_keys, *parts, strict=True)
-        return [BucketRow.of(key, int(times.sum()), self.batch_size, losses) for key, times, losses in columns]
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One for each bucket; `counts` are of the epoch's plan."""
+        return bucket_rows(self.bucket_keys, self.bucket_ids, self.crop_loss, counts)
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,7 @@ class PlacedData:
         clips: what becomes of each clip; None for images.
         scan: what is known of each clip; None for images.
         focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
+        rows: one for each bucket, with what the epoch's plan trains of it.
     """
 
     keys: DatasetKeys
@@ -82,6 +82,7 @@ class PlacedData:
     clips: ClipPlacement | None = None
     scan: ClipScan | None = None
     focus: FloatArray | None = None
+    rows: tuple[BucketRow, ...] = ()
 
     @property
     def focus_cuts(self) -> FocusCuts | None:
@@ -196,6 +197,7 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
         return
     other = np.flatnonzero((scan.fps > 0) & (np.abs(scan.fps - expected) > _SAME_RATE * expected)).tolist()
     names = [scan.paths[i] for i in other]
+    _check_source_fps(keys, place, model, findings)
     if not names:
         return
     rates = sorted({f"{scan.fps[i]:.5g}" for i in other}, key=float)
@@ -203,9 +205,25 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
     if keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but {have}, and will move too fast or too slow: {some(names)}"
         findings.warning("source-fps", place, message, "a data set for each rate, with its source_fps", names)
-    else:
-        message = f"{model.title} trains {expected:g} frames per second; {have}, and every frame is taken"
-        findings.note("source-fps", place, message, f"to drop frames, set source_fps = {float(rates[0])}", names)
+        return
+    message = f"{model.title} trains {expected:g} frames per second; {have}, and every frame is taken"
+    fast = [rate for rate in rates if float(rate) > expected]
+    alone = len(fast) == len(rates) == 1 and len(names) == np.count_nonzero(scan.fps > 0)
+    remedies = [_ANEW.format(expected)] if len(fast) < len(rates) else []
+    if fast:
+        own = f"set source_fps = {float(fast[0])}" if alone else "make a data set for each rate, with its source_fps"
+        remedies.insert(0, f"to drop frames of the faster ones, {own}" if len(remedies) else f"to drop frames, {own}")
+    findings.note("source-fps", place, message, "; ".join(remedies), names)
+
+
+_ANEW = "encode slower ones anew at {:g} frames per second: a source_fps below that only leaves out items"
+
+
+def _check_source_fps(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+    if keys.source_fps is not None and model.target_fps and keys.source_fps < (1 - _SAME_RATE) * model.target_fps:
+        message = f"source_fps is {keys.source_fps:g}, below the {model.target_fps:g} of {model.title}: it can drop "
+        message += "frames and add none, so clips still move too fast, and frame_extraction 'head' ends early"
+        findings.warning("source-fps", place, message, f"leave it out, or {_ANEW.format(model.target_fps)}")
 
 
 @dataclass(frozen=True)
@@ -241,15 +259,15 @@ def overview(
             raise type(error)(f"{place}: {error}") from error
         _check_clips(data, model, config.findings)
         placed.append(data)
-    groups = [data.items for data in placed if len(data.items.keys)]
-    if not groups and not stopped:
+    if not any(len(data.items.keys) for data in placed) and not stopped:
         config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
     try:
         refuse_unmatched(options, [data.focus for data in placed])
     except ConfigError as error:
         config.findings.error("focus", "", str(error))
-    rows = gpu_rows(groups, options, gpus, accumulate)
-    return Overview(options, tuple(placed), rows)
+    counts, rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
+    datasets = (replace(data, rows=tuple(data.items.rows(mine))) for data, mine in zip(placed, counts, strict=True))
+    return Overview(options, tuple(datasets), rows)
 
 
 def config_section(path: Path, model: Architecture, show: ShowProgress, *, decode: bool) -> Section:
@@ -274,7 +292,7 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
     with show("reading images and clips") as progress:
         seen = overview(read, read.options, decode=decode, progress=progress)
     for data in seen.datasets:
-        batches = sum(row.batches for row in data.items.rows())
+        batches = sum(row.batches for row in data.rows)
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
         text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"

@@ -157,12 +157,17 @@ class _Judged:
                         self.wrong.setdefault(number, {})[kind] = reasons
 
     def _leave_out_unreadable(self) -> None:
-        """What has no cache because it cannot be read is left out; the first that can be read ends the search."""
+        """What has no cache because it cannot be read is left out.
+
+        The search ends when as many that can be read are found as are named: then all must be cached anyhow.
+        """
+        readable = 0
         for number in self.caches.table.at:
-            if number in self.wrong:
+            if number in self.wrong and readable < _SHOWN:
                 why = why_unreadable(self.caches.dataset, number, self.caches.selector)
                 if not why:
-                    return
+                    readable += 1
+                    continue
                 self.left_out[number] = why
                 del self.wrong[number]
 

@@ -116,25 +116,32 @@ class Ledger:
     @property
     def text(self) -> str:
         """One line, e.g. `1,203 images, 0 missed, 3 repeated to fill bucket 640x384`."""
+        return self.text_with(0, 0)
+
+    def text_with(self, unreadable: int, instead: int) -> str:
+        """The same where so many turned out unreadable, and others were trained instead of so many of them."""
         trainings = "" if self.asked == self.images else f" asked {self.asked:,} times"
-        parts = [f"{self.images:,} {'image' if self.images == 1 else 'images'}{trainings}", self._missed_text()]
-        parts.append(self._repeated_text())
+        images = f"{self.images:,} {'image' if self.images == 1 else 'images'}{trainings}"
+        parts = [images, self._missed_text(unreadable), self._repeated_text(instead)]
         parts += [f"{moved:,} {where}" for reason, where in _MOVED.items() if (moved := self.count(reason))]
         return ", ".join(parts)
 
     def __str__(self) -> str:
         return self.text
 
-    def _missed_text(self) -> str:
-        why = []
+    def _missed_text(self, unreadable: int) -> str:
+        why = [f"{unreadable:,} unreadable"] if unreadable else []
         if dropped := self.count(LedgerReason.DROPPED):
             why.append(f"{dropped:,} dropped with the remainder of {self._where(LedgerReason.DROPPED)}")
         if unplaced := self.count(LedgerReason.NO_BUCKET):
             why.append(f"{unplaced:,} without a bucket")
-        return f"{self.missed:,} missed" + (f" ({', '.join(why)})" if why else "")
+        return f"{self.missed + unreadable:,} missed" + (f" ({', '.join(why)})" if why else "")
 
-    def _repeated_text(self) -> str:
+    def _repeated_text(self, instead: int) -> str:
         padded, filled = self.count(LedgerReason.PADDED), self.count(LedgerReason.RANK_FILLED)
+        if instead:
+            more = f" and {self.repeated:,} to fill batches and ranks" if self.repeated else ""
+            return f"{self.repeated + instead:,} repeated ({instead:,} instead of unreadable ones{more})"
         if padded and filled:
             return f"{self.repeated:,} repeated ({padded:,} to fill batches, {filled:,} so that no rank is empty)"
         if padded:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,28 @@ class MixedSteps:
         equal = (self.images == self.images[:, :1]).all(axis=1)
         unequal: npt.NDArray[np.bool_] = ~equal | (world % np.maximum(own, 1) > 0)
         return unequal
+
+
+class BucketCounts(NamedTuple):
+    """What an epoch trains of each of K buckets, all ranks together.
+
+    Attributes:
+        samples: [K] trainings, repeats that fill ranks included.
+        batches: [K] batches of one rank; short: those of them that are not full.
+        smallest: [K] images of the smallest batch; 0 where there is none.
+        full: [K] images of a full batch.
+    """
+
+    samples: npt.NDArray[np.int64]
+    batches: npt.NDArray[np.int64]
+    short: npt.NDArray[np.int64]
+    smallest: npt.NDArray[np.int64]
+    full: npt.NDArray[np.int64]
+
+    def take(self, buckets: npt.NDArray[np.intp]) -> BucketCounts:
+        """Those of these buckets, in this order; none of a number below 0."""
+        there = buckets >= 0
+        return BucketCounts(*(np.where(there, column[buckets], 0) if len(column) else 0 * buckets for column in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +184,18 @@ class EpochPlan:
         """[S] images that a rank trains in each step."""
         self._check_rank(rank)
         return self._shares(rank, slice(None))[1]
+
+    def per_bucket(self) -> BucketCounts:
+        """Trainings and batches of each bucket."""
+        k, ranks = len(self.global_batch), range(self.world_size)
+        full = self.global_batch // self.world_size
+        bucket = np.concatenate([self.rank_buckets(rank) for rank in ranks])
+        images = np.concatenate([self.rank_lengths(rank) for rank in ranks])
+        samples = np.bincount(bucket, weights=images, minlength=k).astype(np.int64)
+        batches, short = np.bincount(bucket, minlength=k), np.bincount(bucket[images < full[bucket]], minlength=k)
+        smallest = np.where(batches > 0, np.iinfo(np.int64).max, 0)
+        np.minimum.at(smallest, bucket, images)
+        return BucketCounts(samples, batches, short, smallest, full)
 
     def loss_scale(self, step: int, rank: int) -> float:
         """What a rank multiplies the mean loss of its batch by, so that the ranks' average is that of one rank alone.

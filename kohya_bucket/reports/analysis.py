@@ -17,12 +17,12 @@ from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargeme
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers import ORIENTATIONS
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import (
     AspectRatioSummary,
     Summary,
     aspect_ratio_summary,
-    samples_per_bucket,
     summarize,
 )
 
@@ -31,21 +31,26 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class BucketUse:
-    """What one bucket holds. Crop losses are shares of the image's area; `enlarged` is a share of its images."""
+    """What one bucket holds. Crop losses are shares of the image's area; `enlarged` is a share of its images.
+
+    `last_batch` is 0 where all batches are full, and `full_batch` what fills one; `short_batches` are not full.
+    """
 
     bucket: Bucket
     images: int
     samples: int
     batches: int
+    short_batches: int
     last_batch: int
+    full_batch: int
     mean_crop: float
     worst_crop: float
     enlarged: float
 
     @property
     def underfilled(self) -> bool:
-        """It holds images, but never fills a batch."""
-        return self.batches == 1 and self.last_batch > 0
+        """It is trained, but never fills a batch."""
+        return 0 < self.batches == self.short_batches
 
 
 class ListedImages(NamedTuple):
@@ -92,7 +97,12 @@ class Analysis:
 
     @cached_property
     def summary(self) -> Summary:
-        return summarize(self.images.sizes, self.placement, self.images.repeats, self.subject.batch_size)
+        return summarize(self.images.sizes, self.placement, self.counts)
+
+    @cached_property
+    def counts(self) -> BucketCounts:
+        """What an epoch trains of each bucket."""
+        return self.subject.counts(self.placement, self.subject.rule)
 
     @cached_property
     def aspects(self) -> FloatArray:
@@ -108,11 +118,10 @@ class Analysis:
     @cached_property
     def buckets(self) -> list[BucketUse]:
         """One entry per bucket of the set, in its order; unused ones too, where the rule has a whole set."""
-        placement, batch = self.placement, self.subject.batch_size
+        placement, counts = self.placement, self.counts
         if placement.bucket_set is None:
             return []
         images = placement.images_per_bucket
-        samples = samples_per_bucket(placement, self.images.repeats)
         index = placement.bucket_index[placement.placed]
         loss, scale = placement.crop_loss[placement.placed], self.scale[placement.placed]
         k = len(placement.bucket_set)
@@ -121,7 +130,9 @@ class Analysis:
         divisor = np.maximum(images, 1)
         mean = np.bincount(index, weights=loss, minlength=k) / divisor
         enlarged = np.bincount(index, weights=scale > BARELY, minlength=k) / divisor
-        columns = images, samples, -(-samples // batch), samples % batch, mean, worst, enlarged
+        last = np.where(counts.short > 0, counts.smallest, 0)
+        trained = counts.samples, counts.batches, counts.short, last, counts.full
+        columns = images, *trained, mean, worst, enlarged
         return [*map(BucketUse, placement.bucket_set, *(column.tolist() for column in columns))]
 
     @property

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,26 @@ class GivenFocus:
         return cls("focus.jsonl", folder.as_posix(), focus_lines(rows.items()))
 
 
+@dataclass(frozen=True)
+class StartSettings:
+    """The settings that a page begins with, by the names of its script; see sd-scripts' keys."""
+
+    resolution: tuple[int, int]
+    min: int
+    max: int
+    steps: int
+    batch: int = 1
+    noUpscale: bool = False
+    buckets: str = "kohya"
+
+
 def render_explorer(
     name: str = "",
     images: Sequence[ImageTable] = (),
     config: GivenConfig | None = None,
     trained: Collection[str] | None = None,
     focus: GivenFocus | None = None,
+    settings: StartSettings | None = None,
 ) -> str:
     """The explorer as the text of an HTML file.
 
@@ -98,6 +113,7 @@ def render_explorer(
         config: a dataset config to begin with.
         trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
         focus: what crops keep from the start.
+        settings: those of the page at the start, where no config has them; sd-scripts' defaults without.
 
     Raises:
         KohyaBucketError: more than `MOST_IMAGES` images.
@@ -124,6 +140,7 @@ def render_explorer(
         "families": list(FAMILIES.values()),
         "sets": {s.name: {"sizes": [list(b) for b in s], "about": s.description} for s in bundled},
         "start": start or None,
+        "settings": settings and asdict(settings),
     }
     title = f"{name}: {counted(count, 'image')} - bucket explorer" if images else "Bucket explorer - kohya-bucket"
     return one_file(
@@ -157,7 +174,28 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
             row += 1
         out["sizes"] += images.sizes.reshape(-1).tolist()
     out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
+    for number, group in enumerate(out["groups"] if datasets is None else ()):
+        names = [name for name, mine in zip(out["names"], out["group"], strict=True) if mine == number]
+        group.append(_caption_ending(shared / group[0], names))
     return out | {"root": shared.as_posix(), "base": f"{shared.as_uri().rstrip('/')}/"}
+
+
+def _caption_ending(folder: Path, names: Sequence[str]) -> str | None:
+    """What the captions beside most images of a folder end in; None where there are none."""
+    try:
+        there = set(os.listdir(folder))  # noqa: PTH208
+    except OSError:
+        return None
+    count = {e: sum(f"{os.path.splitext(name)[0]}{e}" in there for name in names) for e in (".caption", ".txt")}  # noqa: PTH122
+    ending = max(count, key=count.__getitem__)
+    return ending if count[ending] else None
+
+
+def with_repeats_of_folders(images: ImageTable) -> ImageTable:
+    """The same, with 10 repeats of each image in a folder `10_name`, as with sd-scripts' --train_data_dir."""
+    folders = [os.path.basename(os.path.dirname(os.path.abspath(path))) for path in images.paths]  # noqa: PTH100, PTH119, PTH120
+    found = [re.match(r"0*([1-9]\d{0,5})_", folder) for folder in folders]
+    return replace(images, repeats=np.array([int(one[1]) if one else 1 for one in found], dtype=np.int64))
 
 
 def _named(tables: Sequence[ImageTable]) -> tuple[Path, list[str]]:

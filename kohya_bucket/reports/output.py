@@ -64,7 +64,7 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
     line = f"{first.setting}: {first.current} → {first.proposed}" if first else line
     text.append("Change first: ", style="bold")
     text.append(f"{one_line(line)}\n\n", style="cyan")
-    text.append(f"{one_line(repr(analysis.subject.rule))}, batch size {analysis.subject.batch_size}\n", style="dim")
+    text.append(f"{one_line(repr(analysis.subject.rule))}, {analysis.subject.batches_of}\n", style="dim")
     for line in [] if analysis.subject.clips is None else analysis.subject.clips.lines():
         text.append(f"{line}\n")
     if s.placed:
@@ -100,7 +100,7 @@ def _buckets(analysis: Analysis, narrow: bool) -> RenderableType:
     used = analysis.used_buckets
     # Where there are more than fit, the fullest are shown, in the set's order.
     shown = sorted(sorted(used, key=lambda b: -b.images)[:_MOST], key=lambda b: (b.bucket.aspect_ratio, b.bucket))
-    top, batch = max((b.images for b in used), default=1), analysis.subject.batch_size
+    top = max((b.images for b in used), default=1)
     # All of them fit into 80 columns, and without the bar and the last batch into 60.
     columns: dict[str, list[str]] = {
         "bucket": [str(b.bucket) for b in shown],
@@ -109,7 +109,7 @@ def _buckets(analysis: Analysis, narrow: bool) -> RenderableType:
         "": ["█" * max(1, round(8 * b.images / top)) for b in shown],
         "samples": [f"{b.samples:,}" for b in shown],
         "batches": [f"{b.batches:,}" for b in shown],
-        "last": [f"{b.last_batch}/{batch}" if b.last_batch else "full" for b in shown],
+        "last": [f"{b.last_batch}/{b.full_batch}" if b.last_batch else "full" for b in shown],
         "cut": [f"{b.mean_crop:.1%}" for b in shown],
         "worst": [f"{b.worst_crop:.1%}" for b in shown],
         "enl.": [f"{b.enlarged:.0%}" for b in shown],
@@ -188,7 +188,7 @@ def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
         "name": subject.name,
         "rule": repr(subject.rule),
         "source": subject.source,
-        "batch_size": subject.batch_size,
+        "batch_size": None if subject.options.has_budget else subject.batch_size,
         "clips": None if subject.clips is None else subject.clips.as_dict(),
         "images": {
             "found": len(images),

@@ -280,7 +280,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "source": subject.source,
         "rule": browser_rule(subject.rule),
         "rule_text": _describe_rule(subject.rule),
-        "batch_size": subject.batch_size,
+        "batches_of": subject.batches_of,
         "clips": subject.clips and {"lines": subject.clips.lines(), "items": subject.clips.as_dict().get("items")},
         "found": len(images),
         "broken": int((~images.readable).sum()),
@@ -296,7 +296,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "buckets": [
             [
                 *b.bucket, b.images, b.samples, b.batches, b.last_batch,
-                round(b.mean_crop, 5), round(b.worst_crop, 5), round(b.enlarged, 4),
+                round(b.mean_crop, 5), round(b.worst_crop, 5), round(b.enlarged, 4), b.full_batch, b.underfilled,
             ]
             for b in analysis.buckets
         ],

@@ -33,10 +33,11 @@ from kohya_bucket.buckets.misfits import (
     too_small,
 )
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 
@@ -143,13 +144,14 @@ class Compared:
 def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batch_size: int = 1) -> list[Compared]:
     """Each rule over [N, 2] sizes; unreadable rows (a side below 1) are left out of all counts."""
     readable = sizes[sizes.min(axis=1, initial=1) > 0]
-    repeats = np.ones(len(readable), dtype=np.int64)
+    images = ImageTable.of([""] * len(readable), readable)
     out = []
     for name, rule in rules:
         placement = rule.place(readable)
+        counts = Subject(name, images, rule, batch_size).counts(placement, rule)
         missed = np.bincount(placement.reasons[~placement.placed]).tolist()
         reasons = {Reason(i).text: n for i, n in enumerate(missed) if n}
-        out.append(Compared(name, summarize(readable, placement, repeats, batch_size), reasons))
+        out.append(Compared(name, summarize(readable, placement, counts), reasons))
     return out
 
 
@@ -231,7 +233,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
             count = int((~np.isnan(subject.focus[turned]).any(axis=1)).sum())
             cost = f"{counted(count, 'focus rectangle')} must be turned with them" if count else ""
         placement = subject.rule.place(sizes)
-        after = summarize(sizes, placement, images.repeats, analysis.subject.batch_size)
+        after = summarize(sizes, placement, subject.counts(placement, subject.rule))
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         yield Recommendation(
             "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels, drop the EXIF tag",
@@ -260,8 +262,10 @@ def _without(analysis: Analysis, left_out: Mask, current: str, proposed: str, wh
 
 
 def _summary_of(analysis: Analysis, kept: Mask, rule: BucketRule) -> Summary:
-    subject, sizes = analysis.subject, analysis.images.sizes[kept]
-    return summarize(sizes, rule.place(sizes), analysis.images.repeats[kept], subject.batch_size)
+    subject = analysis.subject
+    sizes = np.where(kept[:, None], analysis.images.sizes, 0).astype(np.int32)
+    placement = rule.place(sizes)
+    return summarize(sizes, placement, subject.counts(placement, rule))
 
 
 def _samples(before: Summary, after: Summary) -> str:
@@ -438,11 +442,15 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
     found: list[Recommendation] = []
     for change in changes(subject.rule, subject.trainer, images.sizes[kept], before.enlarged):
-        after = _summary_of(analysis, kept, change.rule)
+        try:
+            after = _summary_of(analysis, kept, change.rule)
+        except PlanError:  # refused beside the options that the config has
+            continue
         if worth(before, after) > 0 or change.must:
             gain, cost = differences(before, after)
             texts = *change[:3], change.why + beside, gain, cost
             found.append(Recommendation(*texts, before, after, must=change.must))
+    found = [one for one in found if one.must or not _covered_by_limits(one, found)]
     out: list[Recommendation] = []
     # The best for each setting, and of several that come to the same the first, which is the simplest.
     for advice in sorted(found, key=_weight, reverse=True):
@@ -451,6 +459,13 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
         if not any(other.setting == advice.setting or replace(other.after, buckets=0) == same for other in out):
             out.append(advice)
     return out
+
+
+def _covered_by_limits(one: Recommendation, found: Sequence[Recommendation]) -> bool:
+    """Whether what `bucket_no_upscale` gains comes from being without the limits of sides, which can be set too."""
+    limits = [other for other in found if other.setting.startswith(("min_bucket_reso", "max_bucket_reso"))]
+    best = max(limits, key=_weight, default=None)
+    return one.setting == "bucket_no_upscale" and best is not None and worth(best.after, one.after) <= 0
 
 
 def _weight(one: Recommendation) -> float:

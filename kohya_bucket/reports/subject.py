@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets import BucketRule
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.adapter.options import AdapterOptions
+from kohya_bucket.adapter.placing import PlacedDataset, each_once, first_placed
+from kohya_bucket.buckets import BucketRule, Placement
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 
 
@@ -172,6 +176,39 @@ class ImageTable:
 
 
 @dataclass(frozen=True)
+class Epoch:
+    """The epoch that trains a subject's images.
+
+    Attributes:
+        datasets: those that are planned together.
+        number: which of them holds the subject's images; resolution: which of its resolutions the subject is about.
+    """
+
+    datasets: tuple[PlacedDataset, ...]
+    number: int = 0
+    resolution: int = 0
+
+    def counts(self, placement: Placement, no_upscale: bool, options: AdapterOptions) -> BucketCounts:
+        """What it trains, on one process, of the K buckets of a placement of the subject's images.
+
+        Raises:
+            PlanError: a remainder policy cannot do with that placement.
+        """
+        own, at = self.datasets[self.number], self.resolution
+        columns, first = own.per_resolution, placement
+        if columns:
+            columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
+            first = first_placed(columns)
+        own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained()
+        others = [one.trained() for one in self.datasets]
+        datasets = [*others[: self.number], own, *others[self.number + 1 :]]
+        counts = GroupPlanner(datasets, options).counts()[self.number]
+        mine = np.flatnonzero(own.resolution_of_bucket == at).tolist()
+        row = {own.buckets[k]: k for k in mine}
+        return counts.take(np.array([row.get(one.as_tuple(), -1) for one in placement.bucket_set or ()], dtype=np.intp))
+
+
+@dataclass(frozen=True)
 class Subject:
     """One data set with the rule it is placed by.
 
@@ -184,6 +221,8 @@ class Subject:
         trainer: what settings are proposed for.
         clips: where the images are the frames of clips, what else is known of these.
         focus: [N, 4] what each image's crop keeps, see `buckets/focus.py`; None: all crops are in the middle.
+        options: what decides the batches of an epoch, beside `batch_size`.
+        epoch: the epoch that trains them; None: one of theirs alone.
     """
 
     name: str
@@ -194,3 +233,20 @@ class Subject:
     trainer: Trainer = ANY_TRAINER
     clips: ClipFacts | None = None
     focus: FloatArray | None = None
+    options: AdapterOptions = field(default_factory=AdapterOptions)
+    epoch: Epoch | None = None
+
+    @property
+    def batches_of(self) -> str:
+        """What decides how large batches are, for a reader."""
+        budgets = (f"{name} = {getattr(self.options, name):g}" for name in ("max_pixels", "max_tokens", "max_cost")
+                   if getattr(self.options, name) is not None)  # fmt: skip
+        return ", ".join(budgets) or f"batch size {self.batch_size}"
+
+    def counts(self, placement: Placement, rule: BucketRule) -> BucketCounts:
+        """What an epoch trains of the K buckets of a placement of all N images by a rule; `PlanError` as `Epoch`."""
+        epoch = self.epoch
+        if epoch is None:
+            images = PlacedDataset(self.images.paths, self.images.repeats, placement, self.batch_size)
+            epoch = Epoch((images,))
+        return epoch.counts(placement, bool(getattr(rule, "no_upscale", False)), self.options)

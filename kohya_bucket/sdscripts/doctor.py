@@ -77,8 +77,8 @@ def _planned(section: Section, read: Config, options: AdapterOptions, show: Show
 
 
 def _summary(dataset: DatasetOverview) -> str:
-    images = dataset.images
-    counts = ((len(images.keys), "image"), (len(images.buckets), "bucket"), (images.batches, "batch"))
+    images, rows = dataset.images, dataset.rows
+    counts = ((len(images.keys), "image"), (len(rows), "bucket"), (sum(row.batches for row in rows), "batch"))
     number, buckets, batches = (counted(n, what) for n, what in counts)
     text = f"{number} in {buckets}, {batches} an epoch"
     if dataset.read.images.skipped:

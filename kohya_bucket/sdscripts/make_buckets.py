@@ -67,7 +67,7 @@ def make_buckets(place: Place, self: Dataset) -> None:
     if is_first_process():
         if len(images.keys):
             rule = rule_text(images, options, enable_bucket=dataset.enable_bucket, prescribed=prescribed)
-            logger.info("\n".join(bucket_table_lines(images, dataset._length, rule)))
+            logger.info("\n".join(bucket_table_lines(images, dataset.buckets_indices.counts, rule)))
         if failures:
             logger.warning("\n".join(skipped_lines(failures)))
 

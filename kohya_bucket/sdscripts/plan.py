@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.group import GpuRow, gpu_rows
+from kohya_bucket.adapter.group import GpuRow, epoch_of
 from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import PlacedDataset, by_bucket, place_all, refuse_unmatched, scan_sizes
+from kohya_bucket.adapter.placing import BucketRow, PlacedDataset, by_bucket, place_all, refuse_unmatched, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
 from kohya_bucket.buckets.placement import Placement
@@ -43,6 +43,7 @@ class DatasetOverview:
         left_out: (key, reason) of the images that are not trained.
         mends: for each of them keys of the config, with values with which it is trained; see `mends_of`.
         turned: EXIF orientations of the images that ask for a turn or a mirroring, which sd-scripts does not do.
+        rows: one for each bucket in use, in the order of `images.buckets`, with what the epoch's plan trains of it.
     """
 
     read: ReadDataset
@@ -51,6 +52,7 @@ class DatasetOverview:
     left_out: tuple[tuple[str, str], ...]
     turned: tuple[int, ...] = ()
     mends: tuple[dict[str, Any], ...] = ()
+    rows: tuple[BucketRow, ...] = ()
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -65,7 +67,7 @@ class DatasetOverview:
 
     def enlarged_per_bucket(self) -> list[tuple[int, float]]:
         """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
-        1), in the order of `images.rows()`.
+        1), in the order of `rows`.
         """
         image, bucket = self.images.pairs
         scales = np.stack([enlargement(self.sizes, placement) for placement in self.placements])
@@ -134,16 +136,16 @@ def overview(
             placed.append(_place(dataset, options, progress, config.findings, config.trainer))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
-    groups = [d.images for d in placed if len(d.images.keys)]
-    if not groups and not stopped:
+    if not any(len(d.images.keys) for d in placed) and not stopped:
         message = "no image can be trained, each for its own reason"
         config.findings.error("no-images", "", message, "see what is listed as not trained")
     try:
         refuse_unmatched(options, [d.images.focus for d in placed])
     except ConfigError as error:
         config.findings.error("focus", "", str(error))
-    rows = gpu_rows(groups, options, gpus, accumulate)
-    return Overview(options, tuple(placed), rows, frozenset(unreadable))
+    counts, rows = epoch_of([d.images for d in placed], options, gpus, accumulate)
+    datasets = (replace(d, rows=tuple(d.images.rows(mine))) for d, mine in zip(placed, counts, strict=True))
+    return Overview(options, tuple(datasets), rows, frozenset(unreadable))
 
 
 def _place(

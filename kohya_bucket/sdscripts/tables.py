@@ -23,6 +23,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.sdscripts.objects import CutSize, Group, HeldDataset, inner_of
 
 
@@ -88,6 +89,11 @@ class BatchTable(Sequence[Any]):
 
     def _plan(self) -> EpochPlan:
         return self._planner.plan_at(EpochPosition(int(self._clock.seed), int(self._clock.current_epoch)))
+
+    @property
+    def counts(self) -> BucketCounts:
+        """What the epoch trains of each bucket."""
+        return self._plan().per_bucket()
 
     def __len__(self) -> int:
         return self._plan().steps

@@ -8,6 +8,7 @@ from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.latents.fingerprint import Reason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
+from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, one_line, some
 
 _SHOWN = 20
@@ -30,19 +31,19 @@ def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: 
     return f"rule auto ({options.auto_method}) chose {some(sizes, _SHOWN_SIZES)}"
 
 
-def bucket_table_lines(images: PlacedDataset, steps: int, rule: str) -> list[str]:
+def bucket_table_lines(images: PlacedDataset, counts: BucketCounts, rule: str) -> list[str]:
     """The buckets in use, one line each: narrow, because sd-scripts' log leaves half a terminal.
 
-    `steps` are the batches of an epoch on one process, whatever becomes of the buckets' remainders.
+    `counts` are of the plan of an epoch on one process.
     """
-    samples = int(images.samples_per_bucket.sum())
+    rows = images.rows(counts)
+    samples, batches = sum(row.samples for row in rows), sum(row.batches for row in rows)
     lines = [
         rule,
         f"{counted(len(images.keys), 'image')} in {counted(len(images.buckets), 'bucket')}",
-        f"{counted(samples, 'sample')}, {counted(steps, 'batch')} an epoch",
+        f"{counted(samples, 'sample')}, {counted(batches, 'batch')} an epoch",
         "   bucket samples batches crop",
     ]
-    rows = images.rows()
     for row in rows:
         short = "+" if row.short_batches else " "
         lines.append(f"{row.bucket!s:>9} {row.samples:>7} {row.batches:>6}{short} {row.mean_crop_loss:>4.0%}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.checkout_patch import CheckoutError
+from kohya_bucket.adapter.checkout_patch import CheckoutError, CheckoutPatch, Trial
 from kohya_bucket.cli import app
 from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
@@ -247,3 +247,11 @@ def test_the_command_does_not_patch_what_the_adapter_does_not_know(patch, checko
     answer = CliRunner().invoke(app, ["patch", "status", str(checkout)]).output.replace("\n", "")
     assert "not installed" in answer
     assert "no training would start" in answer
+
+
+def test_status_of_a_checkout_without_the_block_does_not_speak_as_if_it_were_there(checkout, patch, monkeypatch):
+    monkeypatch.setattr(CheckoutPatch, "attempt", lambda *_: Trial(active=True, runs_block=True))
+    said = CliRunner().invoke(app, ["patch", "status", str(checkout)]).output
+    assert f"with the block, which `kohya-bucket patch install {checkout}` writes, every training" in said
+    patch.install(checkout)
+    assert "while the block is installed" in CliRunner().invoke(app, ["patch", "status", str(checkout)]).output

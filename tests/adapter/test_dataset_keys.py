@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kohya_bucket import BucketSettingsError, KohyaBuckets
 from kohya_bucket.adapter.batches import PlannedBatch
 from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import PlacedDataset
 from kohya_bucket.sdscripts.tables import BatchTable, KeyTable
@@ -49,16 +50,17 @@ def test_walking_by_number_trains_each_image_its_repeats(images, epoch):
         seen.update(batch)
         assert len({images.bucket_ids[images.keys.index(k)] for k in batch}) == 1
     assert seen == asked
-    assert len(batches) == images.batches
+    assert len(batches) == int((-(-images.samples_per_bucket // images.batch_size)).sum())
     assert Counter(k for bucket in keys for k in bucket) == asked
 
 
 @given(datasets())
 def test_rows_add_up(images):
-    rows = images.rows()
+    (counts,) = GroupPlanner([images], AdapterOptions()).counts()
+    rows = images.rows(counts)
     assert sum(r.images for r in rows) == int(images.placement.placed.sum())
     assert sum(r.samples for r in rows) == int(images.repeats[images.placement.placed].sum())
-    assert sum(r.batches for r in rows) == images.batches
+    assert [r.batches for r in rows] == (-(-images.samples_per_bucket // images.batch_size)).tolist()
     info = images.bucket_info()
     assert [b["resolution"] for b in info["buckets"].values()] == [r.bucket.as_tuple() for r in rows]
 

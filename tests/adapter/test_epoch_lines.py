@@ -47,9 +47,10 @@ def test_unreadable_images_are_counted(run):
     sampler, hooks, said = run
     for number, _ in enumerate(sampler):
         if number < 2:
-            sampler.bad_images.note(0, 7)
+            sampler.bad_images.note(0, 7, replaced=number == 0)
     hooks._say_what_was_trained()
-    assert said() == [f"epoch 1: {IMAGES} images, 0 missed, 0 repeated, 2 times an unreadable one left out"]
+    images = f"epoch 1: {IMAGES} images"
+    assert said() == [f"{images}, 2 missed (2 unreadable), 1 repeated (1 instead of unreadable ones)"]
 
 
 def test_a_run_that_fails_before_its_first_batch_has_trained_nothing(run, monkeypatch):

@@ -29,7 +29,8 @@ def place(pictures, options):
 
 def sort_into_buckets(at, self):
     place(self, at.door.options())
-    self.records = list(range(self.placed.batches))  # only their number is asked for
+    batches = GroupPlanner([self.placed], at.door.options()).planner(1).plan().steps
+    self.records = list(range(batches))  # only their number is asked for
 
 
 def turn_to(at, self, epoch):

@@ -71,7 +71,7 @@ def test_no_such_family() -> None:
     with pytest.raises(ConfigError, match="the nearest is 'sdxl'"):
         KohyaBuckets.for_arch("sdxk")
     result = CliRunner().invoke(app, ["simulate", "640x480", "--arch", "sdxk"])
-    assert "the nearest is sdxl" in str(result.exception)
+    assert "the nearest is 'sdxl'" in str(result.exception)
 
 
 def test_a_longest_side_that_nobody_chose_says_what_it_costs() -> None:

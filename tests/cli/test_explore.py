@@ -48,7 +48,7 @@ def test_the_images_of_a_folder_are_in_the_page(opened, tmp_path) -> None:
     images = start_of(tmp_path / "page.html")["images"]
     assert images["names"] == ["0.png", "1.png", "broken.png", "moving.gif"]
     assert images["sizes"] == [40, 30, 30, 40, 0, 0, 0, 0]
-    assert images["groups"] == [["a b", 1, None], ["", 1, None]]
+    assert images["groups"] == [["a b", 1, None, None], ["", 1, None, None]]
     assert "not an image" in images["failures"]["2"]
     assert images["failures"]["3"].startswith("sd-scripts does not read .gif files")
     assert Path(url2pathname(urlparse(images["base"]).path)) == tmp_path / "d #ä"
@@ -81,13 +81,14 @@ def test_a_config_brings_its_text_and_its_data_sets(opened, tmp_path) -> None:
         (["{}", "--out", "{}"], ", a folder: name a file in it"),
         (["{}", "--out", "{}/x.png"], "named as an image, but a web page is written"),
         (["{}/nothing"], "no such file or folder"),
-        (["{}/c.json"], "the explorer takes configs in TOML"),
+        (["{}/c.json"], "the explorer takes dataset configs in TOML"),
         (["{}/set"], "has 1 images, but the explorer shows 0 at most"),
     ],
 )
 def test_what_cannot_be_is_refused(opened, tmp_path, monkeypatch, arguments, why) -> None:
     make_pictures(tmp_path / "set", [(40, 30)])
-    (tmp_path / "c.json").write_text("{}", encoding="utf-8")
+    datasets = [{"resolution": 512, "subsets": [{"image_dir": str(tmp_path / "set")}]}]
+    (tmp_path / "c.json").write_text(json.dumps({"datasets": datasets}), encoding="utf-8")
     monkeypatch.setattr(explorer_page, "MOST_IMAGES", 0)
     result = run(*(a.format(tmp_path) for a in arguments))
     assert why in str(result.exception)
@@ -97,3 +98,48 @@ def test_what_cannot_be_is_refused(opened, tmp_path, monkeypatch, arguments, why
 def test_where_there_is_no_browser_the_file_is_named(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda _: False)
     assert "open that file in one" in run("--out", tmp_path / "page.html").output
+
+
+def settings_of(page: Path):
+    text = page.read_text(encoding="utf-8")
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL).group(1))["settings"]
+
+
+def test_a_preset_of_the_gui_brings_its_folders_and_its_settings(opened, tmp_path) -> None:
+    make_pictures(tmp_path / "img" / "5_cat", [(400, 300)], caption="a cat")
+    make_pictures(tmp_path / "img" / "2_dog", [(400, 300)] * 2)
+    preset = {"LoRA_type": "Standard", "max_resolution": "768,512", "train_batch_size": 3, "enable_bucket": True}
+    preset |= {"train_data_dir": str(tmp_path / "img"), "max_bucket_reso": "2048", "bucket_no_upscale": True}
+    (tmp_path / "preset.json").write_text(json.dumps(preset), encoding="utf-8")
+    result = run(tmp_path / "preset.json", "--output", tmp_path / "page.html")
+    assert result.exit_code == 0, result.exception
+    groups = start_of(tmp_path / "page.html")["images"]["groups"]
+    assert sorted(groups) == [["2_dog", 2, None, None], ["5_cat", 5, None, ".txt"]]
+    assert settings_of(tmp_path / "page.html") == {
+        "resolution": [768, 512], "min": 256, "max": 2048, "steps": 64, "batch": 3, "noUpscale": True,
+        "buckets": "kohya",
+    }  # fmt: skip
+    preset = {key: value for key, value in preset.items() if key != "train_data_dir"}
+    (tmp_path / "own.toml").write_text(
+        f"[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = '{tmp_path / 'img' / '5_cat'}'\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "named.json").write_text(json.dumps(preset | {"dataset_config": str(tmp_path / "own.toml")}))
+    assert run(tmp_path / "named.json", "-o", tmp_path / "page.html").exit_code == 0
+    assert start_of(tmp_path / "page.html")["config"]["name"] == "own.toml"
+
+
+def test_a_page_begins_at_the_model_or_resolution_that_is_named(opened, tmp_path) -> None:
+    make_pictures(tmp_path / "img", [(400, 300)])
+    for source in ([], [tmp_path / "img"]):
+        run(*source, "--arch", "sdxl", "-o", tmp_path / "page.html")
+        assert settings_of(tmp_path / "page.html") | {"resolution": [1024, 1024], "max": 2048} == settings_of(
+            tmp_path / "page.html"
+        )
+        run(*source, "--resolution", "640,512", "-o", tmp_path / "page.html")
+        assert settings_of(tmp_path / "page.html")["resolution"] == [640, 512]
+    (tmp_path / "c.toml").write_text(
+        f"[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = '{tmp_path / 'img'}'", encoding="utf-8"
+    )
+    result = run(tmp_path / "c.toml", "--arch", "sdxl", "-o", tmp_path / "page.html")
+    assert "brings its own resolution and sides" in str(result.exception)

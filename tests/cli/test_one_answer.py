@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,20 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
+from tests.pictures import png_header
 
 pytest.importorskip("pyarrow", reason="precompute stores in Parquet")
 OWN_SET = "[[buckets]]\nwidth = 512\nheight = 768\n[[buckets]]\nwidth = 640\nheight = 512\n"
 IMAGES = 9
 Bucket = tuple[int, int] | None
-
-
-def png(width: int, height: int) -> bytes:
-    """An image of which only the header is whole: enough for all who place it."""
-    out = b"\x89PNG\r\n\x1a\n"
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")):
-        out += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-    return out
 
 
 def run(*arguments: object) -> str:
@@ -47,7 +37,7 @@ class Case:
         self.folder.mkdir()
         self.sizes = [(int(w), int(h)) for w, h in np.exp(rng.uniform(np.log(40), np.log(4000), (IMAGES, 2)))]
         for i, size in enumerate(self.sizes):
-            (self.folder / f"{i}.png").write_bytes(png(*size))
+            (self.folder / f"{i}.png").write_bytes(png_header(*size))
         rows = "".join(f"{i},{w},{h}\n" for i, (w, h) in enumerate(self.sizes))
         self.table.write_text(f"id,width,height\n{rows}", encoding="utf-8")
         (folder / "own.toml").write_text(OWN_SET, encoding="utf-8")

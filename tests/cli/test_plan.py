@@ -394,6 +394,8 @@ def test_only_the_data_sets_from_which_no_buckets_follow_are_left_out(folder):
         ({"max_train_epochs": 3, "max_train_steps": 1600}, 3, None),
         ({"max_train_epochs": 3, "gradient_accumulation_steps": 2}, 3, None),
         ({}, 1, 1600),
+        ({"max_train_epochs": 3, "num_processes": "2"}, 3, None),
+        ({"epoch": 10, "num_processes": 2}, 10, 35),  # the GUI computes steps as for one process
     ],
 )
 def test_the_whole_training_of_a_preset(folder, settings, epochs, limit):
@@ -402,7 +404,11 @@ def test_the_whole_training_of_a_preset(folder, settings, epochs, limit):
     preset = folder.with_name("preset.json")
     given |= {"train_data_dir": str(folder.parent), "min_bucket_reso": 128, "caption_extension": ".txt"}
     preset.write_text(json.dumps(given | settings), encoding="utf-8")
-    steps = as_json("plan", preset)["gpus"][0]["updates"]
+    processes = int(settings.get("num_processes", 1))
+    (row,) = as_json("plan", preset)["gpus"]
+    assert row == as_json("plan", preset, "--gpus", processes)["gpus"][0]
+    assert row["gpus"] == processes
+    steps = row["updates"]
     (line,) = [line for line in run("plan", preset).stdout.splitlines() if " steps" in line and "=" in line]
     assert line.startswith(f"{epochs} epoch")
     assert f"= {epochs * steps} steps" in line

@@ -73,6 +73,24 @@ def test_on_a_cpu_a_vae_computes_in_float32(asked, tmp_path):
     assert encoder.computes.startswith("float32 (")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_vae_of_another_family_than_is_named_is_refused(family, architecture, tmp_path):
+    model(family).save_pretrained(tmp_path)
+    if family == architecture:
+        load_encoder(tmp_path, device="cpu", architecture=architecture)
+        return
+    with pytest.raises(KohyaBucketError, match=rf"is a VAE of {family} .*, or --arch {family}$"):
+        load_encoder(tmp_path, device="cpu", architecture=architecture)
+
+
+def test_a_vae_of_lumina_is_that_of_flux_and_unknown_scales_are_anybodys(tmp_path):
+    model("flux").save_pretrained(tmp_path / "flux")
+    assert load_encoder(tmp_path / "flux", device="cpu", architecture="lumina").architecture == "lumina"
+    model("sd", scaling_factor=0.7).save_pretrained(tmp_path / "own")
+    assert load_encoder(tmp_path / "own", device="cpu", architecture="sdxl").scale_factor == 0.7
+
+
 def test_the_hash_is_of_the_weights_and_not_of_device_or_type():
     assert encoder_hash(DiffusersEncoder(model())) == encoder_hash(DiffusersEncoder(model(), dtype="bfloat16"))
     other = model()

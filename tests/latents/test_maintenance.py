@@ -139,7 +139,7 @@ def test_what_a_truncated_shard_held_is_missing(tmp_path, root, images):
     state = status(LatentStore(root))
     assert (state.healthy, state.items) == (False, len(images) - len(concerned))
     assert "truncated" in state.damage[0][1]
-    with pytest.raises(LatentStoreError, match="prune --damaged"):
+    with pytest.raises(LatentStoreError, match=r"prune .* --damaged"):
         pack(LatentStore(root), root / "packed")
     assert_mended(tmp_path, root, images, want, concerned)
     assert not path.exists()
@@ -239,7 +239,7 @@ def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):
 
 def test_a_damaged_item_is_not_packed(tmp_path, root, images):
     flip_byte(root, images[3].name)
-    with pytest.raises(LatentStoreError, match="prune --damaged"):
+    with pytest.raises(LatentStoreError, match=r"prune .* --damaged"):
         pack(LatentStore(root), tmp_path / "packed")
     assert len(LatentStore(root)) == len(images)
 

@@ -133,6 +133,23 @@ def test_what_cannot_be_read_is_left_out_of_a_training(folder: Folder, caplog: p
     assert "1 item left out: a0.png: cannot be read as an image" in caplog.text
 
 
+def test_a_broken_picture_that_is_mended_leaves_the_other_broken_one_what_it_is(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.make()
+    whole = Path(folder.paths[0]).read_bytes()
+    for path in folder.paths[:2]:
+        Path(path).write_bytes(whole[:60])
+    assert len(train(folder)) == 1
+    Path(folder.paths[0]).write_bytes(whole + b"edited")
+    with pytest.raises(SystemExit):
+        train(folder)
+    said = capsys.readouterr().err
+    assert "1 of 3 items" in said
+    assert "a0.png" in said
+    assert "a1.png" not in said
+
+
 def test_items_of_two_models_are_not_trained_together(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.make(vae="one")
     caches = folder.caches(vae="two")

@@ -1,6 +1,7 @@
 """docs/cli.md is what the help texts say, docs/api.md names what is public, and mkdocs.yml lists every page."""
 
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_api_page_names_what_is_public() -> None:
     named = re.findall(r"^::: kohya_bucket\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(set(kohya_bucket.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("name", sorted(set(kohya_bucket.__all__) - {"__version__"}))
+def test_the_api_page_knows_each_parameter_that_is_described(name: str) -> None:
+    try:
+        public = getattr(kohya_bucket, name)
+    except ImportError as error:
+        pytest.skip(str(error))
+    methods = vars(public).values() if inspect.isclass(public) else ()
+    for one in (public, *filter(inspect.isfunction, methods)):
+        section = re.search(r"^Args:\n((?:    .*\n|\n)+)", f"{inspect.getdoc(one) or ''}\n", re.MULTILINE)
+        described = re.findall(r"^    (\S.*?): ", section[1], re.MULTILINE) if section else []
+        assert not described or set(described) <= inspect.signature(one).parameters.keys(), one
 
 
 def _anchors(page: Path) -> set[str]:

@@ -146,6 +146,14 @@ def test_rectangles_must_be_turned_with_their_images() -> None:
     assert advice.cost == "1 focus rectangle must be turned with them"
 
 
+@pytest.mark.parametrize("sizes", [[(768, 512), (512, 768), (600, 400)], [(384, 256), (300, 200), (200, 300)]])
+def test_without_upscaling_is_not_advised_where_a_limit_of_sides_is_what_cuts(sizes) -> None:
+    found = recommend(analyze(Subject("set", table(sizes * 3), KohyaBuckets(256))))  # min_bucket_reso is 256 too
+    settings = [one.setting for one in found if one.setting != "files"]
+    assert settings[0] == "min_bucket_reso"
+    assert "bucket_no_upscale" not in settings
+
+
 def test_a_good_set_asks_for_nothing() -> None:
     rule = KohyaBuckets(1024, 256, 2048)
     sizes = [b.as_tuple() for b in rule.bucket_set for _ in range(8)]

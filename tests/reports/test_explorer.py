@@ -20,8 +20,10 @@ from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.explorer_page import render_explorer
 from kohya_bucket.reports.page import render_page
 from kohya_bucket.reports.subject import ImageTable, Subject
+from tests.pictures import make_pictures
 
 pytestmark = pytest.mark.slow
+SHAPES = [(640, 480), (480, 640), (700, 700), (1200, 800), (900, 700), (800, 820), (1000, 620)]
 SIZES = [(640, 480), (480, 640), (512, 512), (900, 300), (64, 64), (1200, 800)]
 CONFIG = """# kept: a comment
 [general]
@@ -207,6 +209,39 @@ def test_a_new_config_is_one_that_sd_scripts_takes(browser, images, tmp_path) ->
     assert [s["image_dir"] for s in made["datasets"][0]["subsets"]] == ["set/a", "set/b"]
     assert made["kohya_bucket"] == {"rule": "preset:sdxl"}
     assert made["general"] == {"enable_bucket": True}
+
+
+@pytest.mark.parametrize("opened", ["above", "itself", "in the page", "itself in the page"])
+@pytest.mark.parametrize("captions", [".txt", ".caption", ""])
+def test_what_is_saved_passes_plan_and_gives_the_numbers_that_were_shown(browser, tmp_path, opened, captions) -> None:
+    folder, other = tmp_path / "data" / "10_cat", tmp_path / "data" / "3_dog"
+    for path in (*make_pictures(folder, SHAPES), *make_pictures(other, SHAPES[:3])):
+        if captions:
+            path.with_suffix(captions).write_text("a cat", encoding="utf-8")
+    itself, count = "itself" in opened, len(SHAPES) if "itself" in opened else len(SHAPES) + 3
+    source = folder if itself else folder.parent
+    if "page" in opened:
+        page = tmp_path / "page.html"
+        assert CliRunner().invoke(cli.app, ["explore", str(source), "--out", str(page), "--no-open"]).exit_code == 0
+        open_explorer(browser, tmp_path, page.read_text(encoding="utf-8"))
+        until(browser, "return explorer.settled")
+    else:
+        open_explorer(browser, tmp_path)
+        give(browser, source, count)
+    change(browser, batch=4, resolution=[640, 640], maxCrop=0.2, switching="geometric")
+    buckets = "return explorer.settled.buckets.map((b) => [b.bucket, b.items.length, b.samples, b.batches])"
+    shown = asked(browser, buckets)
+    _, text = downloaded(browser, "save")
+    if "page" not in opened:  # a browser does not tell where a folder lies
+        text = text.replace('image_dir = "', f'image_dir = "{source.parent.as_posix()}/')
+    config = tmp_path / "dataset.toml"
+    config.write_text(text, encoding="utf-8")
+    planned = CliRunner().invoke(cli.app, ["plan", str(config), "--json", "--strict"])
+    plan = json.loads(planned.stdout)
+    found = [[row[key] for key in ("bucket", "images", "samples", "batches")] for row in plan["datasets"][0]["buckets"]]
+    assert sorted(found) == sorted(shown)
+    assert sum(row[2] for row in found) == 10 * (count - 3 * (not itself)) + 9 * (not itself)
+    assert plan["findings"] == []
 
 
 def test_the_keyboard_reaches_every_image(browser, images, tmp_path) -> None:

@@ -117,7 +117,8 @@ def generate_buckets(
         target: side in pixels, or (width, height), whose area the buckets have or (`optimal`) do not exceed.
         vae_factor: every side is a multiple of this.
         seed: decides only where the quantiles that k-means starts from coincide.
-        min_side, max_side: limits of each side in pixels.
+        min_side: lower limit of each side in pixels.
+        max_side: upper limit.
         min_fill: `optimal` only: least share of the target's area a bucket must have, e.g. 0.85.
 
     Raises:

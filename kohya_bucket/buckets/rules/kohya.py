@@ -172,7 +172,8 @@ def _check_keys(rule: KohyaBuckets) -> None:
             )
     if low > high:
         raise BucketSettingsError(
-            f"min_bucket_reso {low} is above max_bucket_reso {high}: no side fits between; swap them"
+            f"min_bucket_reso {low} is above max_bucket_reso {high}, both in steps of {steps}, so that no side fits: "
+            "lower the one or raise the other"
         )
     if min(width, height) < low:
         raise BucketSettingsError(

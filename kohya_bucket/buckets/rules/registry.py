@@ -110,7 +110,11 @@ def named_rule(name: str) -> NamedRule:
     Raises:
         ConfigError: nothing, with the nearest name and all of them.
     """
+    from kohya_bucket.buckets.set_files import list_presets
+
     known = rule_choices()
+    if name not in known and name in list_presets():
+        raise ConfigError(f"rule is {name!r}, which is a bucket set: write 'preset:{name}'")
     return known[one_of("rule", _as_listed(name), known, ConfigError)]
 
 
@@ -141,9 +145,10 @@ def rule_from_name(
     Args:
         name: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH` (TOML, or JSON by its suffix).
         max_reso: (width, height) in pixels whose area no generated bucket exceeds; an int means a square.
-        min_size, max_size, reso_steps, no_upscale: as sd-scripts names them. `kohya` and `exact` ignore the two
-            limits with `no_upscale`, as sd-scripts does; presets and files ignore all but `no_upscale`. By default
-            `max_size` is that of `KohyaBuckets`.
+        min_size: sd-scripts' `min_bucket_reso`; `kohya` and `exact` ignore it with `no_upscale`, as sd-scripts does.
+        max_size: `max_bucket_reso`, the same; by default that of `KohyaBuckets`.
+        reso_steps: `bucket_reso_steps`; presets and files ignore it, and the two limits.
+        no_upscale: `bucket_no_upscale`.
         sizes: [N, 2] sizes of the data, needed by `auto`; rows with a side below 1 are left out.
         options: those of `RuleOptions`, e.g. `max_crop=0.05`. `exact` compares no aspects and refuses `switching`; only
             `kohya` without upscaling has `no_upscale_fit`.

@@ -5,27 +5,36 @@ from __future__ import annotations
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Quiet, Recursive, Workers, check_output
-from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.cli.options import Family, Quiet, Recursive, RuleOptions, Workers, check_output, refuse_beside
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
+
+if TYPE_CHECKING:
+    from kohya_bucket.cli.subjects import Reading
+    from kohya_bucket.reports.explorer_page import GivenFocus
+    from kohya_bucket.reports.subject import ImageTable
+    from kohya_bucket.sdscripts.config import ReadDataset
 
 _NAME = "kohya-bucket-explorer.html"
 _FOCUS = "focus.jsonl"  # in a folder, it is shown with its images
 
 
 def explore(
+    context: typer.Context,
     source: Annotated[
-        str | None, typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, or a dataset config.")
+        str | None,
+        typer.Argument(metavar="[FOLDER|CONFIG]", help="A folder of images, a dataset config, or a preset of the GUI."),
     ] = None,
-    out: Path | None = opt(None, "Write the page to this file. Default: a temporary file."),
+    out: Path | None = opt(None, "Write the page to this file. Default: a temporary file.", "--out", "--output", "-o"),
     open_: bool = opt(True, "Open it in the browser.", "--open/--no-open"),
+    arch: Family = None,
+    resolution: str = opt("512", "512 or 832,1216, where no config says it."),
     recursive: Recursive = True,
     workers: Workers = None,
     quiet: Quiet = False,
@@ -34,10 +43,15 @@ def explore(
     check_output("--out", out, "a web page", [source])
     if out is None and not open_:
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
-    default = next(iter(FAMILIES.values()))
-    of_config = source is not None and source.lower().endswith(".toml") and Path(source).is_file()
-    begins = "" if of_config else f" and begins at {default.resolution}x{default.resolution} ({default.title})"
-    page = _page(source, of_config, recursive, workers, quiet)
+    of_config = source is not None and Path(source).suffix.lower() in (".toml", ".json") and Path(source).is_file()
+    if of_config:
+        refuse_beside(context, f"{source} brings its own resolution and sides", ("arch", "resolution"))
+    from kohya_bucket.cli.subjects import Reading
+
+    options = RuleOptions(resolution=resolution).for_arch(context, arch)
+    begins = "" if of_config else f" and begins at {options.size[0]}x{options.size[1]}"
+    reading = Reading(recursive, workers=workers, quiet=quiet)
+    page = _of_config(Path(source), reading) if of_config and source else _of_folder(source, reading, options)
     target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
     replace_file(target, page.encode("utf-8"))
     say(f"{target}: {len(page) / 1e6:.1f} MB, opens in any browser{begins}", err=True)
@@ -45,28 +59,33 @@ def explore(
         say("no browser was found here: open that file in one", err=True)
 
 
-def _page(source: str | None, of_config: bool, recursive: bool, workers: int | None, quiet: bool) -> str:
-    from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
+def _of_folder(source: str | None, reading: Reading, options: RuleOptions) -> str:
+    from kohya_bucket.buckets import KohyaBuckets
+    from kohya_bucket.cli.sources import images_in, not_read
+    from kohya_bucket.reports.explorer_page import GivenFocus, StartSettings, render_explorer, with_repeats_of_folders
     from kohya_bucket.sdscripts.config.files import supported_extensions
 
-    trained = supported_extensions()
+    rule = options.make()
+    assert isinstance(rule, KohyaBuckets)  # no other is asked for
+    settings = StartSettings(rule.max_reso, rule.min_size, rule.max_size, rule.reso_steps)
     if source is None:
-        return render_explorer(trained=trained)
+        return render_explorer(trained=supported_extensions(), settings=settings)
+    images, path = reading.table(images_in([source], recursive=reading.recursive)), Path(source)
+    images = with_repeats_of_folders(images.without(not_read(images.paths)))
+    focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
+    name = path.name or path.resolve().name
+    return render_explorer(name, [images], trained=supported_extensions(), focus=focus, settings=settings)
+
+
+def _of_config(path: Path, reading: Reading) -> str:
     from kohya_bucket.adapter.placing import focus_of, refuse_conflicts
     from kohya_bucket.cli.configs import adapter_options, refuse_musubi
-    from kohya_bucket.cli.sources import images_in, not_read
-    from kohya_bucket.cli.subjects import Reading, images_of_config
+    from kohya_bucket.cli.subjects import images_of_config
+    from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
+    from kohya_bucket.sdscripts.config.files import supported_extensions
     from kohya_bucket.sdscripts.config.model import refuse_random_crops
     from kohya_bucket.texts import read_text
 
-    reading, path = Reading(recursive, workers=workers, quiet=quiet), Path(source)
-    if path.suffix.lower() == ".json" and path.is_file():
-        raise ConfigError(f"{source}: the explorer takes configs in TOML; kohya-bucket analyze --config takes this one")
-    if not of_config:
-        images = reading.table(images_in([source], recursive=recursive))
-        images = images.without(not_read(images.paths))
-        focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
-        return render_explorer(path.name or path.resolve().name, [images], trained=trained, focus=focus)
     refuse_musubi(path, "explore")
     config, read, findings = images_of_config(path, reading)
     adapter, tables, focus = adapter_options(config), [images for _, images in read], None
@@ -78,6 +97,30 @@ def _page(source: str | None, of_config: bool, recursive: bool, workers: int | N
         focus = GivenFocus.of(adapter.focus, tables, [one for one in found if one is not None])
     for finding in findings:
         say(f"{finding.severity.value}: {finding.text}", err=True)
-    numbers = [dataset.config.number - 1 for dataset, _ in read]
-    given = GivenConfig(path.name, read_text(path), numbers)
-    return render_explorer(path.name, tables, given, trained, focus)
+    text = config.path
+    if text is not None and text.suffix.lower() == ".json":
+        raise KohyaBucketError(
+            f"{text}: the explorer takes dataset configs in TOML; kohya-bucket analyze --config takes this one"
+        )
+    if text is not None:
+        given = GivenConfig(text.name, read_text(text), [dataset.config.number - 1 for dataset, _ in read])
+        return render_explorer(path.name, tables, given, supported_extensions(), focus)
+    return _of_settings(path, read[0][0], tables[0], focus)
+
+
+def _of_settings(path: Path, dataset: ReadDataset, images: ImageTable, focus: GivenFocus | None) -> str:
+    """The page of folders that a trainer's settings name, which it saves as a dataset config."""
+    import numpy as np
+
+    from kohya_bucket.reports.explorer_page import StartSettings, render_explorer
+    from kohya_bucket.sdscripts.config.files import supported_extensions
+
+    keys = dataset.config
+    if dataset.images.is_reg.any():
+        say("note: regularization images are not shown, and not saved", err=True)
+        images = images.take(np.flatnonzero(~dataset.images.is_reg))
+    settings = StartSettings(
+        keys.resolution or (512, 512), keys.min_bucket_reso, keys.max_bucket_reso, keys.bucket_reso_steps,
+        keys.batch_size, keys.bucket_no_upscale, "kohya" if keys.enable_bucket else "none",
+    )  # fmt: skip
+    return render_explorer(path.name, [images], None, supported_extensions(), focus, settings)

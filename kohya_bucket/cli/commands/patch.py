@@ -11,6 +11,7 @@ import typer
 from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
+from kohya_bucket.extras import argument
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.checkout_patch import CheckoutPatch, PatchStatus, Trial
@@ -38,7 +39,7 @@ def install(
     if not (trial.active or force):
         raise CheckoutError(
             f"{_untried(trial)}. The block was not written: install with the Python that trains, "
-            f"`python -m kohya_bucket patch install {folder}`; --force writes it untried"
+            f"`python -m kohya_bucket patch install {argument(folder)}`; --force writes it untried"
         )
     _print(patch.install(folder))
     trial = patch.attempt(root)
@@ -52,11 +53,11 @@ def status(folder: Checkout) -> None:
     patch = _patch_of(folder)
     found, trial = patch.status(folder), patch.attempt(patch.find(folder))
     _print(found)
-    _print_trial(patch, trial)
+    _print_trial(patch, trial, _INSTALLED if found.installed else _WITH_BLOCK.format(argument(folder)))
     if found.installed and (found.stale or not trial.runs_block):
         why = f"runs {found.stale}, which is of another state, unchecked" if found.stale else "does not run the block"
         say(f"but Python {why} when it imports this file: trainings start WITHOUT kohya_bucket. Run "
-            f"`kohya-bucket patch install {folder}` again")  # fmt: skip
+            f"`kohya-bucket patch install {argument(folder)}` again")  # fmt: skip
         raise typer.Exit(1)
 
 
@@ -97,10 +98,13 @@ def _untried(trial: Trial) -> str:
     return f"the adapter could not be tested with this Python ({sys.executable}): {trial.error or 'no answer'}"
 
 
-def _print_trial(patch: CheckoutPatch, trial: Trial) -> None:
+_INSTALLED = "while the block is installed"
+_WITH_BLOCK = "with the block, which `kohya-bucket patch install {}` writes"
+
+
+def _print_trial(patch: CheckoutPatch, trial: Trial, when: str = _INSTALLED) -> None:
     if trial.active:
-        say("this checkout is a known version: while the block is installed, every training started from it uses "
-            "kohya_bucket")  # fmt: skip
+        say(f"this checkout is a known version: {when}, every training started from it uses kohya_bucket")
     elif trial.refused:
         say(f"this checkout is not a known version, and with the block no training would start: {trial.refused}")
     else:

@@ -23,7 +23,7 @@ def plan(
         ),
     ] = None,
     config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
-    gpus: str = opt("1", "numbers of GPUs to plan for, e.g. 1,2,4,8"),
+    gpus: str | None = opt(None, "numbers of GPUs to plan for, e.g. 1,2,4,8; by default as the file says, or 1"),
     accumulate: int | None = opt(
         None, "batches for one update of the weights; by default as the file says, or 1", min=1
     ),
@@ -45,11 +45,11 @@ def plan(
     from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
     from kohya_bucket.sdscripts.config import read_config, read_folders
 
-    config, counts = only_one(config, config_option), gpu_counts(gpus)
+    config, counts = only_one(config, config_option), None if gpus is None else gpu_counts(gpus)
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found, left_out = plan_musubi(config, arch, counts, accumulate or 1, images), False
+        found, left_out = plan_musubi(config, arch, counts or [1], accumulate or 1, images), False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)

@@ -33,6 +33,7 @@ from kohya_bucket.cli.options import (
     with_option_groups,
 )
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import argument
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.inputs import open_input
@@ -72,6 +73,12 @@ def simulate(
     arch, clip_options = clip_options.family()
     options = options.for_arch(context, arch)
     clip, foreign = None, ""
+    for_clips = clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
+    if Path(image).is_dir() and not for_clips:
+        raise KohyaBucketError(
+            f"{image} is a folder, and one image is simulated: name one in it, or `kohya-bucket analyze "
+            f"{argument(image)}` for all; if its images are the frames of a clip, add --arch wan or --target-frames"
+        )
     if is_clip := bool(CLIP_SIZE.fullmatch(image.strip())) or is_video(image) or Path(image).is_dir():
         from kohya_bucket.cli.clips import clip_of
 
@@ -85,8 +92,7 @@ def simulate(
             foreign = not_read([image]).get(image, "")
     check_output("--preview", preview, "a picture", [file, config])
     rules: list[WayToTrain]
-    by_musubi = is_clip or clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
-    if by_musubi:
+    if is_clip or for_clips:
         from kohya_bucket.cli.clips import ways_to_train
 
         rules = ways_to_train(context, config, options, clip_options, clip)

@@ -227,7 +227,8 @@ def precompute_latents(
         encoder: any `VAEEncoder`. With a `posterior` method, raw latents are stored; without, scaled ones.
         output_dir: the store's folder; for npz None puts files beside the images.
         dtype: storage type: "float32", "float16" or "bfloat16", or torch's; npz are always float32.
-        flip, mask: also store mirrored images, the alpha channel.
+        flip: also store mirrored images.
+        mask: also store the alpha channel.
         posterior: store mean and standard deviation, which are sampled at every read.
         format: "shards" or "npz" (sd-scripts' own files).
         architecture: sd-scripts' name of the model family; needed for npz, if the encoder does not know it.

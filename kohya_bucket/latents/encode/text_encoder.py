@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.fingerprint import sampled_hash
+from kohya_bucket.latents.hub import only_local
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.store.exact_arrays import Array
@@ -194,15 +195,16 @@ def load_text_encoder(
 
 
 def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
+    where = {"local_files_only": only_local(name)}
     try:
         # not AutoConfig, which in older transformers does not know a CLIP of texts alone
-        config, _ = transformers.PretrainedConfig.get_config_dict(name)
+        config, _ = transformers.PretrainedConfig.get_config_dict(name, **where)
         if "model_type" not in config:
             raise OSError("no config.json that names a kind of model")
         kind = _PROJECTED if _PROJECTED in (config.get("architectures") or ()) else _CLASSES.get(config["model_type"])
         if kind is not None:
-            model = getattr(transformers, kind).from_pretrained(name, use_safetensors=True)
-            return model, transformers.AutoTokenizer.from_pretrained(_tokenizer_folder(name))
+            model = getattr(transformers, kind).from_pretrained(name, use_safetensors=True, **where)
+            return model, transformers.AutoTokenizer.from_pretrained(_tokenizer_folder(name), **where)
     except Exception as error:  # of damaged files whatever their parsers raise, such as plain ones for merges.txt
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise KohyaBucketError(

@@ -18,7 +18,7 @@ from kohya_bucket.extras import argument
 from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
-from kohya_bucket.latents.store.layout import REMEDY, Layout
+from kohya_bucket.latents.store.layout import Layout, remedy
 from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_files
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
 from kohya_bucket.latents.store.storage import RemotePath, is_there
@@ -68,7 +68,7 @@ class LatentStore(ItemTable):
         if self.damage:
             said = some([f"{name}: {problem}" for name, problem in self.damage], 1)
             _log.warning("%s: %s cannot be used: %s: %s", self.layout.root, counted(len(self.damage), "file"),
-                         one_line(said), REMEDY)  # fmt: skip
+                         one_line(said), remedy(self.layout.root))  # fmt: skip
 
     def _show(self, found: Contents) -> None:
         super().__init__(found.table.combine_chunks())
@@ -298,7 +298,7 @@ class LatentStore(ItemTable):
                     return self._checked_row(i, self._tensors(i)[name], name, row, again)
                 raise LatentStoreError(
                     f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
-                    f"{REMEDY}"
+                    f"{remedy(self.layout.root)}"
                 )
             self._files.checked(self.info(i), name)[row] = True
         return out

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading
+from kohya_bucket.extras import argument
 from kohya_bucket.images.arrow_files import parquet_bytes
 from kohya_bucket.images.origins import apart
 from kohya_bucket.images.remote import is_url
@@ -27,8 +28,6 @@ from kohya_bucket.latents.store.storage import (
     write_new,
 )
 
-REMEDY = "run `kohya-bucket cache prune --damaged`, and encode again what is missing then"
-
 SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
 _MANIFEST = re.compile(r"manifest-\d+-[0-9a-f]+\.parquet")
 _VERSION = 1
@@ -36,6 +35,11 @@ _MARK = b"kohya_bucket.latents"
 _DIGITS = 20
 _MOST_TEXT = 1 << 16
 _MOST_MANIFEST = 1 << 36  # 100 million items with long captions have 10 GB
+
+
+def remedy(root: object) -> str:
+    """What to do about damage in a store, as a command that can be pasted."""
+    return f"run `kohya-bucket cache prune {argument(root)} --damaged`, and encode again what is missing then"
 
 
 class Layout:
@@ -78,7 +82,7 @@ class Layout:
         return Path(os.path.normpath(self.root / images))
 
     def _stated(self) -> tuple[int, str]:
-        remedy = "run `kohya-bucket cache prune --damaged --images DIR`"
+        remedy = f"run `kohya-bucket cache prune {argument(self.root)} --damaged --images DIR`"
         with as_damage(f"{self.store_file} cannot be read", remedy):
             data = json.loads(self.check_own().decode("utf-8"))
             version, images = data["version"], data["images"]

@@ -26,7 +26,7 @@ from kohya_bucket.errors import LatentStoreError, as_damage, reading
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
-from kohya_bucket.latents.store.layout import REMEDY
+from kohya_bucket.latents.store.layout import remedy
 from kohya_bucket.latents.store.storage import StorePath, open_to_read, write_new
 
 ENTRIES = "entries"
@@ -275,7 +275,7 @@ def _map(path: Path, info: ShardInfo) -> Tensors:
         if size != info.nbytes:
             raise LatentStoreError(
                 f"shard {path} is {'truncated' if size < info.nbytes else 'too long'}: {size} bytes of {info.nbytes}: "
-                f"{REMEDY}"
+                f"{remedy(path.parent.parent)}"
             )
         bits = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     with as_damage(f"shard {path} cannot be read"):

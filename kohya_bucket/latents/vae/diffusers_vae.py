@@ -25,6 +25,7 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.hub import only_local
 
 if TYPE_CHECKING:
     import torch
@@ -413,6 +414,8 @@ def load_encoder(
         vae, architecture = vae_from_single_file(diffusers, Path(name), architecture)
     else:
         vae = _from_pretrained(diffusers, str(name), subfolder)
+        if architecture:
+            _refuse_other_family(str(name), vae, ARCHITECTURES[architecture])
         architecture = architecture or _family(vae)
     kind = {"AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder}.get(type(vae).__name__)
     fitting, why = fitting_dtype(device, architecture in _WITHIN_FLOAT16)
@@ -451,9 +454,9 @@ def fitting_dtype(device: Any, within_float16: bool) -> tuple[str, str]:
 
 
 def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
-    problems = []
+    problems, local = [], only_local(name)
     for folder in [subfolder] if subfolder else [None, "vae"]:
-        where = {"subfolder": folder} if folder else {}
+        where = {"local_files_only": local} | ({"subfolder": folder} if folder else {})
         try:
             config = diffusers.AutoencoderKL.load_config(name, **where)
             kind = config.get("_class_name", "")
@@ -499,6 +502,20 @@ def _family(vae: Any) -> str:
         if scale and abs(scale - arch.scale_factor) < 1e-6 and vae.config.latent_channels == arch.channels:
             return arch.name
     return ""
+
+
+def _refuse_other_family(name: str, vae: Any, family: Architecture) -> None:
+    """Raise `KohyaBucketError` for a VAE whose latents are another family's, by its class, channels and scale."""
+    own = ARCHITECTURES.get(_family(vae))
+    if own is None or all(
+        getattr(own, what) == getattr(family, what) for what in ("autoencoder", "channels", "scale_factor")
+    ):
+        return
+    raise KohyaBucketError(
+        f"{name} is a VAE of {own.name} (scale {own.scale_factor:g}, {own.channels} channels), and {family.name} has "
+        f"scale {family.scale_factor:g} and {family.channels} channels: give a VAE of {family.name}, or --arch "
+        f"{own.name}"
+    )
 
 
 def usable_device(device: Any) -> Any:

@@ -179,7 +179,7 @@ def check_values(
     dataset: DatasetConfig, findings: Findings, trainer: Trainer = ANY_TRAINER, *, predefined: bool = False
 ) -> None:
     """Check what can be checked without looking at an image. `predefined`: the metadata says the buckets."""
-    if not dataset.subsets:
+    if not dataset.subsets and not any(one.code == "no-repeat-folders" for one in findings):  # folders, and no config
         message = "it has no [[datasets.subsets]], so it has no images"
         findings.error("no-subsets", dataset.place, message, "add one with an image_dir")
     tables: list[DatasetConfig | SubsetConfig] = [dataset, *dataset.subsets]

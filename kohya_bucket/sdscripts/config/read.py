@@ -272,6 +272,7 @@ class RunLength:
         epochs: those of the GUI, from which it computes steps; sd-scripts does not read them.
         max_train_epochs, max_train_steps: sd-scripts' options; the first one counts where both are given.
         batches: how many make one step, `gradient_accumulation_steps`.
+        processes: how many the GUI starts; 1 where the file does not say.
         computed: the GUI computes `max_train_steps`, from images x repeats / batch size x epochs.
     """
 
@@ -280,13 +281,16 @@ class RunLength:
     max_train_steps: int = 0
     batches: int = 1
     computed: bool = False
+    processes: int = 1
 
     @classmethod
     def of(cls, source: Source, settings: Mapping[str, Any], preset: bool) -> RunLength:
         """Of the settings in a file, of which a preset may have numbers as text."""
-        names = ("epoch", "max_train_epochs", "max_train_steps", "gradient_accumulation_steps")
-        epochs, most, steps, batches = (_number(source, name, settings.get(name, 0) or 0, preset, 0) for name in names)
-        return cls(epochs, most, steps, max(batches, 1), preset and bool(epochs) and not (most or steps))
+        names = ("epoch", "max_train_epochs", "max_train_steps", "gradient_accumulation_steps", "num_processes")
+        numbers = (_number(source, name, settings.get(name, 0) or 0, preset, 0) for name in names)
+        epochs, most, steps, batches, processes = numbers
+        computed = preset and bool(epochs) and not (most or steps)
+        return cls(epochs, most, steps, max(batches, 1), computed, max(processes, 1) if preset else 1)
 
     def text(self, steps: int) -> str:
         """The whole training, for a reader, where an epoch has so many steps (updates of the weights)."""

@@ -1,6 +1,7 @@
 /* The images at hand: where they come from, and what their headers say. */
 
 const LANES = 4, TOGETHER = 32; // this many at a time read the heads of so many files
+const CAPTIONS = [".caption", ".txt"]; // sd-scripts looks for the first by itself
 const folderOf = (path) => path.slice(0, Math.max(0, path.lastIndexOf("/")));
 
 class Collection {
@@ -16,15 +17,16 @@ class Collection {
     this.known = new Set();
     this.groups = new Map();
     this.passedOver = new Map();
+    this.texts = new Set();
     this.focusFile = null;
     this.reading = { done: 0, all: 0 };
     this.version = (this.version || 0) + 1;
   }
 
   /* The folder of an image, with what an epoch repeats it, and the data sets that it belongs to (null: all). */
-  group(folder, repeats = 1, datasets = null) {
+  group(folder, repeats = 1, datasets = null, captions = null) {
     const key = `${folder}\n${datasets ? datasets.join() : ""}`;
-    if (!this.groups.has(key)) this.groups.set(key, { folder, full: folder, repeats, datasets, own: repeats, images: 0 });
+    if (!this.groups.has(key)) this.groups.set(key, { folder, full: folder, repeats, datasets, captions, own: repeats, images: 0 });
     return this.groups.get(key);
   }
 
@@ -37,7 +39,7 @@ class Collection {
 
   /* What Python put into the page: columns of images, their folders, and where they lie. */
   take({ root, base, groups, group, names, sizes, turned, failures }) {
-    const mine = groups.map(([folder, repeats, datasets]) => Object.assign(this.group(folder, repeats, datasets), { full: folder ? `${root}/${folder}` : root }));
+    const mine = groups.map(([folder, repeats, datasets, captions]) => Object.assign(this.group(folder, repeats, datasets, captions), { full: folder ? `${root}/${folder}` : root }));
     const address = base && ((path) => { try { return base + path.split("/").map(encodeURIComponent).join("/"); } catch { return null; } });
     names.forEach((name, i) => {
       const to = mine[group[i]], path = to.folder ? `${to.folder}/${name}` : name;
@@ -53,6 +55,7 @@ class Collection {
     for await (const one of found) {
       const dot = one.path.lastIndexOf("."), ending = dot > one.path.lastIndexOf("/") + 1 ? one.path.slice(dot).toLowerCase() : "";
       if (!one.path.split("/").slice(1).every(isListed)) continue;
+      if (CAPTIONS.includes(ending)) this.texts.add(one.path);
       if (/(?:^|\/)focus\.jsonl$/.test(one.path) && !this.focusFile) this.focusFile = one;
       else if (!this.endings.has(ending)) this.passedOver.set(ending, (this.passedOver.get(ending) || 0) + 1);
       else if (!this.known.has(one.path)) { this.known.add(one.path); queue.push(one); this.reading.all++; }
@@ -83,14 +86,20 @@ class Collection {
     await Promise.all(Array.from({ length: LANES }, lane));
   }
 
+  /* The ending of the captions beside most images of a group; null where there are none. */
+  captionsOf(group) {
+    if (group.captions) return group.captions;
+    const paths = this.items.filter((item) => item.group === group).map((item) => item.path.replace(/\.[^./]*$/, ""));
+    const [most, count] = CAPTIONS.map((ending) => [ending, paths.filter((path) => this.texts.has(path + ending)).length]).sort((a, b) => b[1] - a[1])[0];
+    return count ? most : null;
+  }
+
   stop() { this.stopped = ++this.version; this.clear(); }
 }
 
-/* `10_name` means ten repeats, as with sd-scripts' --train_data_dir. */
-function repeatsOf(folder) {
-  const count = /(?:^|\/)(\d{1,6})(?:_[^/]*)?$/.exec(folder);
-  return count && +count[1] >= 1 && /_/.test(folder.slice(folder.lastIndexOf("/") + 1)) ? +count[1] : 1;
-}
+/* `10_name` means ten repeats of images called `name`, as with sd-scripts' --train_data_dir. */
+const NAMED = /(?:^|\/)0*([1-9]\d{0,5})_([^/]*)$/;
+const repeatsOf = (folder) => +(NAMED.exec(folder)?.[1] || 1);
 
 /* Whether a name in a folder counts, as `list_images` has it. */
 const isListed = (name) => !name.startsWith(".") && name !== "__MACOSX";

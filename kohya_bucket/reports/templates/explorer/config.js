@@ -102,12 +102,17 @@ class Config {
 const ruleNamed = (buckets) => (["kohya", "token_band"].includes(buckets) ? buckets : `preset:${buckets}`);
 const bucketsOf = (rule, sets) => (["kohya", "token_band"].includes(rule) ? rule : typeof rule === "string" && rule.startsWith("preset:") && sets[rule.slice(7)] ? rule.slice(7) : null);
 
-/* A config for folders that had none. */
+/* A config for folders that had none, each with the ending of its captions or null. */
 function newConfig(settings, groups) {
-  const pair = settings.resolution, lines = ["[general]", `enable_bucket = ${settings.buckets !== "none"}`, "", "[[datasets]]"];
-  lines.push(`resolution = ${asToml(pair[0] === pair[1] ? pair[0] : pair)}`, `batch_size = ${settings.batch}`);
-  lines.push(`min_bucket_reso = ${settings.min}`, `max_bucket_reso = ${settings.max}`, `bucket_reso_steps = ${settings.steps}`, `bucket_no_upscale = ${settings.noUpscale}`);
-  for (const group of groups) lines.push("", "  [[datasets.subsets]]", `  image_dir = ${asToml(group.full || ".")}`, `  num_repeats = ${group.repeats}`);
-  if (!["kohya", "none"].includes(settings.buckets)) lines.push("", "[kohya_bucket]", `rule = ${asToml(ruleNamed(settings.buckets))}`);
-  return `${lines.join("\n")}\n`;
+  const lines = ["[general]", "enable_bucket = true", "", "[[datasets]]"], v = settings.values;
+  lines.push(`batch_size = ${v.batch}`, `min_bucket_reso = ${v.min}`, `max_bucket_reso = ${v.max}`, `bucket_reso_steps = ${v.steps}`, `bucket_no_upscale = ${v.noUpscale}`);
+  for (const [group, captions] of groups) {
+    const name = NAMED.exec(group.full)?.[2];
+    lines.push("", "  [[datasets.subsets]]", `  image_dir = ${asToml(group.full || ".")}`, `  num_repeats = ${group.repeats}`);
+    if (captions) lines.push(`  caption_extension = ${asToml(captions)}`);
+    else if (name) lines.push(`  class_tokens = ${asToml(name)}`);
+  }
+  const config = new Config(`${lines.join("\n")}\n`, "dataset.toml");
+  settings.into(config, 0);
+  return config.text;
 }

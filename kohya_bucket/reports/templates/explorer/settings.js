@@ -1,9 +1,9 @@
 /* What decides the buckets, as a form. */
 
-const MODELS = JSON.parse(document.getElementById("data").textContent).families.map(
-  ([name, side, min, max, steps]) => ({ name, resolution: [side, side], min, max, steps }));
+const PAGE = JSON.parse(document.getElementById("data").textContent);
+const MODELS = PAGE.families.map(([name, side, min, max, steps]) => ({ name, resolution: [side, side], min, max, steps }));
 const { name: _, ...FIRST } = MODELS[0];
-const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null, tolerance: 0.05 };
+const START = { ...FIRST, batch: 1, noUpscale: false, buckets: "kohya", switching: null, fit: "kohya", maxCrop: null, tolerance: 0.05, ...PAGE.settings };
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
 class Settings {

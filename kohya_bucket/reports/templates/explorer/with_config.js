@@ -70,7 +70,7 @@ class WithConfig {
   saveConfig() {
     const groups = [...this.images.groups.values()];
     if (!this.config) {
-      save("dataset.toml", newConfig(this.settings.values, groups.filter((group) => group.images)));
+      save("dataset.toml", newConfig(this.settings, groups.filter((group) => group.images).map((group) => [group, this.images.captionsOf(group)])));
       this.configNotes.replaceChildren(...(DATA.start ? [] : [h("p", {}, "A browser does not tell where a folder lies: complete the paths of image_dir in dataset.toml.")]));
       return;
     }

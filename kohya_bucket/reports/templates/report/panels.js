@@ -12,7 +12,7 @@ function keyNumbers(view) {
   cell(percent(t.worst_crop), "cut off, worst", lossClass(t.worst_crop));
   cell(percent(t.enlarged), "enlarged", t.enlarged > 0.3 ? "warn" : "");
   if (d.clips) cell(d.clips.items === null ? "–" : int(d.clips.items), "items an epoch");
-  else cell(int(t.batches), d.batch_size > 1 ? `batches of ${d.batch_size} an epoch, ${int(t.short_batches)} not full` : "steps an epoch at batch size 1");
+  else cell(int(t.batches), `batches an epoch (${d.batches_of}), ${int(t.short_batches)} not full`);
   return h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" }, cells);
 }
 
@@ -37,17 +37,16 @@ function aboutFiles(view, a) {
 function buckets(view) {
   const d = view.data, used = d.buckets.filter((b) => b[2]), idle = d.buckets.length - used.length;
   const most = used.reduce((m, b) => Math.max(m, b[2]), 1);
-  const underfilled = (b) => b[4] === 1 && b[5] > 0;
   const rows = d.buckets.map((b, k) => [b, k]).filter(([b]) => b[2]);
   const meter = (b) => { const bar = h("i", { class: "meter" }); bar.style.width = `${Math.max(1, (100 * b[2]) / most)}%`; return h("span", { class: "meterbox" }, bar); };
   const columns = [
-    { name: "Bucket", left: true, value: ([b]) => b[0] * 1e6 + b[1], cell: ([b, k]) => [shapeOf(b), d.sheets.some((sheet) => sheet.bucket === k) ? h("a", { href: `#sheet-${k}`, "aria-label": `${size(b)}: to its contact sheet` }, size(b)) : size(b), underfilled(b) ? h("span", { class: "tag warn" }, "never full") : null] },
+    { name: "Bucket", left: true, value: ([b]) => b[0] * 1e6 + b[1], cell: ([b, k]) => [shapeOf(b), d.sheets.some((sheet) => sheet.bucket === k) ? h("a", { href: `#sheet-${k}`, "aria-label": `${size(b)}: to its contact sheet` }, size(b)) : size(b), b[10] ? h("span", { class: "tag warn" }, "never full") : null] },
     { name: "Aspect", cls: "wide", value: ([b]) => b[0] / b[1], cell: ([b]) => (b[0] / b[1]).toFixed(3) },
     { name: "Images", value: ([b]) => b[2], cell: ([b]) => int(b[2]) },
     { name: "", label: "Share of images", left: true, cls: "wide", value: ([b]) => b[2], cell: ([b]) => meter(b) },
     { name: "Samples", cls: "wide", value: ([b]) => b[3], cell: ([b]) => int(b[3]) },
     { name: "Batches", cls: "wide", value: ([b]) => b[4], cell: ([b]) => int(b[4]) },
-    { name: "Last batch", cls: "wide", value: ([b]) => b[5] || d.batch_size, cell: ([b]) => (b[5] ? `${b[5]} of ${d.batch_size}` : "full") },
+    { name: "Last batch", cls: "wide", value: ([b]) => b[5] || b[9], cell: ([b]) => (b[5] ? `${b[5]} of ${b[9]}` : "full") },
     { name: "Cut off, mean", value: ([b]) => b[6], cell: ([b]) => h("span", { class: lossClass(b[6]) }, percent(b[6])) },
     { name: "Worst", value: ([b]) => b[7], cell: ([b]) => h("span", { class: lossClass(b[7]) }, percent(b[7])) },
     { name: "Enlarged", value: ([b]) => b[8], cell: ([b]) => percent(b[8]) },

@@ -105,7 +105,7 @@ function start() {
     if (!views.has(d)) views.set(d, new View(d));
     shown = views.get(d);
     heading.textContent = DATA.datasets.length > 1 ? DATA.title : d.name;
-    const lines = [[d.rule_text, d.batch_size > 1 ? `batch size ${d.batch_size}` : "", d.source].filter(Boolean).join(" · "), ...(d.clips ? d.clips.lines : [])];
+    const lines = [[d.rule_text, d.batches_of, d.source].filter(Boolean).join(" · "), ...(d.clips ? d.clips.lines : [])];
     about.replaceChildren(...lines.map((line) => h("div", {}, line)));
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", DATA.datasets[i] === d));
     place.replaceChildren(shown.root);

@@ -1,0 +1,145 @@
+"""What commands say of an epoch is the plan that would run: bucket table, JSON, lines on GPUs, findings."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import toml
+from typer.testing import CliRunner
+
+from kohya_bucket.adapter.group import GroupPlanner
+from kohya_bucket.cli import app
+from kohya_bucket.sdscripts.config import read_config
+
+pytest.importorskip("torch", reason="trainers' loaders are torch's")
+from kohya_bucket.adapter.sampler import PlanSampler
+from tests.pictures import png_header
+
+BUDGETS: list[dict[str, Any]] = [
+    {},
+    {"max_pixels": 4 * 512 * 512},
+    {"model": "flux", "max_tokens": 5000},
+    {"model": "flux", "max_cost": 9e3, "cost": [1.0, 0.0001]},
+]
+REMAINDERS: list[dict[str, Any]] = [
+    {},
+    {"remainder": "pad"},
+    {"remainder": "drop"},
+    {"remainder": "drop", "small_buckets": "drop"},
+    {"remainder": "merge", "merge_max_crop": 0.5},
+    {"remainder": "catch_all"},
+]
+RESOLUTIONS: list[dict[str, Any]] = [
+    {},
+    {"resolutions": [256, 512]},
+    {"resolutions": [256, 384, 512], "resolution_mode": "rotate"},
+    {"resolutions": [256, 512], "resolution_mode": "weighted", "resolution_weights": [3, 1]},
+]
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.stdout
+
+
+class Case:
+    """Random data sets and options, and the batches that a trainer's loader is given for them in an epoch."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        rng = np.random.default_rng(seed)
+        datasets = []
+        for number in range(1 + seed % 2):
+            images = folder / f"data{number}"
+            images.mkdir()
+            sizes = np.exp(rng.uniform(np.log(300), np.log(1500), (int(rng.integers(5, 30)), 2))).astype(int)
+            for i, (width, height) in enumerate(sizes.tolist()):
+                (images / f"{number}_{i}.png").write_bytes(png_header(width, height))
+            subset = {"image_dir": str(images), "num_repeats": int(rng.integers(1, 4)), "class_tokens": "x"}
+            datasets.append({"batch_size": int(rng.integers(1, 6)), "subsets": [subset]})
+        table = {**BUDGETS[rng.integers(4)], **REMAINDERS[rng.integers(6)], **RESOLUTIONS[rng.integers(4)]}
+        config = {
+            "general": {"enable_bucket": True, "resolution": 512},
+            "datasets": datasets,
+            "kohya_bucket": {**table, "step_shapes": ["one", "equal_cost", "any"][rng.integers(3)]},
+        }
+        self.path = folder / "config.toml"
+        self.path.write_text(toml.dumps(config), encoding="utf-8")
+        read = read_config(self.path)
+        self.options = options = read.options
+        assert options is not None
+        self.images = [
+            d.images.place(d.images.sizes(), d.config.batch_size, d.config.dataset_keys, options).trained
+            for d in read.datasets
+        ]
+        sampler = PlanSampler(GroupPlanner(self.images, options), 7, SimpleNamespace(value=1))
+        self.samples: Counter[tuple[int, int, tuple[int, int]]] = Counter()
+        self.batches = self.samples.copy()
+        for batch in sampler:
+            of = self.images[batch.dataset]
+            key = batch.dataset, int(of.resolution_of_bucket[batch.bucket]), of.buckets[batch.bucket]
+            self.batches[key] += 1
+            self.samples[key] += len(batch.images)
+
+    def of(self, counts: Counter[Any], dataset: int, resolution: int | None = None) -> dict[tuple[int, int], int]:
+        """What a data set trains in each size, of one resolution or of all."""
+        out: Counter[tuple[int, int]] = Counter()
+        for (number, at, size), count in counts.items():
+            if number == dataset and resolution in (None, at):
+                out[size] += count
+        return dict(out)
+
+
+def shown(rows: list[dict[str, Any]], key: str) -> dict[tuple[int, int], int]:
+    out: Counter[tuple[int, int]] = Counter()
+    for row in rows:
+        out[tuple(row["bucket"]) if "bucket" in row else (row["width"], row["height"])] += row[key]
+    return {size: count for size, count in out.items() if count}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path) -> None:
+    case = Case(seed, tmp_path)
+    plan = json.loads(run("plan", case.path, "--json", "--gpus", "1,2,3"))
+    for number, data in enumerate(plan["datasets"]):
+        for what, counts in (("samples", case.samples), ("batches", case.batches)):
+            assert shown(data["buckets"], what) == case.of(counts, number)
+            assert data[what] == sum(case.of(counts, number).values())
+    one = plan["gpus"][0]
+    assert (one["steps"], one["samples"]) == (case.batches.total(), case.samples.total())
+
+    for row in plan["gpus"][1:]:
+        planned = 1 if case.options.own_batches else row["gpus"]
+        epoch = GroupPlanner(case.images, case.options).planner(planned).plan(7, 1)
+        assert row["steps"] == -(-epoch.steps * planned // row["gpus"])
+        assert row["samples"] == epoch.samples
+
+    facts = json.loads(run("doctor", case.path, "--json", "--quick"))["sections"][-2]["facts"]
+    said = [fact["text"] for fact in facts if fact["name"].startswith("dataset")]
+    for number, text in enumerate(said):
+        batches = sum(case.of(case.batches, number).values())
+        assert f", {batches:,} batch" in text
+
+    report = json.loads(run("analyze", "--config", case.path, "--json"))
+    subjects = iter(report["datasets"])
+    for number in range(len(case.images)):
+        for resolution in range(len(case.options.resolutions or (0,))):
+            data = next(subjects)
+            for what, counts in (("samples", case.samples), ("batches", case.batches)):
+                mine = case.of(counts, number, resolution)
+                assert shown(data["buckets"], what) == mine
+                assert data["summary"][what] == sum(mine.values())
+    assert next(subjects, None) is None
+
+
+def test_a_folder_of_images_is_no_clip(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(png_header(640, 480))
+    result = CliRunner().invoke(app, ["simulate", str(tmp_path)])
+    assert "is a folder, and one image is simulated" in str(result.exception)
+    assert f"`kohya-bucket analyze {tmp_path}`" in str(result.exception)
