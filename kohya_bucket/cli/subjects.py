@@ -164,7 +164,7 @@ def from_musubi_config(
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
     subjects = []
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        paths = list_items(keys, place, read.findings, model)
+        paths = list_items(keys, place, read.findings, model).paths
         if not paths:
             continue
         name = f"{path.stem}, dataset {number}" if len(read.datasets) > 1 else path.stem

@@ -168,7 +168,7 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     (tmp_path / "i" / "0.Png").touch()
     folder = (tmp_path / "i").as_posix()
     config = read(tmp_path, f"[[datasets]]\nimage_directory = '{folder}'\ncaption_extension = '.txt'\n")
-    paths = list_items(config.datasets[0], "dataset 1", config.findings)
+    paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert [Path(path).name for path in paths] == ["0.png", "2.png"]
     assert (
         "1 image without a caption, which musubi-tuner leaves out (before 0.3.0 it stops there): "
@@ -191,9 +191,10 @@ def test_lines_of_a_list(tmp_path):
     list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     (tmp_path / "a.mp4").touch()  # beside the list, and not here
     config = read(tmp_path, f"[[datasets]]\nvideo_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
-    paths = list_items(config.datasets[0], "dataset 1", config.findings)
+    paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert paths == [str(tmp_path / "a.mp4"), "x/a.mp4"]
-    assert sorted(f.message.split(" of ")[0] for f in config.findings.of(Severity.ERROR)) == [
-        "line 3", "line 4", "line 5"
-    ]  # fmt: skip
+    wrong = [f.message.split(" of ")[0] for f in config.findings if f.code == "bad-line"]
+    assert wrong == ["line 3", "line 4", "line 5"]
+    controls = [f.message for f in config.findings if f.code == "missing-control-image"]
+    assert [text.partition(" control ")[0] for text in controls] == ["1 of 2 items without a", "1"]  # that of line 1
     assert "share names" in said(config)["shared-names"]

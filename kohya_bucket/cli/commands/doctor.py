@@ -108,8 +108,8 @@ def _print(console: Console, section: Section) -> None:
 def _verdict(sections: Sequence[Section]) -> str:
     from kohya_bucket.adapter.findings import Severity
 
-    found = [finding.severity for section in sections for finding in section.findings]
-    errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING)
+    found = [finding for section in sections for finding in section.findings]
+    errors, warnings = (sum(f.count for f in found if f.severity is s) for s in (Severity.ERROR, Severity.WARNING))
     if not errors and not warnings:
         return "nothing found that would stop the training or harm it"
     stops = counted(errors, "problem") if errors else "nothing"
