@@ -31,6 +31,7 @@ from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.reports.subject import ClipFacts, ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
 from kohya_bucket.sdscripts.config.model import refuse_lost_focus
+from kohya_bucket.sdscripts.plan import check_limits
 from kohya_bucket.texts import counted
 
 
@@ -109,7 +110,7 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
     """Every data set of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
-    config, read, findings = images_of_config(path, reading)
+    config, read, _ = images_of_config(path, reading)
     adapter = adapter_options(config)
     subjects = []
     for dataset, images in read:
@@ -119,10 +120,13 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
         for keys in at_resolutions(dataset.config.dataset_keys, adapter):
             at = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
             rule = rule_for(keys, adapter, images.sizes)
+            if adapter.rule == "kohya":
+                sizes = images.sizes[images.readable]
+                check_limits(keys, rule, sizes, dataset.config.place, config.trainer, config.findings)
             batch = batch_size or dataset.config.batch_size
             weight = adapter.focus_weight
             subjects.append(Subject(at, images, rule, batch, str(path), config.trainer, None, focus, weight))
-    return subjects, findings
+    return subjects, _serious(config.findings)
 
 
 def images_of_config(

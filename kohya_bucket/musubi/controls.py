@@ -112,7 +112,8 @@ def controls_in_rows(
     wanted, file = controls_wanted(keys, model), keys.jsonl_file or ""
     read = _read(own, wanted, file, place, findings, model, may_lack=not clips and not wanted)
     if gone := [one for one in read if (one or not clips) and not os.path.exists(one)]:
-        message = f"{counted(len(gone), f'control {keys.what}')} cannot be found, at which musubi-tuner stops ({some(gone, 2)})"
+        message = f"{counted(len(gone), f'control {keys.what}')} cannot be found, at which musubi-tuner stops "
+        message += f"({some(gone, 2)})"
         findings.error(_MISSING, place, message, path_meant(gone[0]), gone)
     return [one for one in read if one]
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from kohya_bucket.sdscripts.config.caches import check_captions
 from kohya_bucket.sdscripts.config.files import (
     check_stems,
     image_named,
@@ -42,6 +43,7 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> Registry:
         for entry in kept:
             entry.caption = _caption(metadata[entry.key], subset, reading.release)
             registry.add(entry)
+        check_captions(dataset, subset, [(entry.key, entry.caption) for entry in kept], (), reading.findings)
     registry.report(dataset.subsets, reading.findings)
     sizes = [entry.size for entry in registry.entries.values()]
     registry.predefined = None if joined or None in sizes else tuple(sorted(set(filter(None, sizes))))

@@ -222,7 +222,27 @@ class DatasetConfig:
     prior_loss_weight: float = _key(FRACTION, 1.0, (), kinds=_DB, decides=False)
     train_inpainting: bool = _key(FLAG, False, (), decides=False)
     debug_dataset: bool = _key(FLAG, False, (), decides=False)
+    cache_latents: bool = _key(FLAG, False, (), decides=False)
+    cache_latents_to_disk: bool = _key(FLAG, False, (), decides=False)
+    cache_text_encoder_outputs: bool = _key(FLAG, False, (), decides=False)
+    cache_text_encoder_outputs_to_disk: bool = _key(FLAG, False, (), decides=False)
+    use_t5xxl_cache_only: bool = _key(FLAG, False, (), decides=False)
+    weighted_captions: bool = _key(FLAG, False, (), decides=False)
+    train_text_encoder: bool = _key(FLAG, False, (), decides=False)
+    train_t5xxl: bool = _key(FLAG, False, (), decides=False)
+    network_train_unet_only: bool = _key(FLAG, False, (), decides=False)
+    network_module: str = _key(TEXT, "", (), decides=False)
     resize_interpolation: str | None = None  # as for subsets
+
+    @property
+    def caches_latents(self) -> bool:
+        """Whether the trainer caches latents, in memory or on disk."""
+        return self.cache_latents or self.cache_latents_to_disk
+
+    @property
+    def caches_text(self) -> bool:
+        """Whether it caches outputs of text encoders."""
+        return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk or self.use_t5xxl_cache_only
 
     @property
     def dataset_keys(self) -> DatasetKeys:

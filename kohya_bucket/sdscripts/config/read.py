@@ -18,6 +18,7 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
+from kohya_bucket.sdscripts.config.caches import check_caches
 from kohya_bucket.sdscripts.config.check import check_values, read_datasets
 from kohya_bucket.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
 from kohya_bucket.sdscripts.config.files import read_folder
@@ -154,6 +155,7 @@ def _read(
                 findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
             dataset = replace(dataset, enable_bucket=True)
         check_values(dataset, findings, trainer, predefined=images.predefined is not None)
+        check_caches(dataset, findings, trainer)
         read.append((dataset, images))
     # Findings about folders belong to the training pass; a second pass would repeat them.
     quietly = replace(reading, findings=Findings())
@@ -258,6 +260,9 @@ _FAMILY_OF_BOX = {
     "sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3",
     "lumina_checkbox": "lumina", "hunyuan_image_checkbox": "hunyuan_image", "anima_checkbox": "anima",
 }  # fmt: skip
+_TEXT_CACHE_OF_BOX = {
+    "sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux1", "sd3_checkbox": "sd3",
+}  # fmt: skip
 _FINE_TUNING = {"dataset_repeats", "create_buckets", "use_latent_files"}  # the GUI's fine-tuning has no other kind
 
 
@@ -324,6 +329,8 @@ def _run_file(
     family = _family(settings)
     if preset:
         settings = _as_the_gui_hands_over(settings)
+    if any(str(one).strip().lower() == "train_t5xxl=true" for one in _listed(settings.get("network_args"))):
+        settings = {**settings, "train_t5xxl": True}
     options = {
         name: _value(source, name, value, preset)
         for name, value in settings.items()
@@ -344,6 +351,15 @@ def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_the_gui_hands_over(settings: Mapping[str, Any]) -> dict[str, Any]:
     out = {_GUI_NAMES.get(name, name): value for name, value in settings.items() if value not in ("", None, False)}
+    for box, name in _TEXT_CACHE_OF_BOX.items():
+        for kind in ("", "_to_disk") if settings.get(box) is True else ():
+            if settings.get(f"{name}_cache_text_encoder_outputs{kind}") is True:
+                out[f"cache_text_encoder_outputs{kind}"] = True
+    if settings.get("LoRA_type"):
+        out["network_module"] = "of the GUI"
+        out["network_train_unet_only"] = not _rate(settings.get("text_encoder_lr"))
+    elif settings.get("sdxl") is True or settings.get("sdxl_checkbox") is True:
+        out["train_text_encoder"] = any(_rate(settings.get(f"learning_rate_te{n}")) for n in (1, 2))
     if _FINE_TUNING & settings.keys():
         out["enable_bucket"] = True
         folder, file = settings.get("train_dir"), settings.get("caption_metadata_filename")
@@ -352,6 +368,17 @@ def _as_the_gui_hands_over(settings: Mapping[str, Any]) -> dict[str, Any]:
         if folder and file:
             out["in_json"] = f"{folder}/{file}"
     return out
+
+
+def _rate(value: Any) -> bool:
+    """Whether a preset's learning rate, a number or a text, is one."""
+    with suppress(TypeError, ValueError):
+        return float(value) > 0
+    return False
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else str(value or "").split()
 
 
 def _family(settings: Mapping[str, Any]) -> str:
