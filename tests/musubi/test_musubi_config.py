@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ANY, ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import is_musubi, read_config

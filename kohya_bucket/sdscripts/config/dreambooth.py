@@ -27,8 +27,9 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.sdscripts.config.releases import Change
 from kohya_bucket.texts import counted, some
 
 

@@ -19,8 +19,9 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     why_missing,
 )
-from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.sdscripts.config.releases import Change, Release
 from kohya_bucket.texts import json_mistake, some
 
 

@@ -23,8 +23,9 @@ from kohya_bucket.sdscripts.config.check import check_values, read_datasets
 from kohya_bucket.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
-from kohya_bucket.sdscripts.config.keys import DEFAULTS, NEWEST, Change, DatasetConfig, Kind, Release, config_name
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, DatasetConfig, Kind, config_name
 from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
+from kohya_bucket.sdscripts.config.releases import KNOWN, NEWEST, Change, Release
 from kohya_bucket.texts import counted, some
 
 _Number = TypeVar("_Number", int, float)
@@ -140,6 +141,7 @@ def _read(
     source: Source, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
     check_captions: bool, family: str = "",
 ) -> Config:  # fmt: skip
+    _check_release(release, findings)
     datasets = read_datasets(source, findings, given, release)
     if not source.data.get("datasets"):
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
@@ -171,6 +173,19 @@ def _read(
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
     return Config(source.path, tuple(out), options, findings, family, trainer, release=release)
+
+
+def _check_release(release: Release, findings: Findings) -> None:
+    if release.is_known:
+        return
+    message = (
+        f"sd-scripts {release.name} is not among the versions that are known here, {KNOWN}: not all that it refuses "
+    )
+    remedy = "give its checkout, whose keys are read from its source: --sd-scripts DIR"
+    if not release.version:
+        message = f"the keys that {release.name} takes cannot be read from its source: not all that it refuses "
+        remedy = "see what it says when it starts"
+    findings.warning("unknown-version", "", message + "may be named", remedy)
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
