@@ -155,8 +155,9 @@ def test_models(tmp_path):
 def test_whose_config_it_is():
     assert is_musubi({"datasets": [{"video_directory": "v"}]})
     assert is_musubi({"general": {}, "datasets": [{}, {"image_jsonl_file": "v"}]})
+    assert is_musubi({"datasets": [{"subsets": [{"image_directory": "i"}]}]})
     for other in ({}, None, [], {"datasets": 3}, {"datasets": [3]}, {"datasets": [{"resolution": 512}]},
-                  {"datasets": [{"image_directory": "x", "subsets": []}]}):  # fmt: skip
+                  {"datasets": [{"image_directory": "x", "subsets": [{"image_dir": "x"}]}]}):  # fmt: skip
         assert not is_musubi(other)
 
 

@@ -89,11 +89,12 @@ def read_config(
     """
     source, findings, given = load_source(path), Findings(), dict(given or {})
     folders = {name: given.pop(name, None) for name in _FOLDERS}
+    source = _without_settings(source, findings)
     run = _run_file(source, findings)
     if run is None:
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
-            raise ConfigError(f"{source.path} brings its own images: leave out {' and '.join(named)}")
+            raise ConfigError(f"{source.path} {_beside_folders(source, ' and '.join(named))}")
         return _read(source, given, findings, release, trainer, check_captions)
     paths, options, family, length = run
     trainer = trainer if trainer.title or not family else trainer_named(family).as_in(trainer.steps)
@@ -119,6 +120,17 @@ def read_config(
         steps = times / max(1, read.datasets[0].config.batch_size) / length.batches * length.epochs
         length = replace(length, max_train_steps=math.ceil(steps))
     return replace(read, length=length)
+
+
+def _beside_folders(source: Source, options: str) -> str:
+    """What is wrong with a dataset config together with folders on the command line."""
+    listed = source.data["datasets"]
+    if any(isinstance(one, dict) and one.get("subsets") for one in (listed if isinstance(listed, list) else [listed])):
+        return f"brings its own images: leave out {options}"
+    return (
+        f"has no [[datasets.subsets]], so it names no images, and beside a dataset config {options} is ignored: write "
+        "[[datasets.subsets]] with an image_dir below [[datasets]], or leave the config out and give its keys as options"
+    )
 
 
 def read_folders(
@@ -353,6 +365,24 @@ def _run_file(
     }
     paths = {name: _path(source, name, settings) for name in ("dataset_config", *_FOLDERS)}
     return paths, options, family, RunLength.of(source, settings, preset)
+
+
+_OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}
+
+
+def _without_settings(source: Source, findings: Findings) -> Source:
+    """A dataset config without the settings of a trainer that stand in it, which are one mistake."""
+    own = {name: value for name, value in source.data.items() if name in ("general", "datasets", "kohya_bucket")}
+    others = {name: value for name, value in source.data.items() if name not in own}
+    if "datasets" not in own or not _OF_RUNS & without_headings(others).keys():
+        return source
+    message = (
+        f"{some(list(others))}: settings of a trainer, which a dataset config (--dataset_config) does not have; and in "
+    )
+    message += "a file for --config_file sd-scripts does not read [[datasets]]"
+    remedy = "make two files: one with [general] and [[datasets]] for --dataset_config, and one with the rest"
+    findings.error("misplaced-key", source.line_of(next(iter(others))).rstrip(", "), message, remedy, list(others))
+    return replace(source, data=own)
 
 
 def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:
