@@ -159,7 +159,7 @@ def _entries(file: str, text: str, place: str, findings: Findings, blank: bool) 
 
 def _beside(path: Any, file: str) -> Any:
     """A path in a list, or the one beside the list where there is only that."""
-    if not isinstance(path, str):
+    if not isinstance(path, str) or not path:
         return path
     other = os.path.join(os.path.dirname(os.path.abspath(file)), path)
     return other if not os.path.exists(path) and os.path.exists(other) else path

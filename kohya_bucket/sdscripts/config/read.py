@@ -129,7 +129,7 @@ def _beside_folders(source: Source, options: str) -> str:
         return f"brings its own images: leave out {options}"
     return (
         f"has no [[datasets.subsets]], so it names no images, and beside a dataset config {options} is ignored: write "
-        "[[datasets.subsets]] with an image_dir below [[datasets]], or leave the config out and give its keys as options"
+        "[[datasets.subsets]] with an image_dir below [[datasets]], or leave it out and give its keys as options"
     )
 
 
