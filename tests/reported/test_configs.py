@@ -233,6 +233,10 @@ def test_text_encoders_are_not_trained_beside_their_cache(command_line: Command)
             )
             assert ended[0] == 1, (arch, case, ended)
             assert re.search(r"is set (beside|without)", ended[1])
+    assert command_line("plan", settings(**refused["sdxl"][1]))[0] == 1  # no trainer that has both takes them
+    weighted = settings(cache_text_encoder_outputs=True, weighted_captions=True)
+    assert findings(command_line, weighted, "--arch", "sdxl_train.py", code=1)["cache-conflict"]["severity"] == "error"
+    assert findings(command_line, weighted, "--arch", "sdxl")["cache-conflict"]["severity"] == "warning"
     good = settings(**lora, network_train_unet_only=True)
     assert findings(command_line, good, "--arch", "sdxl") == {}
     config()

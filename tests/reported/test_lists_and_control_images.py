@@ -145,5 +145,9 @@ def test_a_list_that_is_no_json_lines(command_line: Command) -> None:  # noqa: F
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     assert [one["code"] for one in found(command_line, of_list("\ufeff" + lines), "qi")] == ["byte-order-mark"]
     assert found(command_line, of_list(lines), "qi") == []
+    Path("meta.jsonl").write_text(json.dumps(rows, indent=2), encoding="utf-8")  # for sd-scripts
+    text = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'img'\nmetadata_file = 'meta.jsonl'\n"
+    Path("d.toml").write_text(text, encoding="utf-8")
+    assert "'meta.jsonl': it holds a JSON list, but each line must be" in command_line("plan", "d.toml")[1]
     bad = found(command_line, of_list("{}\n" * 500 + lines), "qi")
     assert [one["count"] for one in bad] == [1, 1, 1, 497]

@@ -34,6 +34,7 @@ class Refusal:
         setting: what cannot stand beside it.
         takes: trainers that do take it; refused by all others that have such a cache.
         only: the trainers that refuse it; empty for all.
+        of: the trainers that have this setting; empty for all.
         why: what follows "because".
         must: the setting is refused where it is missing.
         unless: an option with which it is taken.
@@ -44,6 +45,7 @@ class Refusal:
     why: str
     takes: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
     must: bool = False
     unless: str = ""
 
@@ -59,9 +61,9 @@ REFUSALS = (
     Refusal(_TEXT, "caption_tag_dropout_rate", _WORDS, takes=IGNORING),
     Refusal(_TEXT, "caption_dropout_rate", _WORDS, takes=(*IGNORING, *_ANIMA)),
     Refusal(_TEXT, "weighted_captions", "weights are not cached", only=("sdxl_train.py",)),
-    Refusal(_TEXT, "train_text_encoder", _TRAINED, only=("sdxl_train.py", "sd3_train.py"),
+    Refusal(_TEXT, "train_text_encoder", _TRAINED, of=("sdxl_train.py", "sd3_train.py"),
             unless="use_t5xxl_cache_only"),
-    Refusal(_TEXT, "train_t5xxl", _TRAINED, only=("sd3_train.py", "sd3_train_network.py", "flux_train_network.py")),
+    Refusal(_TEXT, "train_t5xxl", _TRAINED, of=("sd3_train.py", "sd3_train_network.py", "flux_train_network.py")),
     Refusal(_TEXT, "network_train_unet_only", _TRAINED, only=("sdxl_train_network.py", "anima_train_network.py"),
             must=True),
 )  # fmt: skip
@@ -90,6 +92,7 @@ def _set_at(refusal: Refusal, dataset: DatasetConfig) -> Iterable[str]:
 def _refuse(refusal: Refusal, place: str, dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
     files = [file for file in trainer.steps if "_network" in file or not dataset.network_module]
     able = [file for file in files if refusal.cache == _LATENTS or file not in NO_TEXT_CACHE]
+    able = [file for file in able if file in refusal.of or not refusal.of]
     refusing = [file for file in able if file not in refusal.takes and (file in refusal.only or not refusal.only)]
     ignoring = [file for file in able if file in IGNORING and file in refusal.takes]
     setting, cache = refusal.setting, refusal.cache

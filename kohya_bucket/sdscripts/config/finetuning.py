@@ -146,6 +146,10 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
             return data
         metadata = {}
         for number, line in enumerate(file, 1):
+            if number == 1 and line.lstrip().startswith("["):
+                raise ValueError(
+                    "it holds a JSON list, but each line must be an object of its own, with its image_path"
+                )
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError as error:
