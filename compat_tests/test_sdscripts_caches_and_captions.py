@@ -90,11 +90,9 @@ def theirs(config: dict[str, Any], real: SimpleNamespace) -> Any:
     return built if isinstance(built, tuple) else (built, None)
 
 
-def trainers_in(root: Path) -> dict[str, str]:
-    return {
-        file.name: file.read_text(encoding="utf-8-sig")
-        for file in sorted(root.glob("*_train*.py")) + sorted(root.glob("*.py"))
-    }
+def trainers_in(root: Path, *folders: str) -> dict[str, str]:
+    files = [file for folder in (".", *folders) for file in sorted((root / folder).glob("*.py"))]
+    return {file.name: file.read_text(encoding="utf-8-sig") for file in files}
 
 
 def conflicts(config: Config) -> set[tuple[str, ...]]:
@@ -137,7 +135,7 @@ def test_every_assertion_about_the_caches_is_in_the_table(real: SimpleNamespace)
     """Whatever a trainer asserts or raises with the name of a cache in its condition names a setting of the table."""
     settings = {one.setting for one in REFUSALS} | set(ASKED.values())
     found = 0
-    for name, text in trainers_in(real.root).items():
+    for name, text in trainers_in(real.root, "library").items():
         if name.endswith("_old.py") or "XTI" in name:
             continue
         tree = ast.parse(text)
