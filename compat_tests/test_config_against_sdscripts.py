@@ -273,11 +273,15 @@ def test_the_same_images_are_skipped(there: Path, real: SimpleNamespace) -> None
 
 def test_the_keys_are_those_of_the_schemas(real: SimpleNamespace) -> None:
     schemas = real.config_util.ConfigSanitizer(*FULL)
-    assert set(map(str, schemas.general_schema)) == known_keys(Level.GENERAL, None, real.release)
+    version = Release.of(real.root.name) if real.root.name.startswith("v") else NEWEST
+    assert real.release.schema is not None
+    assert version.is_known
+    for release in (real.release, version):
+        assert set(map(str, schemas.general_schema)) == known_keys(Level.GENERAL, None, release)
     for kind, short in ((Kind.DREAMBOOTH, "db"), (Kind.FINE_TUNING, "ft"), (Kind.CONTROLNET, "cn")):
         for level, name in ((Level.SUBSET, "subset"), (Level.DATASET, "dataset")):
             theirs = set(map(str, getattr(schemas, f"{short}_{name}_schema"))) - {"subsets"}
-            assert theirs == known_keys(level, kind, real.release)
+            assert theirs == known_keys(level, kind, real.release) == known_keys(level, kind, version)
 
 
 def test_the_same_configs_are_refused(there: Path, real: SimpleNamespace) -> None:

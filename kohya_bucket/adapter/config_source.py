@@ -235,6 +235,7 @@ FRACTION = Type("a number with a decimal point, e.g. 30.0", _of(float))
 NUMBER = Type("a number", _of(int, float))
 TEXT = Type("a text in quotes", _of(str))
 TABLE = Type("a table", _of(dict))
+ANYTHING = Type("anything", _of(object))
 SIZE = Type("a whole number or two of them, [width, height]", lambda value: _of(int)(value) or _pair_of(int)(value),
             lambda value: (value, value) if isinstance(value, int) else tuple(value))  # fmt: skip
 WHOLES = Type("a list of whole numbers, e.g. [1, 25, 45]",
@@ -294,7 +295,7 @@ def read_table(
             if meant is None:
                 continue
             value = meant
-        elif isinstance(value, bool) and wanted is not FLAG:
+        elif isinstance(value, bool) and wanted not in (FLAG, ANYTHING):
             message = f"{key} is {str(value).lower()}, which the trainer reads as {int(value)}"
             findings.warning("bool-as-number", place, message, "write a number", (key,))
             value = int(value)

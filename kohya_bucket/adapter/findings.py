@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from kohya_bucket.images.parallel import Progress
+from kohya_bucket.texts import some
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 """Makes a progress function for a title."""
@@ -37,6 +39,7 @@ class Finding:
         message: what is wrong, with the value, and why it matters.
         remedy: what to do; may be empty.
         names: the files or keys concerned, all of them.
+        count: for how many it stands: 1, or more for the last of many of one kind; see `Findings`.
     """
 
     severity: Severity
@@ -45,6 +48,12 @@ class Finding:
     message: str
     remedy: str = ""
     names: tuple[str, ...] = ()
+    count: int = 1
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What findings that say the same of different places have in common. Of keys each key is a kind."""
+        return self.severity, self.code, self.names if self.code in _OF_KEYS else ()
 
     @property
     def stops_alone(self) -> bool:
@@ -65,8 +74,13 @@ class Finding:
         return asdict(self) | {"severity": self.severity.value, "names": list(self.names)}
 
 
+_OF_KEYS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "bool-as-number", "overruled"})
+_SHOWN = 3
+_NAMED = 1000
+
+
 class Findings:
-    """A growing list of findings."""
+    """A growing list of findings. Of each kind it gives three, and then one that stands for the others."""
 
     def __init__(self) -> None:
         self._items: list[Finding] = []
@@ -88,14 +102,27 @@ class Findings:
         self._items += others
 
     def __iter__(self) -> Iterator[Finding]:
-        """The worst first; findings of one severity in the order in which they were made."""
-        return iter(sorted(dict.fromkeys(self._items), key=lambda f: list(Severity).index(f.severity)))
+        """The worst first; of one severity those of a kind together, in the order in which they were made."""
+        kinds: dict[tuple[object, ...], list[Finding]] = {}
+        for finding in dict.fromkeys(self._items):
+            kinds.setdefault(finding.kind, []).append(finding)
+        bounded = (
+            found if len(found) <= _SHOWN + 1 else [*found[:_SHOWN], _rest(found[_SHOWN:])] for found in kinds.values()
+        )
+        return iter(sorted(chain(*bounded), key=lambda f: list(Severity).index(f.severity)))
 
     def __len__(self) -> int:
         return len(self._items)
 
     def of(self, severity: Severity) -> list[Finding]:
         return [f for f in self if f.severity is severity]
+
+
+def _rest(found: list[Finding]) -> Finding:
+    """One that stands for others of its kind."""
+    names = [f"{one.where or one.message}" for one in found]
+    message = f"and {len(found):,} more of this kind ({some(list(dict.fromkeys(names)))})"
+    return replace(found[0], where="", message=message, remedy="", names=tuple(names[:_NAMED]), count=len(found))
 
 
 @dataclass

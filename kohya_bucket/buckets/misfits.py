@@ -102,19 +102,85 @@ def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> Shortened | No
     """
     if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.max_size >= longest:
         return None
-    placement = rule.place(sizes)
-    try:
-        after = rule.changed(max_size=longest).place(sizes)
-    except BucketSettingsError:
+    placements = _before_and_after(rule, sizes, max_size=longest)
+    if placements is None:
         return None
-    both = placement.placed & after.placed
-    now, then = (p.bucket_sizes.astype(np.int64).prod(axis=1) for p in (placement, after))
+    both = np.logical_and(*(p.placed for p in placements))
+    now, then = (p.bucket_sizes.astype(np.int64).prod(axis=1) for p in placements)
     grown = both & (then > now)
     if now[both].sum() > (1 - _MATTERS) * then[both].sum() or not grown.any():
         return None
-    frequent, counts = np.unique(size_keys(sizes[grown]), return_counts=True)
-    size = sizes_of_keys(frequent)[counts.argmax()]
-    one = int(np.flatnonzero(grown & (sizes == size).all(axis=1))[0])
     lost = 1 - float(now[grown].sum() / then[grown].sum())
-    buckets = [Bucket(*p.bucket_sizes[one].tolist()) for p in (placement, after)]
-    return Shortened(rule.max_size, longest, int(grown.sum()), int(both.sum()), lost, as_pair(size), *buckets)
+    return Shortened(
+        rule.max_size, longest, int(grown.sum()), int(both.sum()), lost, *_example(sizes, grown, placements)
+    )
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """What `min_bucket_reso` crops off images that a lower one would not; as `Shortened`.
+
+    Attributes:
+        lost, left: share of these images that is cropped off now, and with the other limit.
+    """
+
+    current: int
+    proposed: int
+    images: int
+    placed: int
+    lost: float
+    left: float
+    size: tuple[int, int]
+    bucket: Bucket
+    instead: Bucket
+
+    @property
+    def text(self) -> str:
+        """All of it in one sentence without a full stop."""
+        return (
+            f"no bucket is narrower than min_bucket_reso {self.current}, so {self.images:,} of {self.placed:,} images "
+            f"lose {self.lost:.0%} to the crop, and {self.left:.0%} with {self.proposed} "
+            f"({self.size[0]}x{self.size[1]} at {self.bucket} instead of {self.instead})"
+        )
+
+
+def narrowest_usual(rule: KohyaBuckets) -> int:
+    """The usual `min_bucket_reso` at the rule's resolution: half its side."""
+    return max(
+        rule.reso_steps, int(math.isqrt(rule.max_area) / LONGEST_ASPECT**0.5) // rule.reso_steps * rule.reso_steps
+    )
+
+
+def narrowed(rule: BucketRule, sizes: IntArray) -> Narrowed | None:
+    """What the rule's `min_bucket_reso` costs these images, [N, 2], against the usual one; None for less than 1%."""
+    if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.min_size <= (lowest := narrowest_usual(rule)):
+        return None
+    placements = _before_and_after(rule, sizes, min_size=lowest)
+    if placements is None:
+        return None
+    both = np.logical_and(*(p.placed for p in placements))
+    now, then = (p.crop_loss for p in placements)
+    less = both & (then < now)
+    if not less.any() or (now - then)[less].sum() < _MATTERS * both.sum():
+        return None
+    numbers = int(less.sum()), int(both.sum()), float(now[less].mean()), float(then[less].mean())
+    return Narrowed(rule.min_size, lowest, *numbers, *_example(sizes, less, placements))
+
+
+def _before_and_after(rule: KohyaBuckets, sizes: IntArray, **changed: int) -> tuple[Placement, Placement] | None:
+    """Where images go now, and with another limit; None where that one cannot work."""
+    try:
+        return rule.place(sizes), rule.changed(**changed).place(sizes)
+    except BucketSettingsError:
+        return None
+
+
+def _example(
+    sizes: IntArray, chosen: Mask, placements: tuple[Placement, Placement]
+) -> tuple[tuple[int, int], Bucket, Bucket]:
+    """The most frequent size of the chosen images, and its buckets."""
+    frequent, counts = np.unique(size_keys(sizes[chosen]), return_counts=True)
+    size = sizes_of_keys(frequent)[counts.argmax()]
+    one = int(np.flatnonzero(chosen & (sizes == size).all(axis=1))[0])
+    first, second = (Bucket(*p.bucket_sizes[one].tolist()) for p in placements)
+    return as_pair(size), first, second

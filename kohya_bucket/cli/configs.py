@@ -45,7 +45,8 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     from kohya_bucket.sdscripts.config.files import skipped_images
 
     read = read_config(path, check_captions=False)
-    wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in ("missing-folder", "no-images")]
+    harmless = ("missing-folder", "no-images", "cache-conflict")
+    wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in harmless]
     if wrong:
         raise ConfigError(f"{path}: {wrong[0].text}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
     adapter = adapter_options(read)

@@ -320,6 +320,8 @@ class TrainerArguments:
     bucket_reso_steps: int | None = opt(None)
     skip_image_resolution: str | None = opt(None)
     caption_extension: str | None = opt(None)
+    cache_latents: bool = opt(False, "", "--cache-latents")
+    cache_text_encoder_outputs: bool = opt(False, "", "--cache-text-encoder-outputs")
 
     def given(self) -> dict[str, Any]:
         """Their names and values, as `read_config` takes them; a flag that is off counts as not given."""

@@ -31,6 +31,7 @@ from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
 from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
 from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
+from kohya_bucket.sdscripts.plan import check_limits
 from kohya_bucket.texts import counted
 
 
@@ -109,7 +110,7 @@ def from_folders(sources: list[str], options: RuleOptions, batch_size: int, read
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
     """Every data set of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
-    config, read, findings = images_of_config(path, reading)
+    config, read, _ = images_of_config(path, reading)
     adapter = adapter_options(config)
     placed = []
     for dataset, images in read:
@@ -123,10 +124,13 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
         for at, keys in enumerate(at_resolutions(dataset.config.dataset_keys, adapter)):
             title = f"{name}, {keys.resolution[0]}x{keys.resolution[1]}" if adapter.resolutions else name
             rule, batch = rule_for(keys, adapter, images.sizes), batch_size or dataset.config.batch_size
+            if adapter.rule == "kohya":
+                sizes = images.sizes[images.readable]
+                check_limits(keys, rule, sizes, dataset.config.place, config.trainer, config.findings)
             epoch = Epoch(tuple(one.every for one in placed), number, at)
             how = str(path), config.trainer, None, focus, adapter, epoch
             subjects.append(Subject(title, images, rule, batch, *how))
-    return subjects, findings
+    return subjects, _serious(config.findings)
 
 
 def images_of_config(
@@ -168,7 +172,7 @@ def from_musubi_config(
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
     subjects = []
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        paths = list_items(keys, place, read.findings, model)
+        paths = list_items(keys, place, read.findings, model).paths
         if not paths:
             continue
         name = f"{path.stem}, dataset {number}" if len(read.datasets) > 1 else path.stem

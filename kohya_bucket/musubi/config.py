@@ -55,11 +55,37 @@ class MusubiConfig:
 
 
 def is_musubi(data: Any) -> bool:
-    """Whether a config is meant for musubi-tuner: a data set has one of its keys, or any of videos, and no subsets."""
+    """Whether a config is meant for musubi-tuner: a data set has one of its keys, or any of videos, in subsets or not,
+    and no subset has images as sd-scripts names them.
+    """
     datasets = data.get("datasets") if isinstance(data, Mapping) else None
     tables = [one for one in datasets if isinstance(one, Mapping)] if isinstance(datasets, list) else []
-    keys = {str(key) for one in tables for key in one}
-    return "subsets" not in keys and any(key in SOURCES or key.startswith("video") for key in keys)
+    inner = [one for table in tables for one in _subsets_of(table)]
+    keys = {str(key) for one in (*tables, *inner) for key in one}
+    return any(key in SOURCES or key.startswith("video") for key in keys) and not keys & {"image_dir", "metadata_file"}
+
+
+def _subsets_of(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = table.get("subsets")
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _without_subsets(listed: Sequence[Any], source: Source, findings: Findings) -> Iterator[tuple[Any, Place, str]]:
+    """(table, place, name) of each data set; subsets, which musubi-tuner does not have, are named and taken as such."""
+    for i, one in enumerate(listed):
+        at, name = ("datasets", i), f"dataset {i + 1}"
+        if not isinstance(one, Mapping) or "subsets" not in one:
+            yield one, at, name
+            continue
+        message = "musubi-tuner has no subsets, and stops at [[datasets.subsets]]"
+        remedy = "write their keys into [[datasets]], one for each: image_directory, cache_directory, num_repeats, …"
+        findings.error("misplaced-key", f"{source.line_of(*at, 'subsets')}{name}", message, remedy, ("subsets",))
+        own = {key: value for key, value in one.items() if key != "subsets"}
+        inner = _subsets_of(one)
+        for j, subset in enumerate(inner):
+            yield {**own, **subset}, (*at, "subsets", j), f"{name}, subset {j + 1}"
+        if not inner:
+            yield own, at, name
 
 
 def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> MusubiConfig:
@@ -80,11 +106,11 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
         raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
     general, general_read = _taken(data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings)
     datasets, places, readable = [], [], []
-    for i, one in enumerate(listed):
-        place = f"{source.line_of('datasets', i)}dataset {i + 1}"
+    for one, at, name in _without_subsets(listed, source, findings):
+        place = source.line_of(*at) + name
         named = [key for key in SOURCES if isinstance(one, Mapping) and key in one]
         clips = isinstance(one, Mapping) and any(str(key).startswith("video") for key in one)
-        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, ("datasets", i), f"dataset {i + 1}", source, findings)
+        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, at, name, source, findings)
         if isinstance(one, Mapping) and not named and own.keys().isdisjoint(SOURCES):
             findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
         datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))

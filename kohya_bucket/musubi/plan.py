@@ -71,6 +71,7 @@ class PlacedData:
         scan: what is known of each clip; None for images.
         focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
         rows: one for each bucket, with what the epoch's plan trains of it.
+        controls: the control images or clips that are read with its items.
     """
 
     keys: DatasetKeys
@@ -83,6 +84,7 @@ class PlacedData:
     scan: ClipScan | None = None
     focus: FloatArray | None = None
     rows: tuple[BucketRow, ...] = ()
+    controls: Sequence[str] = ()
 
     @property
     def focus_cuts(self) -> FocusCuts | None:
@@ -99,13 +101,13 @@ def _place(
     Raises:
         BucketSettingsError: keys from which no buckets follow.
     """
-    paths = list_items(keys, place, findings, model)
+    paths, controls = list_items(keys, place, findings, model)
     focus = focus_of(options, paths)
     if focus is not None and any(getattr(keys, name, None) for name in OWN_SIZES):
         findings.note("focus-control", place, CONTROL_IN_THE_MIDDLE)
     if isinstance(keys, ClipKeys):
         scan = read_clips(paths, decode=decode, progress=progress)
-        return _place_clips(keys, place, paths, scan, model, findings, focus)
+        return replace(_place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
     sizes = scan_sizes(paths, progress=progress)
     placement = place_keeping(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
@@ -113,7 +115,7 @@ def _place(
     buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]
     names = [os.path.basename(paths[i]) for i in kept.tolist()]
     items = PlannedItems.of(names, buckets, keys, placement.crop_loss[kept])
-    return PlacedData(keys, place, paths, items, placement, left_out, focus=focus)
+    return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
 
 
 def _place_clips(
@@ -300,7 +302,8 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
     if not decode:
         return
     known = {path for data in seen.datasets for path, _ in data.left_out}
-    paths = {path: None for data in seen.datasets if data.clips is None for path in data.paths if path not in known}
+    images = [(*data.paths, *data.controls) for data in seen.datasets if data.clips is None]
+    paths = dict.fromkeys(path for some_paths in images for path in some_paths if path not in known)
     with show("decoding every image") as progress:
         bad = undecodable(list(paths), progress)
     clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)

@@ -25,9 +25,10 @@ from kohya_bucket.buckets import (
 )
 from kohya_bucket.buckets.misfits import (
     BARELY,
-    LONGEST_ASPECT,
     MUCH_ENLARGED,
     enlargement,
+    narrowed,
+    narrowest_usual,
     shortened,
     too_long,
     too_small,
@@ -332,15 +333,16 @@ def _steps(rule: KohyaBuckets, trainer: Trainer) -> Iterator[Change]:
 def _limits(rule: KohyaBuckets, trainer: Trainer, sizes: IntArray, enlarged: float) -> Iterator[Change]:
     """Longer and narrower buckets, up to the usual ones: what is longer still is a matter of the files."""
     steps = rule.reso_steps
-    longest = trainer.longest(rule.max_reso, steps)
-    lowest = max(steps, int(math.isqrt(rule.max_area) / LONGEST_ASPECT**0.5) // steps * steps)
+    longest, lowest = trainer.longest(rule.max_reso, steps), narrowest_usual(rule)
     if longest > rule.max_size:
         loss = shortened(rule, sizes, longest)
         why = loss.text if loss else f"no bucket is longer than {rule.max_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
     if lowest < rule.min_size:
-        why = f"No bucket is narrower than {rule.min_size}, so long images are cropped to a shorter aspect"
+        lost = narrowed(rule, sizes)
+        why = lost.text if lost else f"no bucket is narrower than {rule.min_size}, so long images are cropped"
+        why = why[:1].upper() + why[1:]
         yield from _tried("min_bucket_reso", str(rule.min_size), str(lowest), why, rule, min_size=lowest)
         if longest > rule.max_size:
             now, then = f"{rule.min_size} and {rule.max_size}", f"{lowest} and {longest}"

@@ -17,8 +17,9 @@ from kohya_bucket.adapter.group import GpuRow, epoch_of
 from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.adapter.placing import BucketRow, PlacedDataset, by_bucket, place_all, refuse_unmatched, scan_sizes
 from kohya_bucket.buckets.focus import FocusCuts
-from kohya_bucket.buckets.misfits import BARELY, enlargement, shortened
+from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, shortened
 from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -161,7 +162,7 @@ def _place(
     mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.rows[~placing.kept], trainer)
     seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
     if not prescribed:
-        _check_longest(seen, options, trainer, findings)
+        _check_limits(seen, options, trainer, findings)
     return seen
 
 
@@ -188,17 +189,24 @@ def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, traine
     return found
 
 
-def _check_longest(seen: DatasetOverview, options: AdapterOptions, trainer: Trainer, findings: Findings) -> None:
-    """Say what a `max_bucket_reso` that is low for the resolution costs."""
-    config = seen.read.config
-    if options.rule != "kohya" or not config.enable_bucket:
-        return
-    for keys in at_resolutions(config.dataset_keys, options):
-        longest = trainer.longest(keys.resolution, keys.bucket_reso_steps)
-        loss = shortened(rule_for(keys, options), seen.sizes, longest)
-        if loss is not None:
-            message = f"at resolution {keys.resolution[0]}x{keys.resolution[1]} {loss.text}"
-            findings.warning("short-buckets", config.place, message, f"max_bucket_reso = {longest}")
+def _check_limits(seen: DatasetOverview, options: AdapterOptions, trainer: Trainer, findings: Findings) -> None:
+    for keys in at_resolutions(seen.read.config.dataset_keys, options):
+        if options.rule == "kohya" and keys.enable_bucket:
+            check_limits(keys, rule_for(keys, options), seen.sizes, seen.read.config.place, trainer, findings)
+
+
+def check_limits(
+    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, trainer: Trainer, findings: Findings
+) -> None:
+    """Say what a low `max_bucket_reso` costs images of these sizes, [N, 2], at a resolution, and a high
+    `min_bucket_reso`. `rule` is sd-scripts' own.
+    """
+    longest, at = trainer.longest(keys.resolution, keys.bucket_reso_steps), "{}x{}".format(*keys.resolution)
+    if short := shortened(rule, sizes, longest):
+        findings.warning("short-buckets", place, f"at resolution {at} {short.text}", f"max_bucket_reso = {longest}")
+    if wide := narrowed(rule, sizes):
+        remedy = f"min_bucket_reso = {wide.proposed}"
+        findings.warning("wide-buckets", place, f"at resolution {at} {wide.text}", remedy)
 
 
 def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:

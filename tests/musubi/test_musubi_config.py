@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.musubi.architectures import ANY, ARCHITECTURES, architecture_named
 from kohya_bucket.musubi.config import is_musubi, read_config
@@ -156,8 +155,9 @@ def test_models(tmp_path):
 def test_whose_config_it_is():
     assert is_musubi({"datasets": [{"video_directory": "v"}]})
     assert is_musubi({"general": {}, "datasets": [{}, {"image_jsonl_file": "v"}]})
+    assert is_musubi({"datasets": [{"subsets": [{"image_directory": "i"}]}]})
     for other in ({}, None, [], {"datasets": 3}, {"datasets": [3]}, {"datasets": [{"resolution": 512}]},
-                  {"datasets": [{"image_directory": "x", "subsets": []}]}):  # fmt: skip
+                  {"datasets": [{"image_directory": "x", "subsets": [{"image_dir": "x"}]}]}):  # fmt: skip
         assert not is_musubi(other)
 
 
@@ -168,7 +168,7 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     (tmp_path / "i" / "0.Png").touch()
     folder = (tmp_path / "i").as_posix()
     config = read(tmp_path, f"[[datasets]]\nimage_directory = '{folder}'\ncaption_extension = '.txt'\n")
-    paths = list_items(config.datasets[0], "dataset 1", config.findings)
+    paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert [Path(path).name for path in paths] == ["0.png", "2.png"]
     assert (
         "1 image without a caption, which musubi-tuner leaves out (before 0.3.0 it stops there): "
@@ -191,9 +191,10 @@ def test_lines_of_a_list(tmp_path):
     list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     (tmp_path / "a.mp4").touch()  # beside the list, and not here
     config = read(tmp_path, f"[[datasets]]\nvideo_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
-    paths = list_items(config.datasets[0], "dataset 1", config.findings)
+    paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert paths == [str(tmp_path / "a.mp4"), "x/a.mp4"]
-    assert sorted(f.message.split(" of ")[0] for f in config.findings.of(Severity.ERROR)) == [
-        "line 3", "line 4", "line 5"
-    ]  # fmt: skip
+    wrong = [f.message.split(" of ")[0] for f in config.findings if f.code == "bad-line"]
+    assert wrong == ["line 3", "line 4", "line 5"]
+    controls = [f.message for f in config.findings if f.code == "missing-control-image"]
+    assert [text.partition(" control ")[0] for text in controls] == ["1 of 2 items without a", "1"]  # that of line 1
     assert "share names" in said(config)["shared-names"]

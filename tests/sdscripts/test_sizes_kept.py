@@ -16,7 +16,7 @@ import pytest
 from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.config.keys import NEWEST
+from kohya_bucket.sdscripts.config.releases import NEWEST
 from kohya_bucket.sdscripts.doctor import config_section
 from kohya_bucket.sdscripts.make_buckets import table_of
 from kohya_bucket.sdscripts.plan import overview

@@ -30,6 +30,8 @@ def doctor(
     sd_scripts: Path | None = opt(None, "its checkout; by default the folder one is in", "--sd-scripts"),
     resolution: str | None = opt(None, "512 or 512,768, if the config does not set it"),
     train_batch_size: int | None = opt(None, "if the config does not set it", "--train-batch-size", min=1),
+    cache_latents: bool = opt(False, "as for the trainer", "--cache-latents"),
+    cache_text_encoder_outputs: bool = opt(False, "as for the trainer", "--cache-text-encoder-outputs"),
     arch: Arch = None,
     quick: bool = opt(False, "decode no image and import no sd-scripts", "--quick"),
     as_json: AsJson = False,
@@ -40,11 +42,14 @@ def doctor(
     """
     config = only_one(config, config_option)
     if config is not None and is_musubi_config(config):
-        own = ("sd_scripts", "resolution", "train_batch_size")
+        own = ("sd_scripts", "resolution", "train_batch_size", "cache_latents", "cache_text_encoder_outputs")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
         sections = [*_musubi_sections(config, arch, quick)]
     else:
-        given = {"resolution": resolution, "train_batch_size": train_batch_size}
+        given = {
+            "resolution": resolution, "train_batch_size": train_batch_size, "cache_latents": cache_latents or None,
+            "cache_text_encoder_outputs": cache_text_encoder_outputs or None,
+        }  # fmt: skip
         given = {key: value for key, value in given.items() if value is not None}
         sections = [*_sections(config, sd_scripts, given, arch, quick)]
     if as_json:
@@ -109,9 +114,10 @@ def _print(console: Console, section: Section) -> None:
 def _verdict(sections: Sequence[Section]) -> str:
     from kohya_bucket.adapter.findings import Severity
 
-    listed = [finding for section in sections for finding in section.findings]
-    found, alone = [finding.severity for finding in listed], sum(finding.stops_alone for finding in listed)
-    errors, warnings = found.count(Severity.ERROR), found.count(Severity.WARNING) - alone
+    found = [finding for section in sections for finding in section.findings]
+    errors, warnings = (sum(f.count for f in found if f.severity is s) for s in (Severity.ERROR, Severity.WARNING))
+    alone = sum(f.count for f in found if f.stops_alone)
+    warnings -= alone
     if not errors and not warnings and not alone:
         return "nothing found that would stop the training or harm it"
     stops = counted(errors, "problem") if errors else "nothing"

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import argument
 
 
 def plan(
@@ -45,7 +47,7 @@ def plan(
     from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
     from kohya_bucket.sdscripts.config import read_config, read_folders
 
-    config, counts = only_one(config, config_option), None if gpus is None else gpu_counts(gpus)
+    config, counts, hint = only_one(config, config_option), None if gpus is None else gpu_counts(gpus), ""
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
@@ -57,11 +59,15 @@ def plan(
         if config is not None:
             given |= {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}
             read = read_config(config, given, release=release, trainer=trainer)
+            if read.length is None:
+                hint = f"for the trainer: --dataset_config {argument(config)}; as --config_file it would name no images"
         elif train_data_dir is not None:
             read = read_folders(train_data_dir, reg_data_dir, given, in_json=in_json, release=release, trainer=trainer)
         else:
             raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
         found, left_out = plan_sdscripts(read, counts, accumulate, images)
     found.show(images, as_json)
-    spoiled = left_out or bool(found.findings.of(Severity.WARNING))
-    raise typer.Exit(1 if found.findings.of(Severity.ERROR) or (strict and spoiled) else 0)
+    spoiled, stops = left_out or bool(found.findings.of(Severity.WARNING)), bool(found.findings.of(Severity.ERROR))
+    if hint and not as_json and not stops:
+        say(hint)
+    raise typer.Exit(1 if stops or (strict and spoiled) else 0)

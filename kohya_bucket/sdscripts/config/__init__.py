@@ -8,15 +8,17 @@ from kohya_bucket.extras import importer
 
 if TYPE_CHECKING:
     from kohya_bucket.adapter.findings import Finding, Severity
-    from kohya_bucket.sdscripts.config.keys import NEWEST, Change, Kind, Release, SubsetConfig
+    from kohya_bucket.sdscripts.config.keys import Kind, SubsetConfig
     from kohya_bucket.sdscripts.config.model import DatasetTable
     from kohya_bucket.sdscripts.config.read import Config, ReadDataset, read_config, read_folders
+    from kohya_bucket.sdscripts.config.releases import NEWEST, Change, Release
 else:
     _HOMES = {
         "kohya_bucket.adapter.findings": ["Finding", "Severity"],
-        "kohya_bucket.sdscripts.config.keys": ["NEWEST", "Change", "Kind", "Release", "SubsetConfig"],
+        "kohya_bucket.sdscripts.config.keys": ["Kind", "SubsetConfig"],
         "kohya_bucket.sdscripts.config.model": ["DatasetTable"],
         "kohya_bucket.sdscripts.config.read": ["Config", "ReadDataset", "read_config", "read_folders"],
+        "kohya_bucket.sdscripts.config.releases": ["NEWEST", "Change", "Release"],
     }
     __getattr__ = importer(__name__, _HOMES)
 

@@ -7,25 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohya_bucket.adapter.config_source import SIDES, Place, Source, check_range, near_key, read_table, unknown_key
+from kohya_bucket.adapter.config_source import (
+    ANYTHING,
+    SIDES,
+    Place,
+    Source,
+    check_range,
+    near_key,
+    read_table,
+    unknown_key,
+)
 from kohya_bucket.adapter.dataset_keys import rule_for
 from kohya_bucket.adapter.findings import Findings, Severity
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.sdscripts.config.keys import (
     KEYS,
-    NEWEST,
     DatasetConfig,
     Kind,
     Level,
-    Release,
     SubsetConfig,
     arguments,
     config_name,
     kind_of,
     known_keys,
     required_keys,
-)  # fmt: skip
+)
+from kohya_bucket.sdscripts.config.releases import NEWEST, Release  # fmt: skip
 
 _TABLE = "kohya_bucket"
 _TOP = ("general", "datasets", _TABLE)
@@ -131,12 +139,18 @@ class _Reader:
 
     def keys(self, table: Any, level: Level, kind: Kind | None, at: Place, where: str) -> dict[str, Any]:
         """The usable keys of one table."""
-        known = {name: KEYS[name].type for name in known_keys(level, kind, self.release)}
+        allowed = known_keys(level, kind, self.release)
+        known = {name: KEYS[name].type if name in KEYS else ANYTHING for name in allowed}
+        if own := sorted(allowed - KEYS.keys() & set(table if isinstance(table, dict) else ())):
+            message = f"{', '.join(own)}: only {self.release.name} has such keys, and what they do is not known here"
+            self.findings.note("own-key", where, message, names=own)
         read = read_table(
             table, known, at, where, self.source, self.findings, lambda name: self.unknown(name, level.value, kind)
         )
         self.tables.append(read)
-        if isinstance(table, dict) and any(KEYS[key].decides for key in known.keys() & table.keys() - read.keys()):
+        if isinstance(table, dict) and any(
+            KEYS[key].decides for key in allowed & KEYS.keys() & table.keys() - read.keys()
+        ):
             self.unread.add(at[:2])
         return read
 
@@ -146,9 +160,13 @@ class _Reader:
             what = "the [kohya_bucket] table stands at the top level only"
             return "misplaced-key", what, "move it out, as [kohya_bucket]"
         key = KEYS.get(name)
-        if key is not None and key.since and key.since not in self.release:
-            what = f"{name!r} is new in sd-scripts {key.since.since}, and {self.release.name} does not know it"
-            return "misplaced-key", what, "remove it or update sd-scripts"
+        if key is not None and key.levels and not any(name in known_keys(one, None, self.release) for one in Level):
+            new = f"is new in sd-scripts {key.since}, and" if key.since else "is a key that"
+            return (
+                "misplaced-key",
+                f"{name!r} {new} {self.release.name} does not know it",
+                "remove it or update sd-scripts",
+            )
         if key is not None and key.levels and kind is not None and kind not in key.kinds:
             of = " and ".join(sorted(one.value for one in key.kinds))
             return "misplaced-key", f"{name!r} is for {of} datasets; this is a {kind.value} dataset", "remove it"

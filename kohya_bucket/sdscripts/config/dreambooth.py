@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from kohya_bucket.adapter.findings import Findings
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
+from kohya_bucket.sdscripts.config.caches import check_captions
 from kohya_bucket.sdscripts.config.files import (
     CACHE_FILE,
     Folder,
@@ -27,8 +28,9 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.sdscripts.config.releases import Change
 from kohya_bucket.texts import counted, some
 
 
@@ -52,9 +54,8 @@ def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = T
         for entry in images:
             entry.repeats, entry.subset, entry.is_reg = repeats, subset.number, subset.is_reg
         (regular if subset.is_reg else ordinary).extend(images)
-    found = read_captions(
-        [(subset, folder, [e.path for e in images]) for subset, folder, images in captioned], reading.findings
-    )
+    folders = [(subset, folder, [e.path for e in images]) for subset, folder, images in captioned]
+    found = read_captions(dataset, folders, reading.findings)
     for (_, _, images), captions in zip(captioned, found, strict=True):
         for entry, caption in zip(images, captions, strict=True):
             entry.caption = caption
@@ -110,6 +111,8 @@ def _images_of(
     if not fresh:  # the sizes in the file decide what is left out, but not all are believed beyond
         truly = are_stated_truly(paths, [written_ns(cache)] * len(paths))
         images = [image if true else replace(image, size=None) for image, true in zip(images, truly, strict=True)]
+        if reading.captions:
+            check_captions(dataset, subset, [(image.path, image.caption) for image in images], (), findings)
     elif reading.captions:
         captioned.append((subset, folder, images))
     check_stems(paths, where, findings)
@@ -120,7 +123,11 @@ def _images_of(
         else:
             if subset.cache_info:
                 _report_cache_and_split(subset, cache, fresh, reading)
-            images = split(images, dataset.validation_split, dataset.validation_seed, training)
+            share, seed = dataset.validation_split, dataset.validation_seed
+            trained, held = (split(images, share, seed, part) for part in (True, False))
+            if training and seed is not None:
+                _report_in_both(trained, held, len(images), share, where, findings)
+            images = trained if training else held
     if fresh and subset.cache_info:
         reading.written_caches[cache] = images
     return images
@@ -159,6 +166,19 @@ def _cached(
         message = f"{counted(len(gone), 'image')} listed in {path} cannot be found ({some(gone)})"
         findings.error("missing-image", where, message, remedy, gone)
     return listed
+
+
+def _report_in_both(
+    trained: list[Entry], held: list[Entry], total: int, share: float, where: str, findings: Findings
+) -> None:
+    back = {entry.path for entry in held}
+    if both := [entry.path for entry in trained if entry.path in back]:
+        message = f"validation_split {share:g} of {counted(total, 'image')}: {len(trained):,} are trained and "
+        message += (
+            f"{len(held):,} held back, as sd-scripts rounds, so {counted(len(both), 'image', 'is', 'are')} in both "
+        )
+        message += f"({some(both, 2)})"
+        findings.warning("validation-overlap", where, message, "choose another share", both)
 
 
 def _report_cache_and_split(subset: SubsetConfig, cache: str, fresh: bool, reading: Reading) -> None:
@@ -273,7 +293,8 @@ T = TypeVar("T")
 def split(items: Sequence[T], share: float, seed: int | None, training: bool) -> list[T]:
     """The training or the validation part, in sd-scripts' order: both come from one shuffled list.
 
-    Both parts are rounded up at .5, so that an image can be in both. Without a seed sd-scripts shuffles from the
+    The training part is rounded up and the other one to the nearest number, so that an image can be in both. Without a
+    seed sd-scripts shuffles from the
     global random state, once for each part; here seed 0 is used.
     """
     shuffled = list(items)

@@ -24,7 +24,8 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, Work
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
-from kohya_bucket.sdscripts.config.keys import DEFAULTS, SubsetConfig
+from kohya_bucket.sdscripts.config.caches import check_captions
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
 from kohya_bucket.texts import counted, some
 
 _ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -152,19 +153,22 @@ _USUAL = (".txt", ".caption", ".tags", ".text")
 
 
 def read_captions(
-    folders: Sequence[tuple[SubsetConfig, Folder, Sequence[str]]], findings: Findings
+    dataset: DatasetConfig, folders: Sequence[tuple[SubsetConfig, Folder, Sequence[str]]], findings: Findings
 ) -> list[list[str | None]]:
     """The captions that sd-scripts trains of images of folders, for each folder; None where there is none.
 
     The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
-    there is no file. Images without a file, and files at which sd-scripts stops, are named.
+    there is no file. Images without a file, files at which sd-scripts stops, and what of captions is not trained, are
+    named.
     """
     captions: list[list[str | None]] = [[] for _ in folders]
     settings = [(subset.caption_extension, subset.enable_wildcard) for subset, _, _ in folders]
     for extension, whole in dict.fromkeys(settings):
         same = [i for i, own in enumerate(settings) if own == (extension, whole)]
         paths = [path for i in same for path in folders[i][2]]
-        job = Job(Work(partial(_caption_row, extension=extension, whole=whole), [("caption", "O")]), paths).run()
+        job = Job(
+            Work(partial(_caption_row, extension=extension, whole=whole), [("caption", "O"), ("cut", "?")]), paths
+        ).run()
         end = 0
         for i in same:
             subset, folder, images = folders[i]
@@ -177,11 +181,17 @@ def read_captions(
                 _report_missing(missing, folder.names, len(images), subset, findings)
             # 0 of a broken one
             captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in found]
+            cut = [image for image, one in zip(images, job.rows["cut"][start:end].tolist(), strict=True) if one]
+            check_captions(dataset, subset, list(zip(images, captions[i], strict=True)), cut, findings)
     return captions
 
 
-def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None]:
-    return (read_caption(image, extension, whole),)
+def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None, bool]:
+    """What is trained of a caption, and whether it has further lines that are not."""
+    lines = _caption_lines(image, extension)
+    if lines is None:
+        return None, False
+    return _trained(lines, whole), not whole and any(lines[1:])
 
 
 def _report_missing(
@@ -209,6 +219,16 @@ def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
     Raises:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
+    lines = _caption_lines(image, extension)
+    return None if lines is None else _trained(lines, whole)
+
+
+def _trained(lines: list[str], whole: bool) -> str:
+    return "\n".join(filter(None, lines)) if whole else lines[0]
+
+
+def _caption_lines(image: str, extension: str) -> list[str] | None:
+    """The lines of a caption file, without space around them."""
     stem = os.path.splitext(image)[0]
     file = stem + extension
     try:
@@ -227,8 +247,7 @@ def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
         raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
     if not text:
         raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n", -1 if whole else 1)
-    return "\n".join(filter(None, map(str.strip, lines))) if whole else lines[0].strip()
+    return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
+from kohya_bucket.sdscripts.config.caches import check_captions
 from kohya_bucket.sdscripts.config.files import (
     check_stems,
     image_named,
@@ -20,8 +21,9 @@ from kohya_bucket.sdscripts.config.files import (
     supported_extensions,
     why_missing,
 )
-from kohya_bucket.sdscripts.config.keys import Change, DatasetConfig, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.sdscripts.config.releases import Change, Release
 from kohya_bucket.texts import json_mistake, some
 
 
@@ -44,6 +46,7 @@ def list_finetuning(dataset: DatasetConfig, reading: Reading) -> Registry:
         for entry in kept:
             entry.caption = _caption(metadata[entry.key], subset, reading.release)
             registry.add(entry)
+        check_captions(dataset, subset, [(entry.key, entry.caption) for entry in kept], (), reading.findings)
     registry.report(dataset.subsets, reading.findings)
     sizes = [entry.size for entry in registry.entries.values()]
     registry.predefined = None if joined or None in sizes else tuple(sorted(set(filter(None, sizes))))
@@ -145,6 +148,10 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
             return data
         metadata = {}
         for number, line in enumerate(file, 1):
+            if number == 1 and line.lstrip().startswith("["):
+                raise ValueError(
+                    "it holds a JSON list, but each line must be an object of its own, with its image_path"
+                )
             try:
                 entry = json.loads(line)
             except json.JSONDecodeError as error:

@@ -11,7 +11,6 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from kohya_bucket.adapter.config_source import (
@@ -29,74 +28,7 @@ from kohya_bucket.adapter.config_source import (
 )  # fmt: skip
 from kohya_bucket.adapter.dataset_keys import DatasetKeys
 from kohya_bucket.errors import ConfigError
-
-# What versions of sd-scripts read differently in configs, metadata and captions, and which of it a checkout reads.
-
-
-_FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py", "controlnet_dataset.py")
-
-
-class Change(enum.Enum):
-    """One change: the version that brought it, and words that no earlier `library/` holds.
-
-    Forks took over some changes and not others, so a checkout is judged by its words and not by a version.
-    """
-
-    # the keys validation_split, validation_seed, custom_attributes, resize_interpolation
-    VALIDATION = ("0.10", "validation_split")
-    # metadata lists images with their sizes, as .json or .jsonl; before, it could prescribe buckets
-    IMAGE_LISTS = ("0.10", 'image_path"]')
-    # the key skip_image_resolution; control images to spare do not stop it; a metadata_cache.json keeps captions apart
-    SKIPPING = ("0.10.2", "skip_image_resolution")
-    # metadata keys without extension are looked up; width and height in .jsonl
-    STEMS = ("0.10.6", '"width" in line_md')
-    # control images are cut by the function that cuts their images
-    CONTROL_CUTS = ("0.11", "cond_img, _, _ = trim_and_resize_if_required")
-    # with enable_wildcard, the tags of an image without caption are trained
-    TAGS_ALONE = ("0.11.2", "caption_lines")
-
-    @property
-    def since(self) -> str:
-        """The version that brought it."""
-        return self.value[0]
-
-
-@dataclass(frozen=True)
-class Release:
-    """A version of sd-scripts, by the changes that are in it; by default all.
-
-    Attributes:
-        changes: what it has; `change in release` asks.
-        name: what messages call it.
-    """
-
-    changes: frozenset[Change] = frozenset(Change)
-    name: str = field(default="the newest", compare=False)
-
-    def __contains__(self, change: Change) -> bool:
-        return change in self.changes
-
-    @classmethod
-    def of(cls, version: str) -> Release:
-        """That of a version such as `v0.9.1`, or the last of a series such as `0.10`; else the newest."""
-        numbers = _numbers(version)
-        changes = frozenset(change for change in Change if _numbers(change.since)[: len(numbers)] <= numbers)
-        return cls(changes, version) if numbers else NEWEST
-
-    @classmethod
-    def in_checkout(cls, folder: Path) -> Release:
-        """That of a checkout, by the source in its `library` folder."""
-        files = [file for name in _FILES if (file := folder / "library" / name).is_file()]
-        text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
-        return cls(frozenset(change for change in Change if change.value[1] in text), str(folder))
-
-
-NEWEST = Release()
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, match[1].split("."))) if match else ()
+from kohya_bucket.sdscripts.config.releases import NEWEST, Release
 
 
 class Kind(enum.Enum):
@@ -124,7 +56,7 @@ class Key:
         levels: the tables in which it may stand; none for what is an option of the command line alone.
         kinds: of datasets that have it.
         required: kinds whose subsets must have it.
-        since: the change that brought it; None: it was always there.
+        since: the version that brought it; "" for one that was always there.
         allowed: its range.
         option: whether the command line has it, too.
         decides: whether buckets, batches, or what is cached depend on it.
@@ -134,7 +66,7 @@ class Key:
     levels: tuple[Level, ...]
     kinds: frozenset[Kind] = frozenset(Kind)
     required: frozenset[Kind] = frozenset()
-    since: Change | None = None
+    since: str = ""
     allowed: Type | None = None
     option: bool = True
     decides: bool = True
@@ -161,34 +93,32 @@ class SubsetConfig:
     kind: Kind
     image_dir: str | None = _key(TEXT, None, _OWN, required=_DB | _CN, option=False)
     metadata_file: str | None = _key(TEXT, None, _OWN, kinds=_FT, required=_FT, option=False)
-    conditioning_data_dir: str | None = _key(TEXT, None, _OWN, kinds=_CN, required=_CN, option=False)
+    conditioning_data_dir: str | None = _key(TEXT, None, _OWN, kinds=_CN, required=_CN, option=False, since="0.7")
     num_repeats: int = _key(WHOLE, 1, _EVERYWHERE)
     is_reg: bool = _key(FLAG, False, _OWN, kinds=_DB, option=False)
     class_tokens: str | None = _key(TEXT, None, _EVERYWHERE, kinds=_DB, option=False)
     caption_extension: str = _key(TEXT, ".caption", _EVERYWHERE, kinds=_DB | _CN)
-    cache_info: bool = _key(FLAG, False, _EVERYWHERE, kinds=_DB | _CN)
-    alpha_mask: bool = _key(FLAG, False, _OWN, kinds=_DB | _FT)
-    caption_separator: str = _key(TEXT, ",", _EVERYWHERE)
-    enable_wildcard: bool = _key(FLAG, False, _EVERYWHERE)
+    cache_info: bool = _key(FLAG, False, _EVERYWHERE, kinds=_DB | _CN, since="0.8.6")
+    alpha_mask: bool = _key(FLAG, False, _OWN, kinds=_DB | _FT, since="0.9")
+    caption_separator: str = _key(TEXT, ",", _EVERYWHERE, since="0.9")
+    enable_wildcard: bool = _key(FLAG, False, _EVERYWHERE, since="0.8.6")
     color_aug: bool = _key(FLAG, False, _EVERYWHERE)
     flip_aug: bool = _key(FLAG, False, _EVERYWHERE)
     face_crop_aug_range: tuple[float, float] | None = _key(FRACTIONS, None, _EVERYWHERE)
     random_crop: bool = _key(FLAG, False, _EVERYWHERE)
-    resize_interpolation: str | None = _key(TEXT, None, _EVERYWHERE, since=Change.VALIDATION, allowed=_FILTER)
+    resize_interpolation: str | None = _key(TEXT, None, _EVERYWHERE, since="0.10", allowed=_FILTER)
     shuffle_caption: bool = _key(FLAG, False, _EVERYWHERE, decides=False)
     keep_tokens: int = _key(WHOLE, 0, _EVERYWHERE, decides=False)
-    keep_tokens_separator: str = _key(TEXT, "", _EVERYWHERE, decides=False)
-    secondary_separator: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
-    caption_prefix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
-    caption_suffix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False)
+    keep_tokens_separator: str = _key(TEXT, "", _EVERYWHERE, decides=False, since="0.7.1")
+    secondary_separator: str | None = _key(TEXT, None, _EVERYWHERE, decides=False, since="0.8.6")
+    caption_prefix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False, since="0.7")
+    caption_suffix: str | None = _key(TEXT, None, _EVERYWHERE, decides=False, since="0.7")
     caption_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False)
     caption_dropout_every_n_epochs: int = _key(WHOLE, 0, _EVERYWHERE, decides=False)
     caption_tag_dropout_rate: float = _key(NUMBER, 0.0, _EVERYWHERE, decides=False)
-    token_warmup_min: int = _key(WHOLE, 1, _EVERYWHERE, decides=False)
-    token_warmup_step: float = _key(NUMBER, 0, _EVERYWHERE, decides=False)
-    custom_attributes: Mapping[str, Any] = _key(
-        TABLE, MISSING, _EVERYWHERE, since=Change.VALIDATION, option=False, decides=False
-    )
+    token_warmup_min: int = _key(WHOLE, 1, _EVERYWHERE, decides=False, since="0.5.3")
+    token_warmup_step: float = _key(NUMBER, 0, _EVERYWHERE, decides=False, since="0.5.3")
+    custom_attributes: Mapping[str, Any] = _key(TABLE, MISSING, _EVERYWHERE, since="0.10", option=False, decides=False)
 
     @property
     def source(self) -> str | None:
@@ -215,14 +145,34 @@ class DatasetConfig:
     max_bucket_reso: int = _key(WHOLE, 1024, _OF_DATASETS)
     bucket_reso_steps: int = _key(WHOLE, 64, _OF_DATASETS)
     bucket_no_upscale: bool = _key(FLAG, False, _OF_DATASETS)
-    validation_split: float = _key(FRACTION, 0.0, _OF_DATASETS, since=Change.VALIDATION, allowed=_SHARE)
-    validation_seed: int | None = _key(WHOLE, None, _OF_DATASETS, since=Change.VALIDATION)
-    skip_image_resolution: tuple[int, int] | None = _key(SIZE, None, _OF_DATASETS, since=Change.SKIPPING)
-    network_multiplier: float = _key(FRACTION, 1.0, _OF_DATASETS, option=False, decides=False)
+    validation_split: float = _key(FRACTION, 0.0, _OF_DATASETS, since="0.10", allowed=_SHARE)
+    validation_seed: int | None = _key(WHOLE, None, _OF_DATASETS, since="0.10")
+    skip_image_resolution: tuple[int, int] | None = _key(SIZE, None, _OF_DATASETS, since="0.10.2")
+    network_multiplier: float = _key(FRACTION, 1.0, _OF_DATASETS, option=False, decides=False, since="0.8.2")
     prior_loss_weight: float = _key(FRACTION, 1.0, (), kinds=_DB, decides=False)
     train_inpainting: bool = _key(FLAG, False, (), decides=False)
     debug_dataset: bool = _key(FLAG, False, (), decides=False)
+    cache_latents: bool = _key(FLAG, False, (), decides=False)
+    cache_latents_to_disk: bool = _key(FLAG, False, (), decides=False)
+    cache_text_encoder_outputs: bool = _key(FLAG, False, (), decides=False)
+    cache_text_encoder_outputs_to_disk: bool = _key(FLAG, False, (), decides=False)
+    use_t5xxl_cache_only: bool = _key(FLAG, False, (), decides=False)
+    weighted_captions: bool = _key(FLAG, False, (), decides=False)
+    train_text_encoder: bool = _key(FLAG, False, (), decides=False)
+    train_t5xxl: bool = _key(FLAG, False, (), decides=False)
+    network_train_unet_only: bool = _key(FLAG, False, (), decides=False)
+    network_module: str = _key(TEXT, "", (), decides=False)
     resize_interpolation: str | None = None  # as for subsets
+
+    @property
+    def caches_latents(self) -> bool:
+        """Whether the trainer caches latents, in memory or on disk."""
+        return self.cache_latents or self.cache_latents_to_disk
+
+    @property
+    def caches_text(self) -> bool:
+        """Whether it caches outputs of text encoders."""
+        return self.cache_text_encoder_outputs or self.cache_text_encoder_outputs_to_disk or self.use_t5xxl_cache_only
 
     @property
     def dataset_keys(self) -> DatasetKeys:
@@ -247,11 +197,24 @@ _OPTIONS = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"} 
 
 def known_keys(level: Level, kind: Kind | None, release: Release = NEWEST) -> set[str]:
     """The keys allowed in a table. `kind` says which dataset the table belongs to; None for any, as `[general]`."""
+    if release.schema is not None:
+        tables = {name for one in (Kind if kind is None else [kind]) for name in _SCHEMAS[level, one]}
+        return {key for name in tables for key in release.schema.get(name, ())}
     return {
         name
         for name, key in KEYS.items()
-        if level in key.levels and kind in (None, *key.kinds) and (key.since is None or key.since in release)
+        if level in key.levels and kind in (None, *key.kinds) and (not key.since or release.is_since(key.since))
     }
+
+
+def _schemas(level: Level, kind: Kind) -> list[str]:
+    """The dicts of `ConfigSanitizer` that the keys of a table come from."""
+    prefix = {Kind.DREAMBOOTH: "DB", Kind.FINE_TUNING: "FT", Kind.CONTROLNET: "CN"}[kind]
+    names = ["SUBSET_ASCENDABLE_SCHEMA", "DO_SUBSET_ASCENDABLE_SCHEMA", f"{prefix}_SUBSET_ASCENDABLE_SCHEMA"]
+    return [*names, f"{prefix}_SUBSET_DISTINCT_SCHEMA" if level is Level.SUBSET else "DATASET_ASCENDABLE_SCHEMA"]
+
+
+_SCHEMAS = {(level, kind): _schemas(level, kind) for level in Level for kind in Kind}
 
 
 def required_keys(kind: Kind) -> set[str]:

@@ -24,7 +24,8 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.sdscripts.config.files import Skips, skipped_images
-from kohya_bucket.sdscripts.config.keys import NEWEST, Change, DatasetConfig, Kind, Release, SubsetConfig
+from kohya_bucket.sdscripts.config.keys import DatasetConfig, Kind, SubsetConfig
+from kohya_bucket.sdscripts.config.releases import NEWEST, Change, Release
 from kohya_bucket.texts import counted, some
 
 CONTROL_IN_THE_MIDDLE = (

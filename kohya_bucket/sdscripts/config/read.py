@@ -18,12 +18,14 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
+from kohya_bucket.sdscripts.config.caches import check_caches
 from kohya_bucket.sdscripts.config.check import check_values, read_datasets
 from kohya_bucket.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
 from kohya_bucket.sdscripts.config.files import read_folder
 from kohya_bucket.sdscripts.config.finetuning import list_finetuning
-from kohya_bucket.sdscripts.config.keys import DEFAULTS, NEWEST, Change, DatasetConfig, Kind, Release, config_name
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, DatasetConfig, Kind, config_name
 from kohya_bucket.sdscripts.config.model import DatasetTable, Reading
+from kohya_bucket.sdscripts.config.releases import KNOWN, NEWEST, Change, Release
 from kohya_bucket.texts import counted, some
 
 _Number = TypeVar("_Number", int, float)
@@ -87,11 +89,12 @@ def read_config(
     """
     source, findings, given = load_source(path), Findings(), dict(given or {})
     folders = {name: given.pop(name, None) for name in _FOLDERS}
+    source = _without_settings(source, findings)
     run = _run_file(source, findings)
     if run is None:
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
-            raise ConfigError(f"{source.path} brings its own images: leave out {' and '.join(named)}")
+            raise ConfigError(f"{source.path} {_beside_folders(source, ' and '.join(named))}")
         return _read(source, given, findings, release, trainer, check_captions)
     paths, options, family, length = run
     trainer = trainer if trainer.title or not family else trainer_named(family).as_in(trainer.steps)
@@ -119,6 +122,17 @@ def read_config(
     return replace(read, length=length)
 
 
+def _beside_folders(source: Source, options: str) -> str:
+    """What is wrong with a dataset config together with folders on the command line."""
+    listed = source.data["datasets"]
+    if any(isinstance(one, dict) and one.get("subsets") for one in (listed if isinstance(listed, list) else [listed])):
+        return f"brings its own images: leave out {options}"
+    return (
+        f"has no [[datasets.subsets]], so it names no images, and beside a dataset config {options} is ignored: write "
+        "[[datasets.subsets]] with an image_dir below [[datasets]], or leave it out and give its keys as options"
+    )
+
+
 def read_folders(
     train_data_dir: str,
     reg_data_dir: str | None = None,
@@ -139,6 +153,7 @@ def _read(
     source: Source, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
     check_captions: bool, family: str = "",
 ) -> Config:  # fmt: skip
+    _check_release(release, findings)
     datasets = read_datasets(source, findings, given, release)
     if not source.data.get("datasets"):
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
@@ -154,6 +169,7 @@ def _read(
                 findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
             dataset = replace(dataset, enable_bucket=True)
         check_values(dataset, findings, trainer, predefined=images.predefined is not None)
+        check_caches(dataset, findings, trainer)
         read.append((dataset, images))
     # Findings about folders belong to the training pass; a second pass would repeat them.
     quietly = replace(reading, findings=Findings())
@@ -169,6 +185,19 @@ def _read(
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
     return Config(source.path, tuple(out), options, findings, family, trainer, release=release)
+
+
+def _check_release(release: Release, findings: Findings) -> None:
+    if release.is_known:
+        return
+    message = (
+        f"sd-scripts {release.name} is not among the versions that are known here, {KNOWN}: not all that it refuses "
+    )
+    remedy = "give its checkout, whose keys are read from its source: --sd-scripts DIR"
+    if not release.version:
+        message = f"the keys that {release.name} takes cannot be read from its source: not all that it refuses "
+        remedy = "see what it says when it starts"
+    findings.warning("unknown-version", "", message + "may be named", remedy)
 
 
 def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
@@ -258,6 +287,9 @@ _FAMILY_OF_BOX = {
     "sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux", "sd3_checkbox": "sd3",
     "lumina_checkbox": "lumina", "hunyuan_image_checkbox": "hunyuan_image", "anima_checkbox": "anima",
 }  # fmt: skip
+_TEXT_CACHE_OF_BOX = {
+    "sdxl": "sdxl", "sdxl_checkbox": "sdxl", "flux1_checkbox": "flux1", "sd3_checkbox": "sd3",
+}  # fmt: skip
 _FINE_TUNING = {"dataset_repeats", "create_buckets", "use_latent_files"}  # the GUI's fine-tuning has no other kind
 
 
@@ -328,6 +360,8 @@ def _run_file(
     family = _family(settings)
     if preset:
         settings = _as_the_gui_hands_over(settings)
+    if any(str(one).strip().lower() == "train_t5xxl=true" for one in _listed(settings.get("network_args"))):
+        settings = {**settings, "train_t5xxl": True}
     options = {
         name: _value(source, name, value, preset)
         for name, value in settings.items()
@@ -335,6 +369,24 @@ def _run_file(
     }
     paths = {name: _path(source, name, settings) for name in ("dataset_config", *_FOLDERS)}
     return paths, options, family, RunLength.of(source, settings, preset)
+
+
+_OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}
+
+
+def _without_settings(source: Source, findings: Findings) -> Source:
+    """A dataset config without the settings of a trainer that stand in it, which are one mistake."""
+    own = {name: value for name, value in source.data.items() if name in ("general", "datasets", "kohya_bucket")}
+    others = {name: value for name, value in source.data.items() if name not in own}
+    if "datasets" not in own or not _OF_RUNS & without_headings(others).keys():
+        return source
+    message = (
+        f"{some(list(others))}: settings of a trainer, which a dataset config (--dataset_config) does not have; and in "
+    )
+    message += "a file for --config_file sd-scripts does not read [[datasets]]"
+    remedy = "make two files: one with [general] and [[datasets]] for --dataset_config, and one with the rest"
+    findings.error("misplaced-key", source.line_of(next(iter(others))).rstrip(", "), message, remedy, list(others))
+    return replace(source, data=own)
 
 
 def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,6 +400,15 @@ def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_the_gui_hands_over(settings: Mapping[str, Any]) -> dict[str, Any]:
     out = {_GUI_NAMES.get(name, name): value for name, value in settings.items() if value not in ("", None, False)}
+    for box, name in _TEXT_CACHE_OF_BOX.items():
+        for kind in ("", "_to_disk") if settings.get(box) is True else ():
+            if settings.get(f"{name}_cache_text_encoder_outputs{kind}") is True:
+                out[f"cache_text_encoder_outputs{kind}"] = True
+    if settings.get("LoRA_type"):
+        out["network_module"] = "of the GUI"
+        out["network_train_unet_only"] = not _rate(settings.get("text_encoder_lr"))
+    elif settings.get("sdxl") is True or settings.get("sdxl_checkbox") is True:
+        out["train_text_encoder"] = any(_rate(settings.get(f"learning_rate_te{n}")) for n in (1, 2))
     if _FINE_TUNING & settings.keys():
         out["enable_bucket"] = True
         folder, file = settings.get("train_dir"), settings.get("caption_metadata_filename")
@@ -356,6 +417,17 @@ def _as_the_gui_hands_over(settings: Mapping[str, Any]) -> dict[str, Any]:
         if folder and file:
             out["in_json"] = f"{folder}/{file}"
     return out
+
+
+def _rate(value: Any) -> bool:
+    """Whether a preset's learning rate, a number or a text, is one."""
+    with suppress(TypeError, ValueError):
+        return float(value) > 0
+    return False
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else str(value or "").split()
 
 
 def _family(settings: Mapping[str, Any]) -> str:

@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 
 from kohya_bucket.sdscripts.config.dreambooth import balanced, split
 from kohya_bucket.sdscripts.config.files import read_folder, skipped_images, supported_extensions
-from kohya_bucket.sdscripts.config.keys import (
-    DEFAULTS,
-    KEYS,
-    NEWEST,
-    Change,
-    Kind,
-    Level,
-    Release,
-    arguments,
-    known_keys,
-    parse_resolution,
-)
+from kohya_bucket.sdscripts.config.keys import DEFAULTS, KEYS, Kind, Level, arguments, known_keys, parse_resolution
+from kohya_bucket.sdscripts.config.releases import NEWEST, Change, Release
 
 
 def loop(repeats: list[int], wanted: int) -> list[int]:
