@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from kohya_bucket._version import __version__
+from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.planning.fingerprint import agree
@@ -21,6 +22,22 @@ def world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return 1, 0
+
+
+def given_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:
+    """(number of ranks, this rank) as a user gave them, or None: `world()` when they are needed.
+
+    Raises:
+        PlanError: one without the other, or a rank that is not below the number.
+    """
+    if num_replicas is None and rank is None:
+        return None
+    if num_replicas is None or rank is None:
+        raise PlanError("num_replicas and rank belong together: give both, or neither")
+    replicas, number = whole("num_replicas", num_replicas, 1), integer("rank", rank)
+    if not 0 <= number < replicas:
+        raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {replicas - 1}")
+    return replicas, number
 
 
 def time_out() -> timedelta:
