@@ -1,4 +1,4 @@
-"""One rank of a group that reads a stream; started from test_streaming_on_ranks.py, all cases in one process."""
+"""A group of ranks that read streams, all cases in the same processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from kohya_bucket import KohyaBuckets, StreamingBuckets
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.pixels import to_pixels  # noqa: F401  (imported before the fork, so that workers begin at once)
 from tests.warm import QUICK
 
 N = 60
@@ -104,3 +104,20 @@ def rank_of(rank: int, ranks: int, store: str, folder: Path, workers: int) -> No
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
     read(folder, rank, ranks, workers)
     os._exit(0)
+
+
+def started(folder: Path, ranks: int, workers: int, at_port: bool) -> dict[str, list[dict]]:
+    """{case: what each rank wrote}."""
+    store = (folder / "meeting").as_uri()
+    if at_port:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    processes = [QUICK.Process(target=rank_of, args=(rank, ranks, store, folder, workers)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=300)
+    assert [process.exitcode for process in processes] == [0] * ranks
+    logs = [(folder / f"rank{r}-{workers}.jsonl").read_text(encoding="utf-8").splitlines() for r in range(ranks)]
+    return {json.loads(rows[0])["case"]: [json.loads(row) for row in rows] for rows in zip(*logs, strict=True)}

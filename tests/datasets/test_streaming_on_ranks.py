@@ -1,41 +1,24 @@
-"""Streams on real ranks: processes of one gloo group, which meet at a port or in a file."""
+"""Streams on real ranks: processes of one gloo group, which meet at a port or in a file.
 
-import json
-import socket
+Two ranks without workers are in tests/reported/test_epochs.py.
+"""
+
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from stream_ranks import N, rank_of
 
-from tests.warm import QUICK
-
-
-def started(folder: Path, ranks: int, workers: int, at_port: bool) -> dict[str, list[dict]]:
-    """{case: what each rank wrote}."""
-    store = (folder / "meeting").as_uri()
-    if at_port:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    processes = [QUICK.Process(target=rank_of, args=(rank, ranks, store, folder, workers)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=300)
-    assert [process.exitcode for process in processes] == [0] * ranks
-    logs = [(folder / f"rank{r}-{workers}.jsonl").read_text(encoding="utf-8").splitlines() for r in range(ranks)]
-    return {json.loads(rows[0])["case"]: [json.loads(row) for row in rows] for rows in zip(*logs, strict=True)}
+from tests.datasets.stream_ranks import N, started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "workers", "at_port"),
     [
-        (2, 0, False),
-        pytest.param(2, 2, True, marks=pytest.mark.slow),
-        pytest.param(3, 0, True, marks=pytest.mark.slow),
-        pytest.param(3, 1, False, marks=pytest.mark.slow),
-        pytest.param(5, 0, False, marks=pytest.mark.slow),
+        (2, 2, True),
+        (3, 0, True),
+        (3, 1, False),
+        (5, 0, False),
     ],
 )
 def test_ranks_share_a_stream_or_fail_before_the_first_batch(
