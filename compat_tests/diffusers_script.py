@@ -64,10 +64,11 @@ def without_models(loop):
 
 
 def of_the_page(page):
-    """(imports, the sampler, what stands before the loop): the lines that the page adds to a script."""
+    """(imports, the sampler, its loader, what stands before the loop): the lines that the page adds to a script."""
     added = re.findall(r"^\+ *(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     number = next(i for i, line in enumerate(added) if line.startswith("batch_sampler ="))
-    return ["\n".join(lines) for lines in (added[:number], [added[number]], added[number + 1 :])]
+    parts = (added[:number], [added[number]], [added[number + 1]], added[number + 2 :])
+    return ["\n".join(lines) for lines in parts]
 
 
 def main(spec):
@@ -94,11 +95,11 @@ def main(spec):
     execute(taken(root / "src/diffusers/training_utils.py", {"find_nearest_bucket"}))
     execute(taken(script, {"DreamBoothDataset", "collate_fn", "BucketBatchSampler"}))
     found = statements_of_main(script)
-    imports, sampler, before_loop = of_the_page(Path(spec["page"])) if spec["ours"] else ("", "", "")
+    imports, sampler, loader, before_loop = of_the_page(Path(spec["page"])) if spec["ours"] else ("", "", "", "")
     execute(ast.parse(imports).body)
     execute([found["train_dataset"], *filter(None, [found.get("has_step_indexed_caches")])])
     execute(ast.parse(sampler).body or [found["batch_sampler"]])
-    execute([found["train_dataloader"]])
+    execute([found["train_dataloader"], *ast.parse(loader).body])
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0)
     model, optimizer, names["train_dataloader"] = accelerator.prepare(model, optimizer, names["train_dataloader"])

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         switching_points,
     )
     from kohya_bucket.cli.preview import NotTrained, Preview, PreviewBucket, preview
+    from kohya_bucket.datasets.accelerated import prepare_loader
     from kohya_bucket.datasets.images import BucketedDataset, bucketed_loader
     from kohya_bucket.datasets.items import BucketResize
     from kohya_bucket.datasets.latents import BucketedLatentDataset
@@ -61,6 +62,7 @@ else:
         {
             "kohya_bucket.buckets": buckets.__all__,
             "kohya_bucket.cli.preview": ["NotTrained", "Preview", "PreviewBucket", "preview"],
+            "kohya_bucket.datasets.accelerated": ["prepare_loader"],
             "kohya_bucket.datasets.images": ["BucketedDataset", "bucketed_loader"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
             "kohya_bucket.datasets.items": ["BucketResize"],
@@ -126,6 +128,7 @@ __all__ = [
     "load_preset",
     "plan_epoch",
     "precompute_latents",
+    "prepare_loader",
     "preview",
     "read_sizes",
     "rule_from_name",

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from kohya_bucket._version import __version__
+from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
 from kohya_bucket.planning.fingerprint import agree
+
+_log = logging.getLogger(__name__)
 
 
 def world() -> tuple[int, int]:
@@ -21,6 +27,22 @@ def world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return 1, 0
+
+
+def given_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:
+    """(number of ranks, this rank) as a user gave them, or None: `world()` when they are needed.
+
+    Raises:
+        PlanError: one without the other, or a rank that is not below the number.
+    """
+    if num_replicas is None and rank is None:
+        return None
+    if num_replicas is None or rank is None:
+        raise PlanError("num_replicas and rank belong together: give both, or neither")
+    replicas, number = whole("num_replicas", num_replicas, 1), integer("rank", rank)
+    if not 0 <= number < replicas:
+        raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {replicas - 1}")
+    return replicas, number
 
 
 def time_out() -> timedelta:
@@ -76,3 +98,81 @@ def agree_on(plan: EpochPlan) -> None:
     }  # fmt: skip
     remedy = "Give all ranks the same data, settings, seed and epoch"
     agree(compared, gather_soon, "is about to train another plan", remedy, deciding="hash")
+
+
+class MeetingPlace(NamedTuple):
+    """Where the processes of a run find each other's notes, for worker processes too, which belong to no process group.
+
+    Attributes:
+        world: number of ranks, and this one.
+        patience: seconds to wait for a rank, as `time_out`.
+        address: host and port of the run's TCPStore, or the path of its FileStore; empty where it has neither.
+    """
+
+    world: tuple[int, int]
+    patience: float
+    address: tuple[str, int] | str
+
+    @classmethod
+    def of_this_run(cls) -> MeetingPlace | None:
+        """That of torch.distributed in this process; None in a single process."""
+        ranks = world()
+        if ranks[0] == 1:
+            return None
+        store = dist.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        address: tuple[str, int] | str = ""
+        if isinstance(store, dist.TCPStore):
+            address = store.host, store.port
+        elif isinstance(store, dist.FileStore):
+            address = store.path
+        return cls(ranks, time_out().total_seconds(), address)
+
+
+class Meeting:
+    """One occasion on which ranks compare notes several times: the n-th of its name on every rank.
+
+    Raises:
+        PlanError: in `gather`: a rank did not come.
+    """
+
+    def __init__(self, place: MeetingPlace, name: str) -> None:
+        self._ranks, self._rank = place.world
+        self._patience = timedelta(seconds=place.patience)
+        # A connection of its own: what waits would hold up the process group, and a fork's is its parent's.
+        if isinstance(place.address, tuple):
+            host, port = place.address
+            self._store: dist.Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+        else:
+            self._store = dist.FileStore(place.address)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"kohya_bucket/{attempt}/{name}"
+        self._prefix = f"{prefix}/{self._store.add(f'{prefix}/rank {self._rank}', 1)}"
+        self._times = 0
+
+    def gather(self, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """What every rank gives at this occasion, by rank."""
+        self._times += 1
+        keys = [f"{self._prefix}/{self._times}/{rank}" for rank in range(self._ranks)]
+        self._store.set(keys[self._rank], json.dumps(mine))
+        try:
+            self._store.wait(keys, self._patience)
+            notes = [json.loads(self._store.get(key)) for key in keys]
+        except RuntimeError as error:
+            raise PlanError(
+                f"not all ranks came to compare what they read within {self._patience.total_seconds():g} s, the "
+                f"time-out of the process group; see the other ranks' logs for what stopped them ({error})"
+            ) from error
+        if self._times > 2 and isinstance(self._store, dist.TCPStore):  # all ranks have read what is two times old
+            self._store.delete_key(f"{self._prefix}/{self._times - 2}/{self._rank}")
+        return notes
+
+
+def meeting(place: MeetingPlace | None, name: str) -> Meeting | None:
+    """None in a single process, and with a line in the log where a run has no store that others can reach."""
+    if place is not None and not place.address:
+        _log.warning(
+            "%s: ranks cannot compare what they read, because the process group has no TCP or file store", name
+        )
+    return None if place is None or not place.address else Meeting(place, name)

@@ -371,7 +371,9 @@ def bucketed_loader(
         dataset, batch_sampler=sampler, num_workers=num_workers, persistent_workers=num_workers > 0
     )
     if accelerator is not None:
-        loader = accelerator.prepare(loader)
+        from kohya_bucket.datasets.accelerated import prepare_loader
+
+        loader = prepare_loader(accelerator, loader)
     loader.bucket_sampler = sampler  # accelerate's wrapper hides its own
     return loader
 

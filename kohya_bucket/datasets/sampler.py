@@ -1,17 +1,9 @@
-"""`BucketBatchSampler`: the plan as a batch sampler for torch's DataLoader, on one rank or many.
-
-`accelerator.prepare` wraps a batch sampler so that rank r of W takes every W-th batch, and drops a group of W
-batches whose last one is not full. It tells the sampler nothing of this, neither by a call nor by an argument.
-So the sampler looks up the call stack, once per epoch, for accelerate's wrapper, and hands it what it expects:
-the batches of all ranks, in turn.
-"""
+"""`BucketBatchSampler`: the plan as a batch sampler for torch's DataLoader, on one rank or many."""
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from kohya_bucket.checks import as_flag, integer, one_of, whole
-from kohya_bucket.datasets.agreement import agree_on, world
+from kohya_bucket.datasets.agreement import agree_on, given_rank, world
 from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.errors import PlanError
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -35,52 +27,6 @@ from kohya_bucket.planning import (
     never_trained,
 )
 from kohya_bucket.planning.options import known_options
-
-_MODULE = "accelerate.data_loader"
-
-
-def reading_shard() -> Any | None:
-    """accelerate's `BatchSamplerShard` that is calling now, or None.
-
-    Raises:
-        PlanError: accelerate is to split each batch, or to read all batches in one process: both would tear
-            apart what was planned for a rank.
-    """
-    module = sys.modules.get(_MODULE)
-    if module is None:
-        return None
-    for frame in _frames():
-        caller: Any = frame.f_locals.get("self") if _module_of(frame) == _MODULE else None
-        if isinstance(caller, module.BatchSamplerShard):
-            if caller.split_batches and caller.num_processes > 1:
-                raise PlanError(
-                    "accelerate is set to split_batches=True, but every rank's batch is planned already: use "
-                    "split_batches=False and give the batch size of one rank"
-                )
-            return caller
-        if type(caller).__name__ == "DataLoaderDispatcher" and caller.state.num_processes > 1:
-            raise PlanError(
-                "accelerate is set to dispatch_batches=True, which reads all batches in one process: use "
-                "dispatch_batches=False, so that every rank reads its own"
-            )
-    return None
-
-
-def _called_by_accelerate_loop() -> bool:
-    """Whether accelerate's loader is calling on its own account, at the start of an iteration."""
-    return any(frame.f_code.co_name == "__iter__" and _module_of(frame) == _MODULE for frame in _frames())
-
-
-def _module_of(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__"))
-
-
-def _frames() -> Iterator[FrameType]:
-    """The calls that are running, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def warn_of_never_trained(planner: EpochPlanner) -> None:
@@ -137,7 +83,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         PlanError: arguments that no epoch can be planned with.
         TypeError: an option that does not exist, with the nearest one.
 
-    With accelerate, prepare the loader as usual; the wrapper is recognized and given the batches of all ranks.
+    With accelerate, prepare its loader with `prepare_loader`.
     """
 
     def __init__(
@@ -168,19 +114,18 @@ class BucketBatchSampler(Sampler[list[int]]):
                 options.setdefault("small_buckets", remainder)
         if not shuffle and ORDERS[order := one_of("order", options.setdefault("order", "file"), ORDERS)].shuffles:
             raise PlanError(f"shuffle=False and order={order!r} contradict: leave one of them out")
-        self._replicas = _replicas(num_replicas, rank)
+        self._replicas = given_rank(num_replicas, rank)
         self._arguments = (batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
         self._start = self._live = EpochPosition(integer("seed", seed), 0)
-        self._live_steps = 0
-        self._by_accelerate = False
+        self._first_step = self._live_steps = 0
+        self.accelerated = False  # by prepare_loader, whose loader counts:
+        self.handed_out: int | None = None  # batches of this iteration
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
         self.batch_size = int(planner.global_batch.max(initial=1)) // planner.world_size
         self.drop_last = planner.options.policy.leaves_out
         warn_of_never_trained(planner)
         self.shuffle = planner.options.arrangement.shuffles
-        # accelerate looks for `set_epoch` on the sampler of a batch sampler only.
-        self.sampler = self
 
     def __repr__(self) -> str:
         asked = f"n={len(self.bucket_indices)} batch_size={self.batch_size} shuffle={self.shuffle}"
@@ -196,21 +141,45 @@ class BucketBatchSampler(Sampler[list[int]]):
     def seed(self) -> int:
         return self._start.seed
 
+    @property
+    def sampler(self) -> Any:
+        """What accelerate asks a batch sampler for when it prepares a loader, and no one else.
+
+        Raises:
+            PlanError: `accelerator.prepare` is about to take every W-th batch of what is this rank's alone.
+        """
+        if self.accelerated:
+            raise AttributeError("sampler")
+        raise PlanError(
+            "accelerator.prepare would deal out a second time what this sampler has dealt out to the processes: "
+            "prepare the loader with kohya_bucket.prepare_loader(accelerator, loader)"
+        )
+
+    def deal_to(self, replicas: int, rank: int) -> None:
+        """Be told the ranks by whoever counts them otherwise than torch.distributed does.
+
+        Raises:
+            PlanError: the sampler was made for other ranks.
+        """
+        if (told := self._replicas or (replicas, rank)) != (replicas, rank):
+            raise PlanError(
+                f"num_replicas is {told[0]} and rank is {told[1]}, but accelerate runs {replicas} processes, and this "
+                f"is process {rank}: leave both out"
+            )
+        self._replicas = told
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; a loaded position in that epoch is kept.
-
-        Calls that accelerate's loader makes on its own account are not followed: after a resume it counts from 0.
 
         Raises:
             PlanError: no whole number, or a negative one.
         """
-        if not _called_by_accelerate_loop() and (number := whole("epoch", epoch, 0)) != self._start.epoch:
-            self._start = self._live = EpochPosition(self.seed, number)
-            self._live_steps = 0
+        if (number := whole("epoch", epoch, 0)) != self._start.epoch:
+            self._move_to(EpochPosition(self.seed, number))
 
     def plan(self) -> EpochPlan:
         """The plan that the next iteration trains, or what is left of it."""
-        return self._planner(self._view()[0]).plan_at(self._start)
+        return self._planner(self._ranks[0]).plan_at(self._start)
 
     def ledger(self) -> Ledger:
         """The ledger of that plan: see `Ledger`."""
@@ -218,63 +187,63 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Batches that this rank trains in the epoch, those before a loaded position included."""
-        replicas, _, shard = self._view()
-        return self._steps_of_epoch(replicas) * (1 if shard is None else replicas)
+        plan = self.plan()
+        return plan.first_step + plan.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        replicas, rank, shard = self._view()
-        self._by_accelerate = _called_by_accelerate_loop()
-        if shard is not None:
-            # accelerate then neither waits for full batches nor fills up the last ones with images of the first.
-            shard.batch_size, shard.even_batches = None, False
-        start = self._start
-        if start.done and self._planner(replicas).plan_at(start).steps == 0:
+        start, self.handed_out = self._start, None
+        if start.done and self.plan().steps == 0:
             # Saved behind the last step, but before the end was noticed: the rest of that epoch is empty.
-            self._start = self._live = start.next_epoch()
+            self._move_to(start.next_epoch())
             return iter(())
-        return self._batches(start, replicas, (rank,) if shard is None else range(replicas))
+        return self._batches(start)
 
-    def _batches(self, start: EpochPosition, replicas: int, ranks: Iterable[int]) -> Iterator[list[int]]:
-        self._start = start
+    def _batches(self, start: EpochPosition) -> Iterator[list[int]]:
+        replicas, rank = self._ranks
         planner = self._planner(replicas)
         plan = planner.plan_at(start)
         if replicas > 1:
             agree_on(plan)
-        self._live_steps = plan.first_step + plan.steps
-        for step, batches in enumerate(zip(*(rank_indices(plan, r) for r in ranks), strict=True)):
-            for number, batch in enumerate(batches):
-                if number == len(batches) - 1:
-                    self._live = planner.position(start, plan.first_step + step + 1)
-                yield batch
+        self._start = self._live = start
+        self._first_step, self._live_steps = plan.first_step, plan.first_step + plan.steps
+        for step, batch in enumerate(rank_indices(plan, rank), plan.first_step + 1):
+            self._live = planner.position(start, step)
+            yield batch
         self._start = start.next_epoch()
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """The position as plain values: seed, epoch, steps done, and what data and settings they hold for.
 
         Args:
-            step: steps of the epoch that are trained. By default those that were read from this sampler, which
-                is more where a loader reads ahead, as any with workers; torchdata's StatefulDataLoader counts itself.
+            step: steps of the epoch that are trained. By default those that a loader of `prepare_loader` has handed
+                out, or else those that were read from this sampler, which is more where a loader reads ahead, as any
+                with workers; torchdata's StatefulDataLoader counts itself.
 
         Raises:
-            PlanError: the epoch has fewer steps, as when steps were counted over all epochs; or accelerate's loader,
-                which reads ahead, is in the middle of an epoch, and there is no `step`.
+            PlanError: the epoch has fewer steps, as when steps were counted over all epochs; or a loader of
+                accelerate's `skip_first_batches`, which reads ahead, is in the middle of an epoch.
         """
-        replicas = self._view()[0]
-        planner = self._planner(replicas)
+        if step is None and self.accelerated and self._live_steps:
+            if self.handed_out is None:
+                raise PlanError(
+                    "a loader that is not of prepare_loader reads this sampler, and has read more steps than are "
+                    "trained: save state_dict(step=…) with the steps of this epoch that are trained, or go on with "
+                    "load_state_dict in place of accelerate's skip_first_batches"
+                )
+            step = self._first_step + self.handed_out
+        return self._state(step)
+
+    def state_as_read(self) -> dict[str, Any]:
+        """The position after what was read from this sampler, for loaders that keep account of what they read."""
+        return self._state(None)
+
+    def _state(self, step: int | None) -> dict[str, Any]:
+        planner = self._planner(self._ranks[0])
         position = self._live
         read_to_its_end = self._start.epoch == position.epoch + 1
-        ahead = self._by_accelerate and not read_to_its_end and position != self._start
-        # torchdata keeps account of what it read
-        if step is None and ahead and not any(_module_of(frame).startswith("torchdata.") for frame in _frames()):
-            raise PlanError(
-                "accelerate's loader has read more steps than are trained, so this position would miss images after a "
-                "resume: save state_dict(step=…) with the steps of this epoch that are trained, which "
-                "register_for_checkpointing does not do, or set use_stateful_dataloader=True and let accelerate save "
-                "the loader"
-            )
         if step is not None:
             step = whole("step", step, 0)
-            steps = self._live_steps or self._steps_of_epoch(replicas)
+            steps = self._live_steps or len(self)
             if step > steps:
                 raise PlanError(
                     f"step is {step}, but epoch {position.epoch} has {steps} steps: count from the start of the epoch, "
@@ -294,36 +263,19 @@ class BucketBatchSampler(Sampler[list[int]]):
         Raises:
             ResumeError: the data or the settings are others than those the position was saved for.
         """
-        self._start = self._live = EpochPosition.from_state_dict(state, self._planner(self._view()[0]).fingerprint)
+        self._move_to(EpochPosition.from_state_dict(state, self._planner(self._ranks[0]).fingerprint))
+
+    def _move_to(self, position: EpochPosition) -> None:
+        self._start = self._live = position
         self._live_steps = 0
 
-    def _steps_of_epoch(self, replicas: int) -> int:
-        plan = self._planner(replicas).plan_at(self._start)
-        return plan.first_step + plan.steps
-
-    def _view(self) -> tuple[int, int, Any]:
-        """(ranks, this rank, accelerate's wrapper if it is calling: it wants the batches of all ranks in turn)."""
-        shard = reading_shard()
-        if shard is not None:
-            ranks = int(shard.num_processes)
-            if self._replicas is not None and self._replicas[0] != ranks:
-                raise PlanError(f"num_replicas is {self._replicas[0]}, but accelerate runs {ranks} processes")
-            return ranks, int(shard.process_index), shard
-        return *(self._replicas or world()), None
+    @property
+    def _ranks(self) -> tuple[int, int]:
+        """(ranks, this rank)."""
+        return self._replicas or world()
 
     def _planner(self, replicas: int) -> EpochPlanner:
         if replicas not in self._planners:
             batch_size, options = self._arguments
             self._planners[replicas] = EpochPlanner(self.bucket_indices, batch_size, world_size=replicas, **options)
         return self._planners[replicas]
-
-
-def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int] | None:
-    if num_replicas is None and rank is None:
-        return None
-    if num_replicas is None or rank is None:
-        raise PlanError("num_replicas and rank belong together: give both, or neither")
-    replicas, number = whole("num_replicas", num_replicas, 1), integer("rank", rank)
-    if not 0 <= number < replicas:
-        raise PlanError(f"rank is {rank}, but with num_replicas={num_replicas} must be 0 to {replicas - 1}")
-    return replicas, number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag, integer, one_of
+from kohya_bucket.datasets.agreement import Meeting, MeetingPlace, given_rank, meeting, world
 from kohya_bucket.datasets.captions import caption_of_cell
+from kohya_bucket.datasets.huggingface import refuse_splits, refuse_unlike_ranks, undecoded
 from kohya_bucket.datasets.items import (
     Batch,
     Item,
@@ -25,9 +28,10 @@ from kohya_bucket.datasets.items import (
     check_size,
     register_bucket_collation,
 )
-from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, explained
+from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, content_of, explained
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.texts import one_line
 
 Sample = TypeVar("Sample")
@@ -175,8 +179,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
     With several ranks every rank reads the whole stream, sorts it alike, and decodes its own slice of each
     batch: in each step all ranks train the same bucket, and all take the same number of steps. Use the same
-    number of workers on all ranks, and do not split the stream by rank beforehand. Workers share the stream: a
-    torch `IterableDataset` (that of Hugging Face, too) is trusted to split itself among them; any other iterable
+    number of workers on all ranks, and do not split the stream by rank beforehand: ranks compare what they read,
+    before the first batch and then every `buffer_size` samples. Workers share the stream: a torch
+    `IterableDataset` (that of Hugging Face, too) is trusted to split itself among them; any other iterable
     is dealt out sample by sample.
 
     Args:
@@ -190,8 +195,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         shuffle: draw buckets and images at random from the buffer; otherwise batches leave when complete.
         remainder: "keep", "pad" or "drop", see `StreamBuffer`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
-        num_replicas: how many processes train.
-        rank: which of them this is.
+        num_replicas: how many processes train; by default those of torch.distributed, or 1.
+        rank: which of them this is; by default that of torch.distributed, or 0.
         transform: as for `BucketedDataset.from_hf`.
         pixel_range: as for `BucketedDataset.from_hf`.
         interpolation: as for `BucketedDataset.from_hf`.
@@ -201,9 +206,10 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             batch is trained twice; "stop": it ends the pass.
 
     Raises:
-        KohyaBucketError: settings that cannot work; in a pass: a sample that is no mapping or lacks a column, a
-            caption that is no text, a batch of which no image's pixels can be read, or a second pass over an iterator
-            that has ended.
+        KohyaBucketError: settings that cannot work; a Hugging Face stream that is shuffled without a seed or split by
+            rank, on several ranks; in a pass: a sample that is no mapping or lacks a column, a caption that is no text,
+            a batch of which no image's pixels can be read, or a second pass over an iterator that has ended.
+        RanksDifferError: in a pass: a rank reads other samples than another, or in another order.
     """
 
     def __init__(
@@ -219,8 +225,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         shuffle: bool = True,
         remainder: str = "keep",
         seed: int = 0,
-        num_replicas: int = 1,
-        rank: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
         transform: Transform | None = None,
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
@@ -231,9 +237,6 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         check_rule(rule)
         self._settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
-        num_replicas, rank = integer("num_replicas", num_replicas), integer("rank", rank)
-        if not 0 <= rank < num_replicas:
-            raise KohyaBucketError(f"rank {rank} of {num_replicas}: ranks count from 0 to num_replicas - 1")
         if isinstance(stream, Mapping) or not (callable(stream) or isinstance(stream, Iterable)):
             raise KohyaBucketError(
                 f"stream is a {type(stream).__name__}, but must be an iterable of mappings with {image_column!r} in "
@@ -243,13 +246,15 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._passed = False
         self.rule = rule
         self._columns = image_column, caption_column, name_column
-        self._batching = batch_size, num_replicas, buffer_size, remainder
-        self._shuffle, self._seed, self._rank = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS, rank
+        self._batching = batch_size, buffer_size, remainder
+        self._given, self._place = given_rank(num_replicas, rank), None
+        self._shuffle, self._seed = as_flag("shuffle", shuffle), integer("seed", seed) & _SEED_BITS
         self._obey_exif = as_flag("obey_exif", obey_exif)
         # In shared memory, so that persistent workers see a new epoch, too.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.counts = StreamCounts()
         self._buffer()
+        refuse_unlike_ranks(stream, self._ranks[0])
 
     @classmethod
     def from_hf(
@@ -264,8 +269,6 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         **options: Unpack[StreamKeywords],
     ) -> StreamingBuckets:
         """From `datasets.load_dataset(..., streaming=True)`; encoded images stay encoded while they wait."""
-        from kohya_bucket.datasets.huggingface import refuse_splits, undecoded
-
         refuse_splits(stream)
         return cls(
             undecoded(stream, image_column), rule, batch_size, image_column=image_column,
@@ -273,10 +276,22 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        batch_size, num_replicas, buffer_size, remainder = self._batching
-        ranks = f" num_replicas={num_replicas} rank={self._rank}" if num_replicas > 1 else ""
+        batch_size, buffer_size, remainder = self._batching
+        ranks = " num_replicas={} rank={}".format(*self._ranks) if self._ranks[0] > 1 else ""
         how = f"batch_size={batch_size} buffer_size={buffer_size} remainder={remainder!r}{ranks}"
         return f"<{type(self).__name__} {how} rule={self.rule!r}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes, where torch.distributed does not know the ranks."""
+        return {**self.__dict__, "_given": self._ranks, "_place": self._meeting_place()}
+
+    @property
+    def _ranks(self) -> tuple[int, int]:
+        """(ranks, this rank)."""
+        return self._given or world()
+
+    def _meeting_place(self) -> MeetingPlace | None:
+        return None if self._ranks[0] == 1 else self._place or MeetingPlace.of_this_run()
 
     def set_epoch(self, epoch: int) -> None:
         """Another order for each epoch; handed on to the stream if it has such a method."""
@@ -285,11 +300,12 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             self._stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        buffer = self._buffer()
+        buffer, (ranks, rank) = self._buffer(), self._ranks
+        refuse_unlike_ranks(self._stream, ranks)
         self.counts = buffer.counts
         for bucket, batch in buffer.batches(self._placed(buffer.counts)):
-            share = len(batch) // self._batching[1]
-            mine = batch[self._rank * share : (self._rank + 1) * share]
+            share = len(batch) // ranks
+            mine = batch[rank * share : (rank + 1) * share]
             yield Batch(default_collate(self._items(bucket, mine, buffer.counts)))
         counts = buffer.counts
         if any(told := (counts.repeated, counts.dropped, counts.left_out)):
@@ -316,17 +332,20 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         return [items[i % len(items)] for i in range(len(samples))]
 
     def _buffer(self) -> StreamBuffer[_Sample]:
-        batch_size, num_replicas, buffer_size, remainder = self._batching
+        batch_size, buffer_size, remainder = self._batching
         worker = get_worker_info()
         key = [self._seed, int(self._epoch), 0 if worker is None else worker.id]
         rng = np.random.default_rng(key) if self._shuffle else None
-        return StreamBuffer(batch_size, num_replicas, buffer_size, remainder, rng)
+        return StreamBuffer(batch_size, self._ranks[0], buffer_size, remainder, rng)
 
     def _placed(self, counts: StreamCounts) -> Iterator[tuple[Bucket, _Sample]]:
+        comparison = self._comparison()
         for number, sample in self._mine():
             where = f"sample {number}"
             cell, text, name = (None if c is None else column_of(sample, c, where) for c in self._columns)
             name = f"stream:{number}" if self._columns[2] is None else str(name)
+            cell = at_rest(cell)
+            comparison.add(cell, text)
             try:
                 size = cell_size(cell, self._obey_exif)
                 placement = self.rule.place(np.array([size], dtype=np.int32))
@@ -340,9 +359,21 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                 continue
             width, height = placement.resized_sizes[0].tolist()
             caption = caption_of_cell(text, name)
-            yield bucket, (at_rest(cell), size, (width, height), name, caption)
+            yield bucket, (cell, size, (width, height), name, caption)
+        comparison.meet()
         if counts.unplaced > 3:
             _log.warning("stream: %d images had no bucket and were not trained", counts.unplaced)
+
+    def _comparison(self) -> _Comparison:
+        batch_size, buffer_size, remainder = self._batching
+        worker, ranks = get_worker_info(), self._ranks[0]
+        settings = {
+            "seed": self._seed, "epoch": int(self._epoch), "shuffle": self._shuffle, "batch_size": batch_size,
+            "num_replicas": ranks, "buffer_size": buffer_size, "remainder": remainder, "rule": repr(self.rule),
+            "num_workers": 0 if worker is None else worker.num_workers,
+        }  # fmt: skip
+        name = f"stream of worker {0 if worker is None else worker.id}"
+        return _Comparison(meeting(self._meeting_place(), name), settings, batch_size * ranks, buffer_size)
 
     def _mine(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         stream = self._stream() if callable(self._stream) else self._stream
@@ -369,3 +400,37 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         picture = cell_picture(cell, self._obey_exif, fit if self._settings.fast else None)
         check_size(picture, size)
         return self._settings.item(picture, bucket, fit, name, caption)
+
+
+class _Comparison:
+    """A running hash of what a rank reads, compared with the other ranks' before a batch can leave the buffer.
+
+    First when there are `first` samples, then after twice as many as before, then every `every`, and at the end.
+    """
+
+    def __init__(self, meeting: Meeting | None, settings: Mapping[str, Any], first: int, every: int) -> None:
+        self._meeting, self._settings = meeting, settings
+        self._read, self._hash = 0, hashlib.blake2b(digest_size=8)
+        self._next, self._every = first, every
+
+    def add(self, cell: Any, caption: Any) -> None:
+        if self._meeting is None:
+            return
+        self._hash.update(content_of(cell))
+        self._hash.update(repr(caption).encode())
+        self._read += 1
+        if self._read == self._next:
+            self._next += min(self._read, self._every)
+            self.meet()
+
+    def meet(self) -> None:
+        if self._meeting is None:
+            return
+        mine = {**self._settings, "images": self._read, "what the images are, in their order": self._hash.hexdigest()}
+        agree(
+            mine,
+            self._meeting.gather,
+            "reads another stream",
+            "Every rank must read the whole stream in the same order: shuffle it with the same seed on all ranks, and "
+            "do not split it by rank",
+        )

@@ -16,6 +16,11 @@ _DAMAGED = "the saved position is damaged"
 _KEYS = ("version", "seed", "epoch", "step", "done", "fingerprint")
 
 
+def is_position(value: Any) -> bool:
+    """Whether it is a saved position, of whatever version."""
+    return isinstance(value, Mapping) and all(key in value for key in _KEYS)
+
+
 class OtherDataError(ResumeError):
     """A saved position is for other data or other options; `changed` says which, one text for each."""
 

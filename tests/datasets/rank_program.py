@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kohya_bucket.datasets import agreement
+from kohya_bucket.datasets.accelerated import prepare_loader
 from kohya_bucket.datasets.sampler import BucketBatchSampler
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import plan_epoch
@@ -56,7 +57,7 @@ def train(folder: Path, batch_size: int, epochs: int, kill_epoch: int = -1, kill
     if saved.exists():
         sampler.load_state_dict(json.loads(saved.read_text(encoding="utf-8")))
         step = sampler.plan().first_step
-    loader = accelerator.prepare(DataLoader(Numbers(), batch_sampler=sampler))
+    loader = prepare_loader(accelerator, DataLoader(Numbers(), batch_sampler=sampler))
     log.write(length=len(loader))
     for epoch in range(sampler.epoch, epochs):
         for batch in loader:
@@ -80,7 +81,7 @@ def train(folder: Path, batch_size: int, epochs: int, kill_epoch: int = -1, kill
 def skip_and_count(accelerator, batch_size: int, log: Log) -> None:
     """accelerate's own way to resume: its loader skips batches of an epoch that the sampler was told."""
     sampler = BucketBatchSampler(IDS, batch_size, step_shapes="one")
-    loader = accelerator.prepare(DataLoader(Numbers(), batch_sampler=sampler))
+    loader = prepare_loader(accelerator, DataLoader(Numbers(), batch_sampler=sampler))
     sampler.set_epoch(5)
     step = 4
     for batch in accelerator.skip_first_batches(loader, num_batches=step):
@@ -91,11 +92,8 @@ def skip_and_count(accelerator, batch_size: int, log: Log) -> None:
     from accelerate.utils import gather_object
 
     for remainder in ("pad", "keep"):
-        loader = accelerator.prepare(
-            DataLoader(
-                Numbers(), batch_sampler=BucketBatchSampler(IDS, batch_size, remainder=remainder, step_shapes="one")
-            )
-        )
+        sampler = BucketBatchSampler(IDS, batch_size, remainder=remainder, step_shapes="one")
+        loader = prepare_loader(accelerator, DataLoader(Numbers(), batch_sampler=sampler))
         for batch in loader:
             images = batch[:, 0]
             padded = remainder == "pad"

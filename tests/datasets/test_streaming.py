@@ -182,7 +182,7 @@ def test_mistakes_are_named() -> None:
         StreamingBuckets(Stream(5), RULE, 4, buffer_size=3)
     with pytest.raises(KohyaBucketError, match="remainder is 'lose', but must be one of keep, pad, drop"):
         StreamingBuckets(Stream(5), RULE, 4, remainder="lose")
-    with pytest.raises(KohyaBucketError, match="rank 2 of 2"):
+    with pytest.raises(KohyaBucketError, match="rank is 2, but with num_replicas=2 must be 0 to 1"):
         StreamingBuckets(Stream(5), RULE, 4, num_replicas=2, rank=2)
     with pytest.raises(KohyaBucketError, match="has no 'picture', only image, text, key"):
         next(iter(StreamingBuckets(Stream(5), RULE, 4, image_column="picture")))
@@ -219,7 +219,7 @@ def test_an_iterator_that_has_ended_is_no_empty_epoch() -> None:
 
 
 def test_arguments_of_streams() -> None:
-    for options in ({"seed": None}, {"seed": 0.5}, {"rank": "0"}, {"num_replicas": 1.0}, {"buffer_size": 1e3}):
+    for options in ({"seed": None}, {"seed": 0.5}, {"num_replicas": 1.0, "rank": 0}, {"buffer_size": 1e3}):
         with pytest.raises(KohyaBucketError, match="must be a whole number"):
             StreamingBuckets(Stream(5), RULE, 2, **options)
     with pytest.raises(KohyaBucketError, match="rule is 'kohya', but must be a rule"):

@@ -1,0 +1,162 @@
+"""`prepare_loader`: a loader of planned batches behind Hugging Face's accelerate, on one process or many.
+
+`accelerator.prepare` would wrap the batch sampler so that each process takes every W-th batch. It would hide the
+sampler's state from torchdata's StatefulDataLoader, drop groups of batches whose last one is not full, and count epochs
+from 0 after a resume. Here it is given what needs no wrapper: the batches of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from kohya_bucket.datasets.sampler import BucketBatchSampler
+from kohya_bucket.errors import PlanError, ResumeError
+from kohya_bucket.planning.resume import is_position
+
+
+def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]:
+    """In place of `accelerator.prepare(loader)`, for a loader whose batch sampler is a `BucketBatchSampler`.
+
+    The loader is accelerate's: it puts batches on the device, and takes part in gradient accumulation, `save_state` and
+    `load_state`. Each process reads its own batches of the plan. `set_epoch` of the loader is that of the sampler.
+    After `accelerator.register_for_checkpointing(sampler)`, or with `use_stateful_dataloader=True`, a loaded state goes
+    on at the exact image. Preparing the loader once more changes nothing.
+
+    Raises:
+        PlanError: another batch sampler; `split_batches` or `dispatch_batches`; a sampler made for other ranks.
+    """
+    sampler = loader.batch_sampler
+    if isinstance(sampler, _OwnBatches):
+        return loader
+    if not isinstance(sampler, BucketBatchSampler):
+        raise PlanError(
+            f"the loader's batch sampler is a {type(sampler).__name__}, not a BucketBatchSampler: give the loader to "
+            "accelerator.prepare"
+        )
+    for option in ("split_batches", "dispatch_batches"):
+        if getattr(accelerator, option, None):
+            raise PlanError(
+                f"accelerate is set to {option}=True, but each process reads the batches that are planned for it: "
+                f"leave {option} out, and give BucketBatchSampler the batch size of one process"
+            )
+    from accelerate import data_loader as theirs
+
+    told = accelerator.num_processes == 1
+
+    def dealt(batches: BucketBatchSampler, num_processes: int, process_index: int, **_: Any) -> BucketBatchSampler:
+        nonlocal told
+        batches.deal_to(num_processes, process_index)
+        told = True
+        return batches
+
+    own = _OwnBatches(sampler)
+    sampler.accelerated = True
+    try:
+        with _instead(theirs, BatchSamplerShard=dealt, DataLoaderShard=_loader_class(theirs, own)):
+            prepared: DataLoader[Any] = accelerator.prepare_data_loader(loader)
+    except BaseException:
+        sampler.accelerated = False
+        raise
+    if not told or prepared.batch_sampler is not own:
+        raise PlanError(
+            f"accelerate {version('accelerate')} prepares loaders in a way that is not known here: use a release from "
+            "0.30.0 to 1.15.0"
+        )
+    own.awake = True
+    if getattr(prepared, "use_stateful_dataloader", False):
+        prepared.load_state_dict({})  # forgets the iterator that was begun to ask for its state
+    prepared._is_accelerate_prepared = True
+    return prepared
+
+
+@contextmanager
+def _instead(module: ModuleType, **others: Any) -> Iterator[None]:
+    """Other names in a module for a while: accelerate cannot be told that a batch sampler needs no wrapper."""
+    before = {name: getattr(module, name) for name in others}
+    vars(module).update(others)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
+
+
+class _OwnBatches:
+    """The batch sampler that accelerate sees: it has no epochs to set, and its state is what was read of it."""
+
+    def __init__(self, planned: BucketBatchSampler) -> None:
+        self.planned = planned
+        self.batch_size, self.drop_last = planned.batch_size, planned.drop_last
+        self.awake = self.counted = False
+
+    def __len__(self) -> int:
+        return len(self.planned)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = iter(self.planned if self.awake else ())
+        if self.counted:
+            self.planned.handed_out = 0
+        return batches
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.planned.state_as_read()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Done when the loader's state was loaded, so that the sampler may be told another epoch after that."""
+
+
+def _loader_class(theirs: ModuleType, own: _OwnBatches) -> type:
+    """accelerate's loader, for one sampler."""
+    sampler = own.planned
+
+    class Prepared(theirs.DataLoaderShard):  # type: ignore[name-defined]
+        def __init__(self, *arguments: Any, batch_sampler: Any, **options: Any) -> None:
+            super().__init__(*arguments, batch_sampler=own, **options)
+
+        def __iter__(self) -> Iterator[Any]:
+            self.iteration = sampler.epoch  # accelerate's own count begins at 0 in every program
+            own.counted = True
+            try:
+                for trained, batch in enumerate(super().__iter__(), 1):
+                    sampler.handed_out = trained
+                    yield batch
+            finally:
+                own.counted = False
+
+        def set_epoch(self, epoch: int) -> None:
+            sampler.set_epoch(epoch)
+            super().set_epoch(epoch)
+
+        def adjust_state_dict_for_prefetch(self) -> None:
+            """Nothing to adjust: what is read is this process's own. (Releases until 1.12 take W - 1 batches off.)"""
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            ended = state.get("_iterator_finished", False)
+            super().load_state_dict({} if ended else state)
+            if state:
+                sampler.load_state_dict(_position_in(state))
+                if ended and len(sampler) and not sampler.plan().steps:
+                    sampler.set_epoch(sampler.epoch + 1)
+                self.dl_state_dict = state
+
+    return Prepared
+
+
+def _position_in(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The sampler's part of a loader's state, wherever torchdata keeps it."""
+    waiting: list[Any] = [state]
+    while waiting:
+        part = waiting.pop()
+        if is_position(part):
+            return part  # type: ignore[no-any-return]
+        if isinstance(part, Mapping):
+            waiting += part.values()
+    raise ResumeError(
+        "the saved state of the loader holds no position in a plan: it is that of a loader which prepare_loader has "
+        "not prepared. Go on with load_state_dict of the sampler, or start the epoch anew with its set_epoch"
+    )

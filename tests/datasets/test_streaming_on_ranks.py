@@ -1,0 +1,50 @@
+"""Streams on real ranks: processes of one gloo group, which meet at a port or in a file.
+
+Two ranks without workers are in tests/reported/test_epochs.py.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.datasets.stream_ranks import N, started
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "workers", "at_port"),
+    [
+        (2, 2, True),
+        (3, 0, True),
+        (3, 1, False),
+        (5, 0, False),
+    ],
+)
+def test_ranks_share_a_stream_or_fail_before_the_first_batch(
+    tmp_path: Path, ranks: int, workers: int, at_port: bool
+) -> None:
+    found = started(tmp_path, ranks, workers, at_port)
+    for case in ("whole", "whole, in its order", *(["hf seeded"] if "hf seeded" in found else [])):
+        rows = found[case]
+        assert [row["refused"] for row in rows] == [""] * ranks
+        assert len({len(row["trained"]) for row in rows}) == 1  # as many steps on each
+        # of both epochs; a short batch may repeat an image of its own, so that no rank is empty
+        steps = zip(*(row["trained"] for row in rows), strict=True)
+        seen = Counter(image for step in steps for image in {i for batch in step for i in batch})
+        assert seen == dict.fromkeys(range(N), 2)
+    for row in found["alone"]:  # who says that it is alone reads alone
+        assert sorted(i for batch in row["trained"] for i in batch) == sorted([*range(N)] * 2)
+    for case in ("unseeded", "unseeded, in its order", "split"):
+        for row in found[case]:
+            assert row["trained"] == []
+            assert "reads another stream than rank 0" in row["refused"]
+            assert "shuffle it with the same seed on all ranks" in row["refused"]
+    for row in found["seeds"]:
+        assert row["trained"] == []
+        assert "seed was 0, now 1" in row["refused"]
+    for row in found["changes later"]:
+        assert "what the images are, in their order" in row["refused"]
+    if "hf split" in found:
+        assert all("shuffled without a seed" in row["refused"] for row in found["hf unseeded"])
+        assert all("without split_dataset_by_node" in row["refused"] for row in found["hf split"])

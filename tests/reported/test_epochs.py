@@ -1,0 +1,184 @@
+"""Epochs that miss or repeat images"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from torch.utils.data import DataLoader
+
+pytest.importorskip("accelerate")
+
+from kohya_bucket import BucketBatchSampler
+from kohya_bucket.planning import plan_epoch
+from tests.datasets.accelerated_rank import IDS, lists, prepared
+from tests.datasets.stream_ranks import N, started
+from tests.reported.case import reported
+
+RANKS = 2
+
+
+def planned(epoch: int, rank: int, begin: int = 0) -> list[list[int]]:
+    return list(plan_epoch(IDS, 4, world_size=RANKS, epoch=epoch).rank_batches(rank, begin))
+
+
+def made(rank: int, stateful: bool = True) -> tuple:
+    sampler = BucketBatchSampler(IDS, 4)
+    return sampler, prepared(sampler, RANKS, rank, use_stateful_dataloader=stateful)
+
+
+@reported(
+    "`use_stateful_dataloader=True`, resumed in a later epoch: right position, order of epoch 0",
+    "huggingface/accelerate#4195",
+    "huggingface/accelerate#3996",
+    trainer="accelerate does not save the order: images of the epoch are missed, and others trained twice",
+    here="0 missed, 0 repeated, on 1 to 3 processes, in any epoch",
+    command="pytest tests/datasets/test_epochs_resumed.py",
+    origin="the batches of an epoch without a stop",
+)
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_stateful_loader_goes_on_in_the_order_of_its_epoch(rank: int) -> None:
+    pytest.importorskip("torchdata")
+    _, loader = made(rank)
+    for epoch in range(4):
+        assert lists(loader) == planned(epoch, rank)
+    reader = iter(loader)
+    before = [next(reader).tolist() for _ in range(4)]
+    _, resumed = made(rank)
+    resumed.load_state_dict(loader.state_dict())
+    assert before + lists(resumed) == planned(4, rank)
+    assert lists(resumed) == planned(5, rank)
+
+
+@reported(
+    "`save_state` and `load_state` with `shuffle=True`: another order after the resume",
+    "huggingface/accelerate#3158",
+    "huggingface/accelerate#2016",
+    "huggingface/accelerate#2823",
+    trainer="accelerate goes on as if it were the first epoch, whatever `set_epoch` was told",
+    here="with the sampler registered, the image after the last trained one",
+    command="accelerator.register_for_checkpointing(sampler)",
+    origin="the batches of an epoch without a stop",
+)
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_a_registered_sampler_goes_on_at_the_exact_image(rank: int) -> None:
+    sampler, loader = made(rank, stateful=False)
+    sampler.set_epoch(3)
+    trained = []
+    for stop in (2, 5, 9):  # several times in one epoch
+        for batch in loader:
+            trained.append(batch.tolist())
+            if len(trained) == stop:
+                break
+        state = sampler.state_dict()
+        sampler, loader = made(rank, stateful=False)
+        sampler.load_state_dict(state)
+    assert trained + lists(loader) == planned(3, rank)
+    assert lists(loader) == planned(4, rank)
+
+
+@reported(
+    "a state that was saved at the end of an epoch drops the next epoch",
+    "meta-pytorch/data#1437",
+    trainer="torchdata's loader has another state after it has loaded one",
+    here="goes on with the first batch of the next epoch",
+    command="pytest tests/reported/test_epochs.py",
+    origin="the batches of the next epoch",
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_from_the_end_of_an_epoch(workers: int) -> None:
+    pytest.importorskip("torchdata")
+
+    def loader_of_one_process() -> DataLoader:
+        return prepared(BucketBatchSampler(IDS, 40), workers=workers, use_stateful_dataloader=True)
+
+    loader = loader_of_one_process()  # so few batches that they are all read ahead
+    for _ in loader:
+        last = loader.state_dict()
+    for state in (last, loader.state_dict()):
+        once, resumed = loader_of_one_process(), loader_of_one_process()
+        once.load_state_dict(state)
+        resumed.load_state_dict(once.state_dict())
+        assert lists(resumed) == list(plan_epoch(IDS, 40, epoch=1).rank_batches(0))
+
+
+@reported(
+    "a batch sampler of varying batch sizes works on one GPU, and not on several",
+    "huggingface/accelerate#207",
+    trainer="accelerate's wrapper drops each group of batches whose last one is not full",
+    here="every process reads its own batches, short ones too; `accelerator.prepare` is refused",
+    command="kohya_bucket.prepare_loader(accelerator, loader)",
+    origin="each image once",
+)
+def test_short_batches_are_not_lost() -> None:
+    plan = plan_epoch(IDS, 4, world_size=RANKS)
+    counts = Counter(i for rank in range(RANKS) for batch in lists(made(rank, stateful=False)[1]) for i in batch)
+    counts.subtract(plan.ledger().image.tolist())
+    assert counts == dict.fromkeys(range(len(IDS)), 1)
+    assert int(plan.length.min()) < 4 * RANKS
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """What two processes of a gloo group read of streams."""
+    return started(tmp_path_factory.mktemp("streams"), RANKS, 0, False)
+
+
+@reported(
+    "an IterableDataset under DDP: every rank trains all samples",
+    "huggingface/datasets#5360",
+    "huggingface/datasets#3423",
+    trainer="no rank knows of the others unless the stream is split by hand",
+    here="`StreamingBuckets` takes its rank from torch.distributed: each image once, the same steps on all ranks",
+    command="StreamingBuckets(stream, rule, batch_size)",
+    origin="each image once",
+)
+def test_ranks_share_a_stream(streams: dict[str, list[dict]]) -> None:
+    for case in {"whole", "whole, in its order", "hf seeded"} & set(streams):
+        assert [row["refused"] for row in streams[case]] == ["", ""]
+        steps = zip(*(row["trained"] for row in streams[case]), strict=True)
+        # of two epochs; a short batch may repeat an image of its own, so that no rank is empty
+        seen = Counter(image for step in steps for image in {i for batch in step for i in batch})
+        assert seen == dict.fromkeys(range(N), 2)
+    for row in streams["alone"]:  # who says that it is alone reads alone
+        assert sorted(i for batch in row["trained"] for i in batch) == sorted([*range(N)] * 2)
+
+
+@reported(
+    "a stream is shuffled without a seed: samples are duplicated and missed",
+    "huggingface/datasets#5696",
+    "huggingface/datasets#7163",
+    trainer="each process draws a seed of its own",
+    here="all ranks stop before the first batch: shuffled without a seed, or `rank 1 reads another stream than rank 0`",
+    command="StreamingBuckets.from_hf(stream, rule, batch_size)",
+    origin="no batch is trained",
+)
+def test_ranks_that_read_in_another_order_stop(streams: dict[str, list[dict]]) -> None:
+    for case in ("unseeded", "unseeded, in its order"):
+        for row in streams[case]:
+            assert row["trained"] == []
+            assert "rank 1 reads another stream than rank 0" in row["refused"]
+            assert "shuffle it with the same seed on all ranks" in row["refused"]
+    for row in streams.get("hf unseeded", []):
+        assert row["trained"] == []
+        assert "shuffled without a seed" in row["refused"]
+    for row in streams["seeds"]:
+        assert row["trained"] == []
+        assert "seed was 0, now 1" in row["refused"]
+    for row in streams["changes later"]:
+        assert "what the images are, in their order" in row["refused"]
+
+
+@reported(
+    "a stream is split by rank: ranks take different numbers of steps, and DDP hangs",
+    "huggingface/datasets#6437",
+    trainer="`split_dataset_by_node` gives ranks unequal numbers of samples",
+    here="all ranks stop before the first batch, since each is to read the whole stream",
+    command="StreamingBuckets.from_hf(stream, rule, batch_size)",
+    origin="no batch is trained",
+)
+def test_a_stream_that_is_split_already_is_refused(streams: dict[str, list[dict]]) -> None:
+    for case, why in (("split", "do not split it by rank"), ("hf split", "without split_dataset_by_node")):
+        for row in streams.get(case, []):
+            assert row["trained"] == []
+            assert why in row["refused"]
