@@ -45,13 +45,16 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
     Raises:
         OSError: as whatever the file system refuses.
+        UnreadableError: nobody can tell what is there.
     """
     path = Path(os.path.realpath(path))
     temporary = _sibling(path, uuid.uuid4().hex[:12])  # no other process or thread uses it
     try:
         yield temporary
         with suppress(FileNotFoundError):
-            os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))
+            with reading(path):
+                mode = path.stat().st_mode
+            os.chmod(temporary, stat.S_IMODE(mode))
         if sync:
             with open(temporary, "rb+") as written:
                 os.fsync(written.fileno())

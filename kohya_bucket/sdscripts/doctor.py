@@ -62,7 +62,8 @@ def config_section(
 def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
     """What training would be, in facts and findings; the paths of the images that no dataset trains."""
     with show("reading image headers") as progress:
-        seen = overview(read, options, (1,), 1, progress)
+        processes = 1 if read.length is None else read.length.processes
+        seen = overview(read, options, (processes,), 1, progress)
     left_out, trained = set(seen.unreadable), set[str]()
     for dataset in seen.datasets:
         section.facts.append((f"dataset {dataset.read.config.number}", _summary(dataset)))
