@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case import reported
 
 from tests.clip_files import make_clip
 from tests.command_line import command_line
+from tests.reported.case import reported
 
 pytest.importorskip("av", minversion="16", reason="clips need PyAV")
 __all__ = ["command_line"]
