@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from kohya_bucket.images import list_images, read_size, read_sizes
+from kohya_bucket.images import list_images, read_sizes
 from tests.command_line import Command
 from tests.reported.case import reported
 
@@ -82,9 +82,9 @@ def test_the_turn_that_metadata_ask_for(tmp_path: Path, command_line: Command, n
     with Image.open(path) as image:
         image.load()
         wanted = ImageOps.exif_transpose(image).size
-    found = read_size(path)
-    assert (found.width, found.height, found.orientation) == (760, 538, 6)
-    assert read_sizes([path]).upright_sizes().tolist() == [list(wanted)]
+    found = read_sizes([path])
+    assert (found.sizes.tolist(), found.orientation.tolist()) == ([[760, 538]], [6])
+    assert found.upright_sizes().tolist() == [list(wanted)]
     code, out, _ = command_line("analyze", tmp_path)
     assert code == 0
     assert "a quarter turn clockwise" in out
