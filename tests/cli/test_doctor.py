@@ -271,7 +271,7 @@ def test_a_store_is_read_as_training_reads_it(folder, dtype, collection):
     shards.write_text(shards.read_text(encoding="utf-8").replace("= 128", "= 192"), encoding="utf-8")
     text = findings(shards)[1]["latent"][str(store)]
     assert re.fullmatch("[1-6] of 7 latents are there; to encode not encoded yet: [1-6]", text)
-    (store / "store.json").write_text("{", encoding="utf-8")
+    (store / "store.json").write_text('{"format": "kohya_bucket.latents"', encoding="utf-8")
     assert "store.json cannot be read" in findings(shards, code=1)[0]["store"]["message"]
 
 
