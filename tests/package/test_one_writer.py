@@ -51,9 +51,11 @@ ALLOWED = {
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
     ("cli/commands/sizes.py", "tars.save(output)"): "a TarIndex",
     ("sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
-     "sized=bool(key_reso_suffix))"): "an npz or a store",
+     "keys=key_reso_suffix)"): "an npz or a store",
     ("sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
     ("sdscripts/caching/text.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
+    ("sdscripts/caching/session.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
+    ("adapter/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
     ("musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
     ("musubi/cache_files.py", "open(temporary, 'wb')"): "for `replacing`",
