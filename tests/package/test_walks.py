@@ -177,7 +177,7 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
     )  # fmt: skip
     walk.insert(
         "images/headers.py",
-        "class Header(NamedTuple)",
+        "def read_header(path",
         textwrap.dedent(
             """
             def read_qoi(head, source):
