@@ -111,14 +111,14 @@ def read_sd_scripts(held: Any) -> None:
 
 def adapter(n: int) -> Any:
     from kohya_bucket.images.text_column import TextColumn
-    from kohya_bucket.sdscripts.tables import ImageColumns
+    from kohya_bucket.trainers.sdscripts.tables import ImageColumns
 
     infos, _ = sd_scripts(n)
     return ImageColumns(TextColumn.of(list(infos)), list(infos.values()))
 
 
 def read_adapter(records: Any) -> None:
-    from kohya_bucket.adapter.batches import ImageKey
+    from kohya_bucket.trainers.door.batches import ImageKey
 
     for row, text in enumerate(records):  # a batch names its images by row
         key = ImageKey(text)

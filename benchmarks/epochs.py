@@ -46,7 +46,7 @@ def one(folder: str, workers: int, seed: int, adapter: bool, out: str) -> None:
     import torch
 
     if adapter:
-        from kohya_bucket.sdscripts import install
+        from kohya_bucket.trainers.sdscripts import install
 
         install(quiet=True)
     from accelerate import Accelerator

@@ -96,7 +96,7 @@ def one(folder: str, workers: int, adapter: bool) -> dict[str, float]:
     import torch
 
     if adapter:
-        from kohya_bucket.sdscripts import install
+        from kohya_bucket.trainers.sdscripts import install
 
         install(quiet=True)
     from types import SimpleNamespace

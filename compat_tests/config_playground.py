@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from kohya_bucket.sdscripts.config import Change, Release
+from kohya_bucket.trainers.sdscripts.config import Change, Release
 
 _SIZES = [(64, 64), (80, 64), (64, 96), (128, 72), (50, 120), (200, 64), (72, 73)]
 

@@ -79,7 +79,7 @@ def unpatched(sd_scripts_dir: Path) -> SimpleNamespace:
 @pytest.fixture
 def patched(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
     """The same modules with the adapter in them; taken out again afterwards."""
-    from kohya_bucket import sdscripts
+    from kohya_bucket.trainers import sdscripts
 
     sdscripts.install()
     assert sdscripts.is_active()

@@ -9,7 +9,7 @@ import sys
 
 from musubi_support import HERE, environment, family
 
-from kohya_bucket.musubi.checkout import clips_always_in_buckets
+from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets
 
 DOOR = ("-m", "kohya_bucket.launch")
 SIZE = (128, 128)

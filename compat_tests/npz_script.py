@@ -23,7 +23,7 @@ parser.add_argument("--adapter", action="store_true")
 options = parser.parse_args()
 
 if options.adapter:
-    from kohya_bucket import sdscripts
+    from kohya_bucket.trainers import sdscripts
 
     sdscripts.install()
 from library import config_util, train_util  # noqa: E402

@@ -187,7 +187,7 @@ def opened(name: str) -> Any:
 
 def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:
     """(subject, seam, what is there) of a checkout, which is imported without being changed."""
-    from kohya_bucket.adapter.door import Owners
+    from kohya_bucket.trainers.door.door import Owners
 
     sys.path.insert(0, str(root))
     for module in TRAINERS[name].imports:
@@ -214,7 +214,7 @@ def relied_on(name: str, root: Path) -> dict[str, Any]:
     """{names, functions, imported} of a checkout: all that its seams rely on, and the files that it imports."""
     from torch.utils.data import ConcatDataset
 
-    from kohya_bucket.adapter.shapes import attributes_of
+    from kohya_bucket.trainers.door.shapes import attributes_of
 
     torchs = attributes_of(ConcatDataset)  # what groups inherit is not the trainer's to rename
     names: dict[str, list[str]] = {}

@@ -34,8 +34,8 @@ _BESIDE = {
 
 def watched(trainer: str = "sd-scripts") -> list[tuple[str, str]]:
     """(subject, name) of every place in a trainer's own code that the adapter relies on in some version."""
-    from kohya_bucket.musubi.seams import SUBJECTS as MUSUBI_TUNER
-    from kohya_bucket.sdscripts.seams import SUBJECTS as SD_SCRIPTS
+    from kohya_bucket.trainers.musubi.seams import SUBJECTS as MUSUBI_TUNER
+    from kohya_bucket.trainers.sdscripts.seams import SUBJECTS as SD_SCRIPTS
 
     every = SimpleNamespace(has=lambda _: True, find=_find, home=ModuleType("library.train_util"))
     subjects = dict(_BESIDE[trainer])
@@ -114,7 +114,7 @@ def _definition(file: str, node: ast.AST) -> Definition:
 
 
 def _count(file: str, node: ast.AST) -> Definition:
-    from kohya_bucket.sdscripts.resuming import arithmetic_of
+    from kohya_bucket.trainers.sdscripts.resuming import arithmetic_of
 
     steps = [step.replace(" ", "") for step in arithmetic_of(ast.unparse(node))]
     digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:12]

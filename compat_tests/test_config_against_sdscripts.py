@@ -18,9 +18,9 @@ import toml
 
 from compat_tests.config_playground import make_playground, random_config
 from compat_tests.hand_made_configs import HAND_MADE, SUBSET, one
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.errors import BucketSettingsError, ConfigError
-from kohya_bucket.sdscripts.config import (
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.config import (
     NEWEST,
     Change,
     Config,
@@ -31,9 +31,9 @@ from kohya_bucket.sdscripts.config import (
     read_config,
     read_folders,
 )  # fmt: skip
-from kohya_bucket.sdscripts.config.keys import Level, known_keys
-from kohya_bucket.sdscripts.config.model import DatasetTable
-from kohya_bucket.sdscripts.plan import overview
+from kohya_bucket.trainers.sdscripts.config.keys import Level, known_keys
+from kohya_bucket.trainers.sdscripts.config.model import DatasetTable
+from kohya_bucket.trainers.sdscripts.plan import overview
 
 # Codes of the findings for which sd-scripts refuses the whole config.
 REFUSALS = {"unknown-key", "misplaced-key", "wrong-type", "missing-key", "mixed-kinds", "not-a-table"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sdscripts_support import write_images
 
-from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.trainers.sdscripts.config import read_config
 
 
 def presets():

@@ -10,8 +10,8 @@ import pytest
 from musubi_caching_cases import DOOR, Case, captions, cases_in, items, knows_minimax_h3, play, refused
 from musubi_support import environment, family
 
-from kohya_bucket.musubi.architectures import ARCHITECTURES
-from kohya_bucket.musubi.checkout import clips_always_in_buckets, repaired_encoder
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
+from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, repaired_encoder
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import toml
 
-from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.musubi.config import read_config
-from kohya_bucket.musubi.keys import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES
+from kohya_bucket.trainers.door.findings import Severity
+from kohya_bucket.trainers.musubi.config import read_config
+from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, GENERAL, IMAGES, SOURCES
 
 HERE = Path(__file__).resolve().parent
 REFUSED = {"unknown-key", "misplaced-key", "wrong-type", "not-a-table"}

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
-from kohya_bucket.musubi.controls import controls_wanted
-from kohya_bucket.musubi.keys import ClipKeys, ImageKeys
-from kohya_bucket.musubi.listing import list_items
+from kohya_bucket.trainers.door.findings import Findings, Severity
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, architecture_named
+from kohya_bucket.trainers.musubi.controls import controls_wanted
+from kohya_bucket.trainers.musubi.keys import ClipKeys, ImageKeys
+from kohya_bucket.trainers.musubi.listing import list_items
 
 HERE = Path(__file__).resolve().parent
 FAMILIES = ("wan", "fk", "qie", "qi")

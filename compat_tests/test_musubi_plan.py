@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kohya_bucket.adapter.findings import Severity
-from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
-from kohya_bucket.musubi.config import read_config
-from kohya_bucket.musubi.plan import overview
+from kohya_bucket.trainers.door.findings import Severity
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, architecture_named
+from kohya_bucket.trainers.musubi.config import read_config
+from kohya_bucket.trainers.musubi.plan import overview
 from tests.clip_files import make_clip
 
 pytest.importorskip("av")

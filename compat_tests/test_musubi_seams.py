@@ -44,7 +44,7 @@ def retrieve_latent_cache_batches(self, num_workers):
 home.VideoDataset.retrieve_latent_cache_batches = retrieve_latent_cache_batches
 """
 OTHER_CUT = """
-from kohya_bucket.adapter.patching import bindings_of
+from kohya_bucket.trainers.door.patching import bindings_of
 original = home.resize_image_to_bucket
 def resize_image_to_bucket(image, bucket_reso):
     return original(image[:, 1:], bucket_reso)

@@ -6,8 +6,8 @@ import shutil
 import pytest
 from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
 
-from kohya_bucket.adapter.checkout_patch import CheckoutError
-from kohya_bucket.musubi.checkout import PATCH
+from kohya_bucket.trainers.door.checkout_patch import CheckoutError
+from kohya_bucket.trainers.musubi.checkout import PATCH
 
 pytestmark = pytest.mark.slow
 

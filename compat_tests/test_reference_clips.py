@@ -9,7 +9,7 @@ import pytest
 from kohya_bucket.buckets.clips import ClipBuckets
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.trainers import MusubiTunerBuckets
-from kohya_bucket.musubi.architectures import ARCHITECTURES
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from sdscripts_support import MeanVAE, build_groups
 from test_sdscripts_caching import ACCELERATOR, latents_of, strategies  # noqa: F401
 from test_sdscripts_focus import COUNT, KEYS, SIDE, boxes, middle, shown, write
 
-from kohya_bucket.adapter import ranks
+from kohya_bucket.trainers.door import ranks
 
 ENDINGS = ["_sd.npz", "_mine.npz"]  # of SD 1.5's caches, and of a family that is known nowhere
 
@@ -72,7 +72,7 @@ def damage(folder, asked):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_asked_for_is_given_or_said_or_refused(patched, strategies, pictures, caplog, seed):  # noqa: F811
-    from kohya_bucket import sdscripts
+    from kohya_bucket.trainers import sdscripts
 
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     draw, given = random.Random(seed), 0

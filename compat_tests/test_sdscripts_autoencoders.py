@@ -22,8 +22,8 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.latents.vae.encoder import noise_seed
-from kohya_bucket.sdscripts.caching.session import CacheItem, ensure_npz_current
-from kohya_bucket.sdscripts.caching.shards import ShardCache
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, ensure_npz_current
+from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
 
 def library(name):

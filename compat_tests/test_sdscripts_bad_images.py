@@ -6,7 +6,7 @@ import pytest
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 from several_sizes import batches_of, cache_group, config_of, sizes_of
 
-from kohya_bucket.adapter import batches
+from kohya_bucket.trainers.door import batches
 
 COUNT = 31
 STOP = {"on_bad_image": "stop"}

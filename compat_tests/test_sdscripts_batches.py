@@ -9,7 +9,7 @@ import torch
 from sdscripts_support import build_groups, random_sizes, write_images
 from test_sdscripts_epochs import loader_of
 
-from kohya_bucket import sdscripts
+from kohya_bucket.trainers import sdscripts
 
 OFFSETS = (-0.5, None, 0.25)
 

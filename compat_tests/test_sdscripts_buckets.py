@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sdscripts_support import build_groups, image_table, random_sizes, write_images, write_metadata
 
-from kohya_bucket import sdscripts
-from kohya_bucket.sdscripts.bucket_manager import BucketManager
+from kohya_bucket.trainers import sdscripts
+from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 
 SETTINGS = [
     ((512, 512), 256, 1024, 64),

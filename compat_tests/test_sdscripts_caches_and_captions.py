@@ -20,8 +20,8 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
-from kohya_bucket.sdscripts.config import Change, Config, Release, Severity, read_config
-from kohya_bucket.sdscripts.config.caches import IGNORING, NO_TEXT_CACHE, REFUSALS
+from kohya_bucket.trainers.sdscripts.config import Change, Config, Release, Severity, read_config
+from kohya_bucket.trainers.sdscripts.config.caches import IGNORING, NO_TEXT_CACHE, REFUSALS
 
 BASE = {"resolution": 64, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 128}
 OF_SUBSETS = {

@@ -12,9 +12,9 @@ from PIL import Image
 from sdscripts_support import MeanVAE, build_groups, key_of, part_of, random_sizes, write_images
 from several_sizes import at_size
 
-from kohya_bucket import sdscripts
 from kohya_bucket.buckets import KohyaBuckets
-from kohya_bucket.sdscripts.caching.session import architecture_read_by
+from kohya_bucket.trainers import sdscripts
+from kohya_bucket.trainers.sdscripts.caching.session import architecture_read_by
 
 ACCELERATOR = SimpleNamespace(
     num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
@@ -421,7 +421,7 @@ def test_one_file_per_image_serves_two_datasets_of_one_resolution(patched, folde
 
 
 def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):
-    from kohya_bucket.sdscripts.caching import latents
+    from kohya_bucket.trainers.sdscripts.caching import latents
 
     hashed = []
     monkeypatch.setattr(latents, "module_hash", lambda model: hashed.append(model) or f"hash {len(hashed)}")
@@ -435,7 +435,7 @@ def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, fold
 
 
 def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
-    from kohya_bucket.sdscripts.caching import session
+    from kohya_bucket.trainers.sdscripts.caching import session
 
     group = cache(patched, strategies, folder, MeanVAE())
     strategy = strategies.base.LatentsCachingStrategy._strategy

@@ -13,7 +13,7 @@ import torch
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
 from several_sizes import COUNT, TABLES, config_of
 
-from kohya_bucket.sdscripts.checkout import npz_version
+from kohya_bucket.trainers.sdscripts.checkout import npz_version
 
 HERE = Path(__file__).parent
 IMAGES = 23

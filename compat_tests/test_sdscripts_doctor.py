@@ -57,7 +57,8 @@ def test_without_git_the_version_follows_from_the_modules(unpatched, copy, tmp_p
     if match:
         assert facts["checkout"].split()[0] == match[1]
     assert facts["checkout"] == f"{facts['checkout'].split()[0]} (by its modules) at {copy}"
-    code = "import logging; logging.basicConfig(level='INFO'); import kohya_bucket.sdscripts as door; door.install()\n"
+    code = "import logging; logging.basicConfig(level='INFO')\n"
+    code += "import kohya_bucket.trainers.sdscripts as door; door.install()\n"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(copy)]), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code + "import library.config_util"]
     log = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=True).stderr
@@ -80,7 +81,7 @@ def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):
 
 
 def test_a_patched_checkout_is_found_from_within(copy):
-    from kohya_bucket.sdscripts.checkout import PATCH
+    from kohya_bucket.trainers.sdscripts.checkout import PATCH
 
     PATCH.install(copy)
     code, found, facts = doctor(copy)

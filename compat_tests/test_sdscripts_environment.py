@@ -78,5 +78,5 @@ def test_sd_scripts_own_tests_pass_as_without(unpatched, sd_scripts_dir):
         return re.sub(r" in .*", "", done.stdout.strip().splitlines()[-1]), done.returncode
 
     without = outcome("pass")
-    assert outcome("import kohya_bucket.sdscripts as kb; kb.install()") == without
+    assert outcome("import kohya_bucket.trainers.sdscripts as kb; kb.install()") == without
     assert "passed" in without[0]

@@ -35,14 +35,14 @@ from kohya_bucket.latents.npz.read_write import (  # noqa: E402
     write_npz,
 )
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
-from kohya_bucket.sdscripts.caching.session import (  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.session import (  # noqa: E402
     CacheItem,
     architecture_of,
     architecture_read_by,
     ensure_npz_current,
     save_latents,
 )
-from kohya_bucket.sdscripts.checkout import npz_version  # noqa: E402
+from kohya_bucket.trainers.sdscripts.checkout import npz_version  # noqa: E402
 from tests.latents.latent_helpers import stored_fingerprint, why_npz_bad  # noqa: E402
 
 BUCKET = (128, 64)
@@ -146,7 +146,7 @@ def test_latents_that_sdscripts_writes_over_ours_lose_the_fingerprint(family, tm
 
 def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from kohya_bucket.sdscripts.caching.shards import ShardCache
+    from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
     image = tmp_path / "a.png"
     Image.new("RGB", SIZE).save(image)

@@ -13,7 +13,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 
 import kohya_bucket.cli  # noqa: E402
 from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
-from kohya_bucket.sdscripts.caching import extra_sizes as variants  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching import extra_sizes as variants  # noqa: E402
 
 SCALE = 0.18215
 

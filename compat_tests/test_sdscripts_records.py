@@ -9,8 +9,8 @@ from sdscripts_support import build_groups
 from test_sdscripts_buckets import config_of
 from test_sdscripts_epochs import loader_of
 
-from kohya_bucket import sdscripts
-from kohya_bucket.sdscripts.tables import ImageColumns
+from kohya_bucket.trainers import sdscripts
+from kohya_bucket.trainers.sdscripts.tables import ImageColumns
 
 
 def facts(record):

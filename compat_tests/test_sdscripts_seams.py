@@ -24,15 +24,15 @@ OF_OUR_OWN = {
 
 
 def owners(sd):
-    from kohya_bucket.adapter.door import Owners
-    from kohya_bucket.sdscripts.door import SdScriptsDoor
+    from kohya_bucket.trainers.door.door import Owners
+    from kohya_bucket.trainers.sdscripts.door import SdScriptsDoor
 
     door = SdScriptsDoor()
     return Owners(door.package, door.home(), door.complete())
 
 
 def seams(sd):
-    from kohya_bucket.sdscripts.seams import SUBJECTS
+    from kohya_bucket.trainers.sdscripts.seams import SUBJECTS
 
     found = owners(sd)
     return [(subject, seam) for subject in SUBJECTS for seam in subject.seams_of(found)]
@@ -44,7 +44,7 @@ def test_every_seam_is_there(unpatched):
 
 
 def test_no_module_keeps_an_original(unpatched):
-    from kohya_bucket import sdscripts
+    from kohya_bucket.trainers import sdscripts
 
     found = owners(unpatched)
     trainer = importlib.import_module("train_network")  # has names of its own
@@ -66,7 +66,7 @@ def test_no_module_keeps_an_original(unpatched):
 
 def test_every_name_that_the_code_uses_is_in_a_seam(unpatched):
     """What the adapter's code names, and sd-scripts' classes have, is checked; nothing else is used of them."""
-    from kohya_bucket.adapter.shapes import attributes_of
+    from kohya_bucket.trainers.door.shapes import attributes_of
 
     found = owners(unpatched)
     checked = {name for _, seam in seams(unpatched) for name in (*names_of(seam), *seam.only)}
@@ -152,7 +152,7 @@ def trainers(root):
 START = """
 import importlib.util, json, sys
 sys.dont_write_bytecode = True
-import kohya_bucket.sdscripts as kb
+import kohya_bucket.trainers.sdscripts as kb
 kb.install(quiet=True)
 names = json.loads(sys.argv[2])
 import os
@@ -194,7 +194,7 @@ def test_every_trainer_finds_the_adapter_in_place(unpatched, sd_scripts_dir):
 
 def without(sd, path):
     """sd-scripts' modules with one name gone."""
-    from kohya_bucket.adapter.patching import bindings_of
+    from kohya_bucket.trainers.door.patching import bindings_of
 
     owner, name, value = owners(sd).find(path)
     places = [(owner, name)]
@@ -212,7 +212,7 @@ def without(sd, path):
 
 @pytest.mark.parametrize("path", ["LatentsCachingStrategy.get_strategy", "BaseDataset.new_cache_latents"])
 def test_unknown_caching_leaves_the_order_of_epochs(unpatched, path, monkeypatch, capsys):
-    from kohya_bucket import sdscripts
+    from kohya_bucket.trainers import sdscripts
 
     if not owners(unpatched).has(path):
         pytest.skip("this version caches without strategies")
@@ -238,7 +238,7 @@ def test_unknown_caching_leaves_the_order_of_epochs(unpatched, path, monkeypatch
 
 @pytest.mark.parametrize("option", ["--resume", "--initial_step"])
 def test_unknown_resuming_refuses_what_needs_it(unpatched, option, monkeypatch, tmp_path):
-    from kohya_bucket import sdscripts
+    from kohya_bucket.trainers import sdscripts
 
     restore = without(unpatched, "prepare_accelerator")
     try:
@@ -260,8 +260,8 @@ def test_unknown_resuming_refuses_what_needs_it(unpatched, option, monkeypatch, 
 
 
 def test_an_order_that_looks_unknown_is_no_order(unpatched):
-    from kohya_bucket import sdscripts
     from kohya_bucket.errors import KohyaBucketError
+    from kohya_bucket.trainers import sdscripts
 
     restore = without(unpatched, "BaseDataset.shuffle_buckets")
     try:
@@ -274,7 +274,7 @@ def test_an_order_that_looks_unknown_is_no_order(unpatched):
 
 
 def test_a_trainer_that_counts_in_another_way_is_left_to_its_count(unpatched, sd_scripts_dir):
-    from kohya_bucket.sdscripts.resuming import is_known
+    from kohya_bucket.trainers.sdscripts.resuming import is_known
 
     trainer = importlib.import_module("train_network")
     function = trainer.NetworkTrainer.train

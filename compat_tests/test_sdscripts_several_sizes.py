@@ -20,8 +20,8 @@ from several_sizes import (
     trained,
 )  # fmt: skip
 
-from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.plan import overview
+from kohya_bucket.trainers.sdscripts.config import read_config
+from kohya_bucket.trainers.sdscripts.plan import overview
 
 every_table = pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from compat_tests.sdscripts_support import build_groups, random_sizes, write_images, write_metadata
-from kohya_bucket.sdscripts.config import Change, ReadDataset, Release, read_config
+from kohya_bucket.trainers.sdscripts.config import Change, ReadDataset, Release, read_config
 
 BASE = {"resolution": 128, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 256}
 

@@ -10,7 +10,7 @@ from PIL import Image
 from sdscripts_support import build_groups, random_sizes, write_images, write_metadata
 from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
 
-from kohya_bucket import sdscripts
+from kohya_bucket.trainers import sdscripts
 
 KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
 

@@ -15,8 +15,8 @@ from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
 from test_sdscripts_caching_ranks import run_ranks
 from test_sdscripts_text_caches import strategy_type  # noqa: F401
 
-from kohya_bucket import sdscripts
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.trainers import sdscripts
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 

@@ -9,7 +9,7 @@ import pytest
 from sdscripts_support import metadata, random_sizes, write_images
 from training_runs import train, write_config
 
-from kohya_bucket.sdscripts.checkout import PATCH
+from kohya_bucket.trainers.sdscripts.checkout import PATCH
 
 COUNT = 11
 NAMES = {f"number {i}": 1 for i in range(COUNT)}

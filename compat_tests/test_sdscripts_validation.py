@@ -6,7 +6,7 @@ import pytest
 import torch
 from sdscripts_support import build_groups, random_sizes, write_images
 
-from kohya_bucket import sdscripts
+from kohya_bucket.trainers import sdscripts
 
 KEYS = {"resolution": 128, "batch_size": 4, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
 SPLIT = {"validation_split": 0.3, "validation_seed": 1}

@@ -20,7 +20,7 @@ sys.dont_write_bytecode = True
 sys.modules["cv2"] = None  # importing it fails
 import numpy as np
 from kohya_bucket.images import resize
-from kohya_bucket.sdscripts.caching.session import CacheItem
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem
 def look():
     pixels = np.random.default_rng(0).integers(0, 256, (67, 91, 4), dtype=np.uint8)
     sizes = [(40, 30), (91, 31), (120, 90)]

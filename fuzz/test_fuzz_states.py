@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from fuzz.mutations import mutated, read_or_refused
 from fuzz.test_fuzz_texts import values
-from kohya_bucket.adapter.resume import STATE_FILE, NoPlaceError, read_position
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.planner import EpochPlanner
-from tests.adapter.test_sampler_positions import sampler_of
+from kohya_bucket.trainers.door.resume import STATE_FILE, NoPlaceError, read_position
+from tests.trainers.door.test_sampler_positions import sampler_of
 
 PLANNER = EpochPlanner(np.arange(50) % 4, 2, world_size=2, repeats=1.5)
 STATE = json.loads(json.dumps(EpochPosition(7, 3).at_step(5, 4).state_dict(PLANNER.fingerprint)))

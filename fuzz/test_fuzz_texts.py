@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.mutations import mutated, read_or_refused
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import load_from_json, load_from_toml
 from kohya_bucket.images.size_table import read_size_table
-from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.config import read_config
 
 SET = b"name = 'x'\nvae_factor = 8\n[[buckets]]\nwidth = 512\nheight = 768\n[[buckets]]\nwidth = 640\nheight = 512\n"
 CONFIG = b"""[general]

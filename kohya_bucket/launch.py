@@ -20,15 +20,15 @@ from secrets import token_hex
 from tempfile import gettempdir
 from typing import Any
 
-from kohya_bucket import musubi, sdscripts
-from kohya_bucket.adapter.checkout_patch import CheckoutPatch
-from kohya_bucket.adapter.ranks import USED, end_run, is_first_process
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.architectures import trainer_named
-from kohya_bucket.musubi.architectures import architecture_named
-from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
-from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
 from kohya_bucket.texts import one_line
+from kohya_bucket.trainers import musubi, sdscripts
+from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch
+from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
+from kohya_bucket.trainers.musubi.architectures import architecture_named
+from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
+from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
 
 DOORS = (sdscripts, musubi)
 """Of all trainers."""

@@ -14,13 +14,13 @@ from kohya_bucket.cli.configs import is_musubi_config, musubi_config
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.musubi.architectures import architecture_named
-from kohya_bucket.musubi.keys import ClipKeys, DatasetKeys, ImageKeys
 from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.musubi.architectures import architecture_named
+from kohya_bucket.trainers.musubi.keys import ClipKeys, DatasetKeys, ImageKeys
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.musubi.architectures import Architecture
+    from kohya_bucket.trainers.musubi.architectures import Architecture
 
 
 _SHOWN = 6

@@ -15,17 +15,17 @@ from kohya_bucket.extras import argument
 from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 if TYPE_CHECKING:
-    from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.cli.options import RuleOptions
     from kohya_bucket.latents.architectures import Trainer
-    from kohya_bucket.musubi.config import MusubiConfig
-    from kohya_bucket.sdscripts.config import Config, Release
+    from kohya_bucket.trainers.door.options import AdapterOptions
+    from kohya_bucket.trainers.musubi.config import MusubiConfig
+    from kohya_bucket.trainers.sdscripts.config import Config, Release
 
 
 def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
     """The `[kohya_bucket]` table of a config, over that of the environment; `ConfigError` with all mistakes in it."""
-    from kohya_bucket.adapter.options import required
+    from kohya_bucket.trainers.door.options import required
 
     try:
         return required(read.options, read.findings)
@@ -39,10 +39,10 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     The name says if the data set leaves out an image of this size. `ConfigError` for a mistake other than missing
     images, or a rule that depends on all images.
     """
-    from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
     from kohya_bucket.buckets.rules.registry import named_rule
-    from kohya_bucket.sdscripts.config import Severity, read_config
-    from kohya_bucket.sdscripts.config.files import skipped_images
+    from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
+    from kohya_bucket.trainers.sdscripts.config import Severity, read_config
+    from kohya_bucket.trainers.sdscripts.config.files import skipped_images
 
     read = read_config(path, check_captions=False)
     harmless = ("missing-folder", "no-images", "cache-conflict")
@@ -96,7 +96,7 @@ def _is_settings(path: Path) -> bool:
 
 def is_musubi_config(path: Path) -> bool:
     """Whether a file is a dataset config of musubi-tuner, and not of sd-scripts."""
-    from kohya_bucket.musubi.config import is_musubi
+    from kohya_bucket.trainers.musubi.config import is_musubi
 
     return is_musubi(_content(path))
 
@@ -110,9 +110,9 @@ def refuse_musubi(path: Path, command: str) -> None:
 
 def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
     """A config of musubi-tuner, for the model that `--arch` names. `ConfigError` for one with mistakes."""
-    from kohya_bucket.adapter.findings import Severity
-    from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import read_config
+    from kohya_bucket.trainers.door.findings import Severity
+    from kohya_bucket.trainers.musubi.architectures import architecture_named
+    from kohya_bucket.trainers.musubi.config import read_config
 
     read = read_config(path, architecture_named(arch))
     if wrong := read.findings.of(Severity.ERROR):
@@ -145,7 +145,7 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     Returns:
         the version; the checkout, where it is one.
     """
-    from kohya_bucket.sdscripts.config import NEWEST, Release
+    from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
 
     if given is not None and _VERSION.fullmatch(given):
         return Release.of(given), None
@@ -155,8 +155,8 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
 
 def _checkout(option: str, given: str | None) -> Path | None:
     """The checkout in the folder that an option names; by default the one at hand, if there is one."""
-    from kohya_bucket.adapter.checkout_patch import CheckoutError
-    from kohya_bucket.sdscripts.checkout import find_checkout, nearby_checkout
+    from kohya_bucket.trainers.door.checkout_patch import CheckoutError
+    from kohya_bucket.trainers.sdscripts.checkout import find_checkout, nearby_checkout
 
     try:
         return find_checkout(Path(given)) if given else nearby_checkout()
@@ -178,9 +178,9 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
         checkout: the sd-scripts whose trainers say which steps they accept.
         config: what is trained; where it cannot be read, nobody knows whose models `arch` is of.
     """
-    from kohya_bucket.adapter.config_source import load_source
     from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
-    from kohya_bucket.sdscripts.checkout import steps_in
+    from kohya_bucket.trainers.door.config_source import load_source
+    from kohya_bucket.trainers.sdscripts.checkout import steps_in
 
     try:
         trainer = ANY_TRAINER if arch is None else trainer_named(arch)
@@ -197,7 +197,7 @@ def version_for(given: str) -> str:
     `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
     from kohya_bucket.latents.architectures import is_version
-    from kohya_bucket.sdscripts.checkout import npz_version
+    from kohya_bucket.trainers.sdscripts.checkout import npz_version
 
     if is_version(given):
         return given

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from kohya_bucket.adapter.options import store_folder
 from kohya_bucket.checks import number_of_launch
 from kohya_bucket.cli.configs import adapter_options, refuse_musubi, release_at_hand
 from kohya_bucket.cli.console import say, say_first, scan_progress
@@ -33,13 +32,14 @@ from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.latents.store.storage import StorePath, is_there
-from kohya_bucket.sdscripts.config import Config, Severity, read_config
-from kohya_bucket.sdscripts.wanted_latents import wanted_by_config
 from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.options import store_folder
+from kohya_bucket.trainers.sdscripts.config import Config, Severity, read_config
+from kohya_bucket.trainers.sdscripts.wanted_latents import wanted_by_config
 
 if TYPE_CHECKING:
-    from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.trainers.door.options import AdapterOptions
 
 
 @dataclass(frozen=True)

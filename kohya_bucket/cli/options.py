@@ -27,12 +27,12 @@ from kohya_bucket.inputs import open_input
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from kohya_bucket.adapter.dataset_keys import DatasetKeys
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.images.parallel import Engine
     from kohya_bucket.latents.items import EncodeOptions
-    from kohya_bucket.musubi.keys import ClipKeys
+    from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
+    from kohya_bucket.trainers.musubi.keys import ClipKeys
 
 
 _Command = Callable[..., None]
@@ -249,7 +249,7 @@ class RuleOptions(OptionsOfRules):
     @property
     def size(self) -> tuple[int, int]:
         """The resolution as (width, height). `ConfigError` for what is none."""
-        from kohya_bucket.sdscripts.config.keys import parse_resolution
+        from kohya_bucket.trainers.sdscripts.config.keys import parse_resolution
 
         return parse_resolution(self.resolution)
 
@@ -272,7 +272,7 @@ class RuleOptions(OptionsOfRules):
     @property
     def keys(self) -> DatasetKeys:
         """The same as the keys of a dataset; `BucketSettingsError` for what sd-scripts would stop at."""
-        from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
+        from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 
         limits = self.min_bucket_reso, self.max_bucket_reso, self.bucket_reso_steps
         keys = DatasetKeys(self.size, True, *limits, self.bucket_no_upscale)
@@ -281,9 +281,9 @@ class RuleOptions(OptionsOfRules):
 
     def make(self, sizes: IntArray | None = None) -> BucketRule:
         """The rule. `sizes` [N, 2] are for those that are made from the data."""
-        from kohya_bucket.adapter.dataset_keys import rule_for
-        from kohya_bucket.adapter.options import AdapterOptions
         from kohya_bucket.buckets import rule_from_name
+        from kohya_bucket.trainers.door.dataset_keys import rule_for
+        from kohya_bucket.trainers.door.options import AdapterOptions
 
         own = self.of_rules()
         if self.brings_sizes:
@@ -359,7 +359,7 @@ class ClipOptions:
             return None, self
         if is_family(self.arch) or is_family(_family_of_trainer(self.arch)):
             return self.arch, replace(self, arch=None)
-        from kohya_bucket.musubi.architectures import ARCHITECTURES, architecture_named
+        from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, architecture_named
 
         try:
             architecture_named(self.arch)
@@ -372,7 +372,7 @@ class ClipOptions:
     def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:
         """The same as the keys of a data set. `ConfigError` for lengths that are none."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
-        from kohya_bucket.musubi.keys import ClipKeys
+        from kohya_bucket.trainers.musubi.keys import ClipKeys
 
         keys = ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
         if self.target_frames is None:

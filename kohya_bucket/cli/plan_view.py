@@ -13,21 +13,21 @@ import typer
 from rich import box
 from rich.console import Console
 
-from kohya_bucket.adapter.findings import Findings, Severity
-from kohya_bucket.adapter.group import GpuRow
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli.console import print_table, say, say_first, scan_progress, wide_console
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.planning import RESOLUTION_MODES
-from kohya_bucket.sdscripts.wording import rule_text
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.findings import Findings, Severity
+from kohya_bucket.trainers.door.group import GpuRow
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.wording import rule_text
 
 if TYPE_CHECKING:
-    from kohya_bucket.musubi.config import MusubiConfig
-    from kohya_bucket.musubi.plan import PlacedData
-    from kohya_bucket.sdscripts.config import Config
-    from kohya_bucket.sdscripts.config.read import RunLength
-    from kohya_bucket.sdscripts.plan import DatasetOverview
+    from kohya_bucket.trainers.musubi.config import MusubiConfig
+    from kohya_bucket.trainers.musubi.plan import PlacedData
+    from kohya_bucket.trainers.sdscripts.config import Config
+    from kohya_bucket.trainers.sdscripts.config.read import RunLength
+    from kohya_bucket.trainers.sdscripts.plan import DatasetOverview
 
 
 _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
@@ -115,8 +115,8 @@ def plan_sdscripts(
 
     `gpus` and `accumulate` are, where not given, what the file says.
     """
-    from kohya_bucket.sdscripts.config.read import RunLength
-    from kohya_bucket.sdscripts.plan import overview
+    from kohya_bucket.trainers.sdscripts.config.read import RunLength
+    from kohya_bucket.trainers.sdscripts.plan import overview
 
     length = read.length or RunLength()
     batches = accumulate or length.batches
@@ -213,9 +213,9 @@ def plan_musubi(
     config: Path, arch: str | None, gpus: Sequence[int], accumulate: int, images: bool, *, quiet: bool = False
 ) -> Plan:
     """The same of musubi-tuner; what is not trained is among the findings."""
-    from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.config import read_config
-    from kohya_bucket.musubi.plan import overview
+    from kohya_bucket.trainers.musubi.architectures import architecture_named
+    from kohya_bucket.trainers.musubi.config import read_config
+    from kohya_bucket.trainers.musubi.plan import overview
 
     read = read_config(config, architecture_named(arch))
     if not read.model.name:
@@ -230,7 +230,7 @@ def plan_musubi(
 
 
 def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
-    from kohya_bucket.musubi.plan import seconds_lost
+    from kohya_bucket.trainers.musubi.plan import seconds_lost
 
     keys, what = data.keys, data.keys.what
     width, height = keys.resolution
@@ -265,7 +265,7 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
-    from kohya_bucket.musubi.keys import ClipKeys
+    from kohya_bucket.trainers.musubi.keys import ClipKeys
 
     keys = data.keys
     if not isinstance(keys, ClipKeys) or data.clips is None:

@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kohya_bucket.adapter.findings import Severity
 from kohya_bucket.checks import whole
 from kohya_bucket.cli.configs import is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
+from kohya_bucket.trainers.door.findings import Severity
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def preview(
         if is_musubi_config(file):
             plan = plan_musubi(file, arch, counts or [1], 1, True, quiet=True)
         else:
-            from kohya_bucket.sdscripts.config import read_config
+            from kohya_bucket.trainers.sdscripts.config import read_config
 
             release, checkout = release_at_hand(sd_scripts)
             trainer = trainer_at_hand(arch, checkout, file)

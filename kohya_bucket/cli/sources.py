@@ -28,8 +28,8 @@ from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.inputs import MAX_TABLE_BYTES
-from kohya_bucket.sdscripts.config.files import supported_extensions
 from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray

@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from kohya_bucket.adapter.dataset_keys import at_resolutions, rule_for
-from kohya_bucket.adapter.findings import Finding, Severity
-from kohya_bucket.adapter.placing import focus_of
 from kohya_bucket.cli.configs import adapter_options, musubi_config
 from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import RuleOptions
@@ -26,13 +23,16 @@ from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
-from kohya_bucket.musubi.keys import ClipKeys
-from kohya_bucket.musubi.listing import list_items
 from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
-from kohya_bucket.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
-from kohya_bucket.sdscripts.config.model import Sizes, refuse_lost_focus
-from kohya_bucket.sdscripts.plan import check_limits
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
+from kohya_bucket.trainers.door.findings import Finding, Severity
+from kohya_bucket.trainers.door.placing import focus_of
+from kohya_bucket.trainers.musubi.keys import ClipKeys
+from kohya_bucket.trainers.musubi.listing import list_items
+from kohya_bucket.trainers.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
+from kohya_bucket.trainers.sdscripts.config.model import Sizes, refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.plan import check_limits
 
 
 @dataclass(frozen=True)

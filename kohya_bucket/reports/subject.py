@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.adapter.group import GroupPlanner
-from kohya_bucket.adapter.options import AdapterOptions
-from kohya_bucket.adapter.placing import PlacedDataset, each_once, first_placed
 from kohya_bucket.buckets import BucketRule, Placement
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
@@ -22,6 +19,9 @@ from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.group import GroupPlanner
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import PlacedDataset, each_once, first_placed
 
 
 @dataclass(frozen=True)

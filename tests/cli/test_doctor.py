@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.cli import app
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.sdscripts import doctor
-from kohya_bucket.sdscripts.cache_doctor import human, nbytes_of
+from kohya_bucket.trainers.sdscripts import doctor
+from kohya_bucket.trainers.sdscripts.cache_doctor import human, nbytes_of
 
 ROOT = Path(__file__).parents[2]
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
@@ -284,7 +284,7 @@ def test_a_file_where_the_store_belongs(folder):
 
 @pytest.mark.parametrize("option", ["latent_cache", "text_cache"])
 def test_no_pyarrow_for_shards(folder, monkeypatch, option):
-    monkeypatch.setattr("kohya_bucket.sdscripts.cache_doctor.version_of", lambda _: "")
+    monkeypatch.setattr("kohya_bucket.trainers.sdscripts.cache_doctor.version_of", lambda _: "")
     found, _ = findings(write(folder, rest=f"[kohya_bucket]\n{option} = 'shards'"), code=1)
     assert found["no-pyarrow"]["message"] == f'{option} = "shards" needs pyarrow, which is not installed here'
     assert "pip install pyarrow" in found["no-pyarrow"]["remedy"]
@@ -337,7 +337,7 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
 
 
 def test_the_patch_of_another_version(tmp_path):
-    from kohya_bucket.sdscripts.checkout import PATCH
+    from kohya_bucket.trainers.sdscripts.checkout import PATCH
 
     there = checkout(tmp_path / "sd", "x = 1")
     status = PATCH.install(there)

@@ -6,10 +6,10 @@ import pytest
 import toml
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli import app
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import TOKEN_GRIDS, TokenGrid
+from kohya_bucket.trainers.door.options import AdapterOptions
 
 
 def run(*arguments):

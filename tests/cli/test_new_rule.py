@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import BucketRule, rule_from_name
 from kohya_bucket.buckets.rule import OwnSizes, RuleBase
 from kohya_bucket.buckets.rules.registry import RULES, NamedRule, RuleRequest, rule_choices
@@ -17,6 +15,8 @@ from kohya_bucket.cli import app
 from kohya_bucket.cli.commands.compare import comparable
 from kohya_bucket.cli.group import load_command
 from kohya_bucket.errors import BucketSettingsError, ConfigError
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
+from kohya_bucket.trainers.door.options import AdapterOptions
 
 
 class ToyBuckets(RuleBase):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.checkout_patch import Trial
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.trainers.door.checkout_patch import Trial
 from tests.full_disk import NoRoom
 
 COMMANDS = [
@@ -93,7 +93,9 @@ def test_what_cannot_be_written_leaves_what_was_there(
     tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("kohya_bucket.adapter.checkout_patch.CheckoutPatch.attempt", lambda *_: Trial(active=True))
+    monkeypatch.setattr(
+        "kohya_bucket.trainers.door.checkout_patch.CheckoutPatch.attempt", lambda *_: Trial(active=True)
+    )
     out, store = place.folder, tmp_path / "store"
     arguments = [part.format(data=folder, out=out, store=store) for part in command]
     if command[0] == "cache":
@@ -111,7 +113,7 @@ def test_what_cannot_be_written_leaves_what_was_there(
         (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n" * 40, encoding="utf-8")
         (out / "checkout" / "library" / "train_util.py").touch()
         if command[1] == "remove":
-            from kohya_bucket.sdscripts.checkout import PATCH
+            from kohya_bucket.trainers.sdscripts.checkout import PATCH
 
             PATCH.install(out / "checkout")
     else:

@@ -13,12 +13,12 @@ import pytest
 import toml
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.group import GroupPlanner
 from kohya_bucket.cli import app
-from kohya_bucket.sdscripts.config import read_config
+from kohya_bucket.trainers.door.group import GroupPlanner
+from kohya_bucket.trainers.sdscripts.config import read_config
 
 pytest.importorskip("torch", reason="trainers' loaders are torch's")
-from kohya_bucket.adapter.sampler import PlanSampler
+from kohya_bucket.trainers.door.sampler import PlanSampler
 from tests.pictures import png_header
 
 BUDGETS: list[dict[str, Any]] = [

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.cli import app
 from kohya_bucket.cli.options import SourceOptions, TrainerArguments
 from kohya_bucket.cli.sources import source_in
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.sdscripts.config import read_config
-from kohya_bucket.sdscripts.config.keys import DEFAULTS, config_name
-from kohya_bucket.sdscripts.plan import overview
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.config import read_config
+from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, config_name
+from kohya_bucket.trainers.sdscripts.plan import overview
 from tests.pictures import make_pictures
 
 ROOT = Path(__file__).parents[2]

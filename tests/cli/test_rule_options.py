@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kohya_bucket.adapter.dataset_keys import adjust_to_steps
-from kohya_bucket.adapter.options import AdapterOptions
 from kohya_bucket.buckets import KohyaBuckets, list_presets, load_preset
 from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHING_METHODS, TRAINERS, described
 from kohya_bucket.buckets.rules.registry import rule_choices
@@ -17,7 +15,9 @@ from kohya_bucket.cli.commands.compare import comparable, compared_rule, groups,
 from kohya_bucket.cli.group import load_command
 from kohya_bucket.cli.options import RuleOptions
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.sdscripts.config.keys import DEFAULTS
+from kohya_bucket.trainers.door.dataset_keys import adjust_to_steps
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS
 
 COMMANDS = ("simulate", "analyze", "compare", "buckets chart", "buckets make", "precompute")
 SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket.images.formats import not_loaded
-from kohya_bucket.sdscripts.objects import CutSize
+from kohya_bucket.trainers.sdscripts.objects import CutSize
 
 
 def raised(action):

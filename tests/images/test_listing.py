@@ -12,7 +12,7 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
 from kohya_bucket.images.listing import absolute_paths
-from kohya_bucket.sdscripts.config.files import read_folder
+from kohya_bucket.trainers.sdscripts.config.files import read_folder
 
 
 @pytest.fixture

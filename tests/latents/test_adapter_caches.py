@@ -15,7 +15,7 @@ from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.npz.read_write import check_text_npz, text_marks, write_arrays
-from kohya_bucket.sdscripts.caching.session import (
+from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     architecture_of,
     architecture_read_by,
@@ -135,7 +135,7 @@ def test_text_encoder_outputs_are_checked(tmp_path):
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_a_store_in_place_of_npz(tmp_path, image, arch):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from kohya_bucket.sdscripts.caching.shards import ShardCache
+    from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
     cache = ShardCache(tmp_path / "store", tmp_path, arch)
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
@@ -161,7 +161,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents.store.latent_store import LatentStore
-    from kohya_bucket.sdscripts.caching.shards import ShardCache
+    from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
     other = (64, 32)
     small = np.zeros(SDXL.shape(other), np.float32)
@@ -200,7 +200,7 @@ def test_what_precompute_stored_is_found(tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     pytest.importorskip("torch", reason="torch is not installed")
     from kohya_bucket.latents import LatentStore, precompute_latents
-    from kohya_bucket.sdscripts.caching.shards import ShardCache
+    from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
     from tests.latents.stub_encoders import PosteriorStub, dataset_of, make_images
 
     images = make_images(tmp_path / "images", [(64, 64), (100, 60)])
@@ -221,7 +221,7 @@ def test_what_precompute_stored_is_found(tmp_path):
 def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, collections):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents.store.latent_store import LatentStore
-    from kohya_bucket.sdscripts.caching.shards import ShardCache
+    from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
     writers = [ShardCache(tmp_path / "store", tmp_path, SDXL, collection=name or "other") for name in collections]
     for writer in writers:

@@ -26,7 +26,7 @@ from kohya_bucket.latents.npz.check import find_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
-from kohya_bucket.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
 from tests.latents.crash_child import encode  # noqa: E402
 from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402

@@ -16,7 +16,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from kohya_bucket.cli import app  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.sdscripts.checkout import PATCH  # noqa: E402
+from kohya_bucket.trainers.sdscripts.checkout import PATCH  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images  # noqa: E402
 
 NAMES = [

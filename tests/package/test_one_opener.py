@@ -24,20 +24,21 @@ ALLOWED = {
     ("images/clips.py", "av.open(path)"): "looked at before, by `read_clip`",
     ("latents/vae/diffusers_vae.py", "importlib.import_module('safetensors').safe_open(str(path), framework='pt')"):
         "the VAE, which is trusted",
-    ("musubi/checkout.py", "file.read_text(encoding='utf-8')"): "the checkout, which is trusted",
-    ("sdscripts/checkout.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
-    ("sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
-    ("sdscripts/config/releases.py", "file.read_text(encoding='utf-8-sig')"): "the checkout",
-    ("adapter/checkout_patch.py", "file.read_bytes()"): "the checkout",
-    ("sdscripts/batches.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
-    ("sdscripts/doctor.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"): "torch's own",
+    ("trainers/musubi/checkout.py", "file.read_text(encoding='utf-8')"): "the checkout, which is trusted",
+    ("trainers/sdscripts/checkout.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
+    ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
+    ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8-sig')"): "the checkout",
+    ("trainers/door/checkout_patch.py", "file.read_bytes()"): "the checkout",
+    ("trainers/sdscripts/batches.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
+    ("trainers/sdscripts/doctor.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"):
+        "torch's own",
     ("extras.py", "metadata.distribution('kohya-bucket').read_text('direct_url.json')"): "this package's own",
     ("buckets/set_files.py", "(_PRESETS / f'{name}.toml').read_text(encoding='utf-8')"): "this package's own",
     ("reports/one_file.py", "resources.files('kohya_bucket.reports').joinpath('templates', *name.split('/'))"
      ".read_text(encoding='utf-8')"): "this package's own",
     ("files.py", "os.open(path, os.O_RDONLY)"): "a folder, to sync it",
     ("cli/group.py", "os.open(os.devnull, os.O_WRONLY)"): "writes",
-    ("musubi/cache_files.py", "temporary.read_bytes()"): "what was just written",
+    ("trainers/musubi/cache_files.py", "temporary.read_bytes()"): "what was just written",
     ("latents/store/layout.py", "path.read_bytes()"): "an object in object storage",
     # of what is open, or in memory
     ("images/arrow_files.py", "pq.ParquetFile(opened)"): "",
@@ -53,12 +54,14 @@ ALLOWED = {
     ("images/by_pillow.py", "Image.open(io.BytesIO(b''.join([*parts, _NO_PIXELS])))"): "",
     ("datasets/sources.py", "Image.open(io.BytesIO(encoded), formats=[str(image.format)])"): "",
     **{(file, "Image.open(file)"): "" for file in (
-        "images/by_pillow.py", "images/pixels.py", "musubi/caches.py", "reports/page.py", "sdscripts/caching/latents.py"
+        "images/by_pillow.py", "images/pixels.py", "trainers/musubi/caches.py", "reports/page.py",
+        "trainers/sdscripts/caching/latents.py",
     )},
 }  # fmt: skip
 # of the same names, which read no file
 OTHERS = {
-    "adapter/config_source.py", "sdscripts/config/check.py", "musubi/config.py",  # `read_table` of a parsed config
+    # `read_table` of a parsed config
+    "trainers/door/config_source.py", "trainers/sdscripts/config/check.py", "trainers/musubi/config.py",
     "texts.py",  # `read_text`, by the opener
 }  # fmt: skip
 

@@ -42,7 +42,8 @@ ALLOWED = {
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     ("latents/store/remote_shards.py", "file.truncate(nbytes)"): "of `write_file`",
     # which are caught where they end in one of those above
-    ("adapter/placing.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"): "a MetadataCache",
+    ("trainers/door/placing.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
+        "a MetadataCache",
     ("cli/commands/sizes.py", "cache.save(output)"): "a MetadataCache",
     ("cli/commands/sizes.py", "interrupt.cache.save(output)"): "a MetadataCache",
     ("cli/subjects.py", "known.save(self.cache)"): "a MetadataCache",
@@ -50,15 +51,15 @@ ALLOWED = {
     ("images/scan_worker.py", "pickle.dump((look, paths), self._process.stdin)"): "into a pipe",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
     ("cli/commands/sizes.py", "tars.save(output)"): "a TarIndex",
-    ("sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
+    ("trainers/sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
      "keys=key_reso_suffix)"): "an npz or a store",
-    ("sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
-    ("sdscripts/caching/text.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
-    ("sdscripts/caching/session.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
-    ("adapter/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
-    ("musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
-    ("musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
-    ("musubi/cache_files.py", "open(temporary, 'wb')"): "for `replacing`",
+    ("trainers/sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
+    ("trainers/sdscripts/caching/text.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
+    ("trainers/sdscripts/caching/session.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
+    ("trainers/door/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
+    ("trainers/musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
+    ("trainers/musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
+    ("trainers/musubi/cache_files.py", "open(temporary, 'wb')"): "for `replacing`",
 }  # fmt: skip
 
 

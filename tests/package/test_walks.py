@@ -1,7 +1,7 @@
 """What a new part of each kind touches: a toy is added to a copy of the package, in as few files as the docs say.
 
 Then it must be known everywhere: to Python, to commands, to configs and, where there is one, to saved states. A new
-trainer is `tests/adapter/toy_door.py`.
+trainer is `tests/trainers/door/toy_door.py`.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
     out = walk.run(
         COMMAND
         + """
-    from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
-    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
+    from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.buckets import rule_from_name
 
     print(rule_from_name("toy", max_reso=512, margin=40).assign(512, 300))
@@ -154,7 +154,7 @@ def test_a_remainder_policy_is_two_files(walk: Walk) -> None:
         COMMAND
         + """
     import numpy as np
-    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.planning import plan_epoch
 
     ids = [0, 0, 0, 1, 1]

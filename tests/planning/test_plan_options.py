@@ -54,11 +54,11 @@ def test_a_new_policy_is_one_value(toy) -> None:
 def test_a_new_policy_is_offered_by_the_sampler_and_the_adapter(toy) -> None:
     pytest.importorskip("torch", reason="the sampler is torch's")
     from kohya_bucket import BucketBatchSampler
-    from kohya_bucket.adapter.dataset_keys import DatasetKeys
-    from kohya_bucket.adapter.group import GroupPlanner
-    from kohya_bucket.adapter.options import AdapterOptions
-    from kohya_bucket.adapter.placing import place_images
-    from kohya_bucket.adapter.sampler import PlanSampler
+    from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
+    from kohya_bucket.trainers.door.group import GroupPlanner
+    from kohya_bucket.trainers.door.options import AdapterOptions
+    from kohya_bucket.trainers.door.placing import place_images
+    from kohya_bucket.trainers.door.sampler import PlanSampler
 
     sampler = BucketBatchSampler(IDS, 4, remainder=toy)
     assert sampler.drop_last
@@ -81,7 +81,7 @@ def all_to_the_first(demand, context):
 def test_a_new_policy_may_move_images_and_need_sizes(monkeypatch) -> None:
     pytest.importorskip("torch", reason="the sampler is torch's")
     from kohya_bucket import BucketBatchSampler
-    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.trainers.door.options import AdapterOptions
 
     policy = RemainderPolicy(
         "to_first",
@@ -103,7 +103,7 @@ def test_a_new_policy_may_move_images_and_need_sizes(monkeypatch) -> None:
 
 
 def test_the_adapter_offers_what_is_registered() -> None:
-    from kohya_bucket.adapter.options import AdapterOptions
+    from kohya_bucket.trainers.door.options import AdapterOptions
 
     for remainder, mode in zip(REMAINDERS, [*RESOLUTION_MODES, "all", "all"], strict=True):
         weights = {"resolution_weights": [1, 2]} if RESOLUTION_MODES[mode].by_weight else {}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from kohya_bucket.sdscripts.config import Release
-from kohya_bucket.sdscripts.config.keys import KEYS, Level, known_keys
+from kohya_bucket.trainers.sdscripts.config import Release
+from kohya_bucket.trainers.sdscripts.config.keys import KEYS, Level, known_keys
 from tests.command_line import Command, command_line  # noqa: F401
 from tests.reported.case import reported
 

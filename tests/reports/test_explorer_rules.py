@@ -13,10 +13,10 @@ pytest.importorskip("selenium", reason="selenium is not installed: pip install s
 from explorer_support import open_explorer
 
 from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
-from kohya_bucket.adapter.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.buckets import list_presets
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.reports.page import browser_rule
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 
 pytestmark = pytest.mark.slow
 REFERENCE = Path(__file__).parents[2] / "compat_tests" / "reference"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import Analysis
     from kohya_bucket.reports.subject import Subject
-    from kohya_bucket.sdscripts.config import Finding
+    from kohya_bucket.trainers.sdscripts.config import Finding
 
 
 def analyze(

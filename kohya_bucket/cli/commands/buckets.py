@@ -69,9 +69,9 @@ def make(
     """Make a bucket set from the aspects of your images, and print what it crops."""
     import numpy as np
 
-    from kohya_bucket.adapter.dataset_keys import adjust_to_steps
     from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
     from kohya_bucket.cli.sources import sizes_of
+    from kohya_bucket.trainers.door.dataset_keys import adjust_to_steps
 
     options = options.for_arch(context, arch)
     check_output("--output", output, "a bucket set", path, _is_bucket_set)

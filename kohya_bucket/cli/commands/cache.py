@@ -208,7 +208,7 @@ def export(
     from kohya_bucket.latents.items import TEXT_FOLDER
     from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz
     from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
-    from kohya_bucket.sdscripts.config.files import read_caption
+    from kohya_bucket.trainers.sdscripts.config.files import read_caption
 
     if text:
         texts = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")]
@@ -300,7 +300,7 @@ def _end_if_damaged(opened: LatentStore, store: Path, so: str) -> None:
 
 def _older_caption(image: str, suffix: str, ending: str) -> str | None:
     """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
-    from kohya_bucket.sdscripts.config.files import read_caption
+    from kohya_bucket.trainers.sdscripts.config.files import read_caption
 
     file = Path(image)
     try:

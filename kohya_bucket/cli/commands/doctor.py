@@ -18,7 +18,7 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.adapter.findings import Section
+    from kohya_bucket.trainers.door.findings import Section
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
@@ -64,10 +64,10 @@ def doctor(
 def _sections(
     config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], arch: str | None, quick: bool
 ) -> Iterator[Section]:
-    from kohya_bucket.sdscripts.cache_doctor import cache_section
-    from kohya_bucket.sdscripts.checkout import find_checkout, nearby_checkout
-    from kohya_bucket.sdscripts.config import NEWEST, Release
-    from kohya_bucket.sdscripts.doctor import checkout_section, config_section, packages_section
+    from kohya_bucket.trainers.sdscripts.cache_doctor import cache_section
+    from kohya_bucket.trainers.sdscripts.checkout import find_checkout, nearby_checkout
+    from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
+    from kohya_bucket.trainers.sdscripts.doctor import checkout_section, config_section, packages_section
 
     checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
     release = Release.in_checkout(checkout) if checkout else NEWEST
@@ -86,9 +86,9 @@ def _sections(
 
 
 def _musubi_sections(config: Path, arch: str | None, quick: bool) -> Iterator[Section]:
-    from kohya_bucket.musubi.architectures import architecture_named
-    from kohya_bucket.musubi.plan import config_section
-    from kohya_bucket.sdscripts.doctor import packages_section
+    from kohya_bucket.trainers.musubi.architectures import architecture_named
+    from kohya_bucket.trainers.musubi.plan import config_section
+    from kohya_bucket.trainers.sdscripts.doctor import packages_section
 
     model = architecture_named(arch)
     yield packages_section()
@@ -112,7 +112,7 @@ def _print(console: Console, section: Section) -> None:
 
 
 def _verdict(sections: Sequence[Section]) -> str:
-    from kohya_bucket.adapter.findings import Severity
+    from kohya_bucket.trainers.door.findings import Severity
 
     found = [finding for section in sections for finding in section.findings]
     errors, warnings = (sum(f.count for f in found if f.severity is s) for s in (Severity.ERROR, Severity.WARNING))

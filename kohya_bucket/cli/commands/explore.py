@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.explorer_page import GivenFocus
     from kohya_bucket.reports.subject import ImageTable
-    from kohya_bucket.sdscripts.config import ReadDataset
+    from kohya_bucket.trainers.sdscripts.config import ReadDataset
 
 _NAME = "kohya-bucket-explorer.html"
 _FOCUS = "focus.jsonl"  # in a folder, it is shown with its images
@@ -63,7 +63,7 @@ def _of_folder(source: str | None, reading: Reading, options: RuleOptions) -> st
     from kohya_bucket.buckets import KohyaBuckets
     from kohya_bucket.cli.sources import images_in, not_read
     from kohya_bucket.reports.explorer_page import GivenFocus, StartSettings, render_explorer, with_repeats_of_folders
-    from kohya_bucket.sdscripts.config.files import supported_extensions
+    from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
 
     rule = options.make()
     assert isinstance(rule, KohyaBuckets)  # no other is asked for
@@ -78,13 +78,13 @@ def _of_folder(source: str | None, reading: Reading, options: RuleOptions) -> st
 
 
 def _of_config(path: Path, reading: Reading) -> str:
-    from kohya_bucket.adapter.placing import focus_of, refuse_conflicts
     from kohya_bucket.cli.configs import adapter_options, refuse_musubi
     from kohya_bucket.cli.subjects import images_of_config
     from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
-    from kohya_bucket.sdscripts.config.files import supported_extensions
-    from kohya_bucket.sdscripts.config.model import refuse_random_crops
     from kohya_bucket.texts import read_text
+    from kohya_bucket.trainers.door.placing import focus_of, refuse_conflicts
+    from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
+    from kohya_bucket.trainers.sdscripts.config.model import refuse_random_crops
 
     refuse_musubi(path, "explore")
     config, read, findings = images_of_config(path, reading)
@@ -113,7 +113,7 @@ def _of_settings(path: Path, dataset: ReadDataset, images: ImageTable, focus: Gi
     import numpy as np
 
     from kohya_bucket.reports.explorer_page import StartSettings, render_explorer
-    from kohya_bucket.sdscripts.config.files import supported_extensions
+    from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
 
     keys = dataset.config
     if dataset.images.is_reg.any():

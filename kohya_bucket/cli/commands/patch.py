@@ -14,7 +14,7 @@ from kohya_bucket.cli.help import opt
 from kohya_bucket.extras import argument
 
 if TYPE_CHECKING:
-    from kohya_bucket.adapter.checkout_patch import CheckoutPatch, PatchStatus, Trial
+    from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch, PatchStatus, Trial
 
 _FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
@@ -28,7 +28,7 @@ def install(
     force: bool = opt(False, _FORCE_HELP, "--force"),
 ) -> None:
     """Write the marked block into the trainer's package, once the adapter was tried there."""
-    from kohya_bucket.adapter.checkout_patch import CheckoutError
+    from kohya_bucket.trainers.door.checkout_patch import CheckoutError
 
     patch = _patch_of(folder)
     root = patch.find(folder)
@@ -68,10 +68,10 @@ def remove(folder: Checkout) -> None:
 
 def _patch_of(folder: Path) -> CheckoutPatch:
     """That of the trainer whose checkout the folder is."""
-    from kohya_bucket.adapter.checkout_patch import CheckoutError
-    from kohya_bucket.musubi.checkout import PATCH as MUSUBI_TUNER
-    from kohya_bucket.sdscripts.checkout import PATCH as SD_SCRIPTS
-    from kohya_bucket.sdscripts.checkout import SubmoduleError
+    from kohya_bucket.trainers.door.checkout_patch import CheckoutError
+    from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
+    from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
+    from kohya_bucket.trainers.sdscripts.checkout import SubmoduleError
 
     if not folder.exists():
         raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")

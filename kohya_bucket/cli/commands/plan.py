@@ -43,9 +43,9 @@ def plan(
     """A mistake in CONFIG does not keep its plan from being shown: what stops the trainer stands below it.
     Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
     """
-    from kohya_bucket.adapter.findings import Severity
     from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
-    from kohya_bucket.sdscripts.config import read_config, read_folders
+    from kohya_bucket.trainers.door.findings import Severity
+    from kohya_bucket.trainers.sdscripts.config import read_config, read_folders
 
     config, counts, hint = only_one(config, config_option), None if gpus is None else gpu_counts(gpus), ""
     if config is not None and is_musubi_config(config):

@@ -157,7 +157,7 @@ def _chosen(
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
     from kohya_bucket.launch import run_trainer
-    from kohya_bucket.sdscripts.caching.text import encode_ahead
+    from kohya_bucket.trainers.sdscripts.caching.text import encode_ahead
 
     others = [name for name in context.params if name not in ("path", "text", "quiet")]
     refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which follow its name", others)

@@ -128,8 +128,8 @@ def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Pa
 
     Of a `config` its own counts where none is given; what training would not keep is refused.
     """
-    from kohya_bucket.adapter.options import AdapterOptions
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
+    from kohya_bucket.trainers.door.options import AdapterOptions
 
     def asked(options: AdapterOptions) -> AdapterOptions:
         return options if given is None else options.over(focus=given)
@@ -137,14 +137,14 @@ def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Pa
     if config is None:
         options = asked(AdapterOptions())
     elif is_musubi_config(config):
-        from kohya_bucket.musubi.config import check_options
+        from kohya_bucket.trainers.musubi.config import check_options
 
         of_musubi = musubi_config(config, arch)
         options = asked(adapter_options(of_musubi))
         check_options(options)
     else:
-        from kohya_bucket.sdscripts.config import read_config
-        from kohya_bucket.sdscripts.config.model import refuse_lost_focus
+        from kohya_bucket.trainers.sdscripts.config import read_config
+        from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 
         read = read_config(config, release=release_at_hand(None)[0], check_captions=False)
         options = asked(adapter_options(read))

@@ -1,5 +1,0 @@
-"""The adapter: this package's plans behind musubi-tuner's own classes."""
-
-from kohya_bucket.musubi.door import install, is_active, left_alone, uninstall, why_inactive
-
-__all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]

@@ -1,0 +1,334 @@
+"""Reading a dataset config: TOML or JSON, with the line of each key, and its tables, strictly, by the trainer's keys.
+
+Trainers check values by `isinstance`: true is a whole number to them, and 30 no fraction.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.checks import path_meant
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import parse_json, parse_toml, read_regular
+from kohya_bucket.trainers.door.findings import Findings
+
+Place = tuple[str | int, ...]
+
+_ENDINGS = (".toml", ".json")
+
+_HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\-](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?)\s*\]\]?\s*(#.*)?$")
+_KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_\-]+))\s*=")
+_WINDOWS_PATH = re.compile(r"\"(?:[A-Za-z]:|\\)\\?[^\"]*\"")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A config file's content.
+
+    Attributes:
+        path: the file; None for a config made from command line arguments.
+        data: its tables.
+        lines: the line number of each key and table of a TOML file, by its place, e.g. `("datasets", 0, "resolution")`.
+        text: the file's text.
+    """
+
+    path: Path | None
+    data: dict[str, Any]
+    lines: Mapping[Place, int] = field(default_factory=dict)
+    text: str = ""
+
+    def line_of(self, *place: str | int) -> str:
+        """`line 7, ` or nothing where the line is not known."""
+        line = self.lines.get(place)
+        return f"line {line}, " if line else ""
+
+
+def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> Source:
+    """Read a dataset config, `.toml` or `.json`.
+
+    Args:
+        trainer: whose config it is, for messages.
+
+    Raises:
+        ConfigError: no such file, another suffix, not UTF-8, or not parsable; with the line where it is known.
+    """
+    file = Path(path)
+    if file.is_dir() or not file.exists():
+        what = f"is a folder: {_for_folder(file)}" if file.is_dir() else f"does not exist: {path_meant(file, _ENDINGS)}"
+        raise ConfigError(f"the dataset config {str(file)!r} {what}")
+    suffix = file.suffix.lower()
+    if suffix not in _ENDINGS:
+        raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")
+    text = _decode(file, trainer)
+    data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
+    return Source(file, data, {} if suffix == ".json" else _line_numbers(text), text)
+
+
+def _for_folder(folder: Path) -> str:
+    """What to call for a folder of images, by what is in it."""
+    repeats = any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir())
+    command = f'plan --train-data-dir "{folder}"`' if repeats else f'analyze "{folder}"` for its images'
+    return f"give the path of a .toml or .json file, or `kohya-bucket {command}"
+
+
+def _decode(file: Path, trainer: str) -> str:
+    raw = read_regular(file)
+    if raw.startswith(b"\xef\xbb\xbf"):
+        raise ConfigError(
+            f"{file} starts with a byte order mark, which makes {trainer} stop: save it as 'UTF-8', not 'UTF-8 "
+            "with BOM'"
+        )
+    try:
+        # As open() does it, so that line ends are "\n" on every system.
+        return raw.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{file}, line {line}: not UTF-8 (byte 0x{raw[error.start]:02x}): save it as UTF-8"
+        ) from error
+
+
+def _parse_json(file: Path, text: str) -> dict[str, Any]:
+    try:
+        data = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file} must hold an object with 'general' and 'datasets', not {type(data).__name__}")
+    return data
+
+
+def _parse_toml(file: Path, text: str) -> dict[str, Any]:
+    if unclosed := _unclosed_list(text):
+        # The toml library drops the last character of such a list without a word: 512 becomes 51.
+        raise ConfigError(f"{file}, line {unclosed}: a list is opened with [ and never closed: add the ]")
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", None)
+        what = str(getattr(error, "msg", "") or error or type(error).__name__)
+        place = f"{file}, line {line}" if line else str(file)
+        lines = dict(enumerate(text.split("\n"), 1))
+        raise ConfigError(f"{place}: {what}{_toml_hint(what, lines.get(line or 0, ''))}") from error
+
+
+_MIXED_NUMBERS = re.compile(r"\[\s*(?:\d+|\"\d+\"|'\d+')(?:\s*,\s*(?:\d+|\"\d+\"|'\d+'))+\s*\]")
+
+
+def _toml_hint(what: str, line: str) -> str:
+    if (path := _WINDOWS_PATH.search(line)) or "escape" in what.lower():
+        shown = f": {path.group()[1:-1]!r}".replace("\\\\", "\\") if path else ""
+        return f". In double quotes a backslash starts an escape; put Windows paths in single quotes{shown}"
+    if "boolean" in what.lower() or re.search(r"=\s*(True|False)\b", line):
+        return ". Booleans are written true and false"
+    if "homogeneous" in what.lower():
+        mixed = _MIXED_NUMBERS.search(line)
+        example = f"{mixed.group().replace(chr(34), '').replace(chr(39), '')}" if mixed else "[2.0, 4.0]"
+        return f". A list holds values of one type: {example}, not {mixed.group() if mixed else '[2, 4.0]'}"
+    if re.search(r"=\s*\[?\s*\d+\s*[, ]\s*\d+", line):
+        return ". Two numbers are written in brackets: [512, 768]"
+    if re.search(r"=\s*[A-Za-z/~.\\]", line) and '"' not in line and "'" not in line:
+        return ". Text is written in quotes: key = 'text'"
+    return ""
+
+
+def _unclosed_list(text: str) -> int | None:
+    """The line of a list without its closing bracket, or None."""
+    if '"""' in text or "'''" in text:
+        return None
+    opened, depth = 0, 0
+    for number, line in enumerate(text.split("\n"), 1):
+        bare = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'|#.*", "", line)  # without quoted strings and comments
+        if depth and (_HEADER.match(line) or _KEY.match(line)):
+            return opened
+        if not depth:
+            bare = bare.split("=", 1)[1] if "=" in bare else ""
+            opened = number
+        depth = max(0, depth + bare.count("[") - bare.count("]"))
+    return opened if depth else None
+
+
+def _line_numbers(text: str) -> dict[Place, int]:
+    """Where each table and key stands. An approximation for messages: it reads headers and `key =` only."""
+    lines: dict[Place, int] = {}
+    counts: dict[Place, int] = {}
+    place: Place = ()
+    for number, line in enumerate(text.split("\n"), 1):
+        header = _HEADER.match(line)
+        if header:
+            place = ()
+            names = [part.strip() for part in header.group(2).split(".")]
+            for depth, name in enumerate(names):
+                here = (*place, name)
+                if depth == len(names) - 1 and header.group(1) == "[[":
+                    counts[here] = counts.get(here, -1) + 1
+                    lines.setdefault(here, number)
+                place = (*here, counts[here]) if here in counts else here
+            lines.setdefault(place, number)
+            continue
+        key = _KEY.match(line)
+        if key:
+            name = key.group(1) or key.group(2) or key.group(3)
+            lines.setdefault((*place, name), number)
+    return lines
+
+
+@dataclass(frozen=True)
+class Type:
+    """A type of values, or a range within one.
+
+    Attributes:
+        text: what must be given, for messages.
+        fits: whether a trainer takes a value.
+        taken: what it makes of the value.
+    """
+
+    text: str
+    fits: Callable[[Any], bool]
+    taken: Callable[[Any], Any] = lambda value: value
+
+    def meant(self, value: Any) -> Any:
+        """The value of this type that another looks like; None if it looks like none."""
+        return next(filter(self.fits, _guesses(value)), None)
+
+
+_LARGEST = 1_000_000  # no side, step or batch size is above
+
+
+def _guesses(value: Any) -> Iterator[Any]:
+    """What someone may have meant who wrote a value of a wrong type."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            parts = json.loads(f"[{value.strip().lower().replace('x', ',')}]")
+            yield parts
+            if len(parts) == 1:
+                yield parts[0]
+                yield from _guesses(parts[0])
+    elif isinstance(value, list):
+        if all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in value):
+            yield [float(one) for one in value]
+        yield from value[:1]
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST:
+        yield float(value)
+        yield from (kind(value) for kind in (int, bool) if kind(value) == value)
+
+
+def _of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds)
+
+
+def _pair_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_of(kind), value))
+
+
+FLAG = Type("true or false", _of(bool))
+WHOLE = Type("a whole number", _of(int))
+FRACTION = Type("a number with a decimal point, e.g. 30.0", _of(float))
+NUMBER = Type("a number", _of(int, float))
+TEXT = Type("a text in quotes", _of(str))
+TABLE = Type("a table", _of(dict))
+ANYTHING = Type("anything", _of(object))
+SIZE = Type("a whole number or two of them, [width, height]", lambda value: _of(int)(value) or _pair_of(int)(value),
+            lambda value: (value, value) if isinstance(value, int) else tuple(value))  # fmt: skip
+WHOLES = Type("a list of whole numbers, e.g. [1, 25, 45]",
+              lambda value: isinstance(value, list) and all(map(_of(int), value)), tuple)  # fmt: skip
+FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_of(float), tuple)
+
+
+# Ranges: values with which a training can work, of those of the type.
+ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
+MOST_REPEATS = 2**31 - 1
+SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
+
+
+def check_range(name: str, value: Any, allowed: Type, place: str, findings: Findings) -> None:
+    """Report a value of the right type with which a trainer cannot train, or not as meant; None counts as not given."""
+    if value is not None and not allowed.fits(value):
+        shown = list(value) if isinstance(value, tuple) else value
+        findings.error(name.replace("_", "-"), place, f"{name} is {shown}, but must be {allowed.text}")
+
+
+def read_table(
+    table: Any, known: Mapping[str, Type], at: Place, name: str, source: Source, findings: Findings,
+    unknown: Callable[[str], tuple[str, str, str]],
+) -> dict[str, Any]:  # fmt: skip
+    """The keys of one table that a trainer takes, with their values as it takes them; the others are reported.
+
+    A misspelt key and a value of a wrong type are reported too, and taken as what they were evidently meant to be:
+    `bach_size = "2"` is `batch_size = 2`.
+
+    Args:
+        at: where it stands.
+        name: what messages call it.
+        unknown: code, message and remedy for a key that is not known.
+    """
+    if not isinstance(table, Mapping):
+        place = (source.line_of(*at) + name).rstrip(", ")
+        findings.error("not-a-table", place, f"{table!r} is not a table", "write [general] or [[datasets]]")
+        return {}
+    taken = {}
+    for key, value in table.items():
+        place = f"{source.line_of(*at, key)}{name}"
+        if key not in known:
+            code, message, remedy = unknown(str(key))
+            meant = near_key(str(key), known) if code == "unknown-key" else None
+            usable = meant is not None and meant not in table and meant not in taken
+            remedy += " It is taken so here" if usable else " (left out here)"
+            findings.error(code, place, message, remedy, (str(key),))
+            if not usable:
+                continue
+            key = meant
+        wanted = known[key]
+        if not wanted.fits(value):
+            meant = wanted.meant(value)
+            message = f"{key} is {value!r}, but must be {wanted.text}"
+            remedy = "" if meant is None else f"write {key} = {json.dumps(meant)}"
+            findings.error("wrong-type", place, message, remedy, (key,))
+            if meant is None:
+                continue
+            value = meant
+        elif isinstance(value, bool) and wanted not in (FLAG, ANYTHING):
+            message = f"{key} is {str(value).lower()}, which the trainer reads as {int(value)}"
+            findings.warning("bool-as-number", place, message, "write a number", (key,))
+            value = int(value)
+        taken[key] = wanted.taken(value)
+    return taken
+
+
+def unknown_key(
+    key: str, here: str, tables: Mapping[str, Collection[str]], elsewhere: Mapping[str, str] | None = None,
+    hint: str = "",
+) -> tuple[str, str, str]:  # fmt: skip
+    """Code, message and remedy for a key that does not belong into the table `here`.
+
+    Args:
+        tables: the keys of all tables, by name.
+        elsewhere: what keys are called that mean the same in other programs.
+        hint: what to do besides if the key resembles none.
+    """
+    homes = " or ".join(name for name, keys in tables.items() if key in keys)
+    if homes:
+        return "misplaced-key", f"{key!r} does not belong in {here}", f"move it to {homes}"
+    what, near = f"there is no key {key!r}", near_key(key, tables[here], elsewhere)
+    if near:
+        return "unknown-key", what, f"did you mean {near!r}?"
+    near = near_key(key, {name for keys in tables.values() for name in keys}, elsewhere)
+    if near:
+        homes = " or ".join(name for name, keys in tables.items() if near in keys)
+        return "unknown-key", what, f"did you mean {near!r}? It belongs in {homes}"
+    return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}{hint}"
+
+
+def near_key(key: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
+    """The known key that another one was probably meant to be; None if none resembles it."""
+    plain = key.strip().lower().replace("-", "_").replace(" ", "_")
+    plain = (elsewhere or {}).get(plain, plain)
+    return next(iter(difflib.get_close_matches(plain, sorted(known), 1, 0.7)), None)

@@ -1,0 +1,88 @@
+"""The keys of one data set, as trainers name them, and the rule that they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kohya_bucket.buckets import BucketRule, KohyaBuckets
+from kohya_bucket.buckets.rules.fixed import OneBucket
+from kohya_bucket.buckets.rules.registry import rule_from_name
+from kohya_bucket.buckets.sizes import IntArray, check_steps
+from kohya_bucket.errors import BucketSettingsError
+from kohya_bucket.trainers.door.options import AdapterOptions
+
+
+@dataclass(frozen=True)
+class DatasetKeys:
+    """The bucketing keys of one dataset, as sd-scripts names them. `resolution` is (width, height)."""
+
+    resolution: tuple[int, int]
+    enable_bucket: bool = False
+    min_bucket_reso: int = 256
+    max_bucket_reso: int = 1024
+    bucket_reso_steps: int = 64
+    bucket_no_upscale: bool = False
+
+
+def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
+    """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other."""
+    steps = check_steps(keys.bucket_reso_steps)
+    low, high = keys.min_bucket_reso, keys.max_bucket_reso
+    return low - low % steps, high + -high % steps
+
+
+def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
+    """The rule that sd-scripts follows for these keys, or the one that the adapter's options ask for.
+
+    `sizes` are [N, 2] of the dataset's images, for rules that make their buckets from the data.
+
+    Raises:
+        BucketSettingsError: keys with which sd-scripts would stop, with the remedy.
+        ConfigError: a rule, preset or file that does not exist or does not suit the dataset's step.
+    """
+    if not keys.enable_bucket:
+        return OneBucket(keys.resolution)
+    low, high = adjust_to_steps(keys)
+    width, height = keys.resolution
+    if keys.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
+        # No-upscale mode ignores the limits, but sd-scripts still stops over them.
+        KohyaBuckets(keys.resolution, low, high, keys.bucket_reso_steps)
+    options = options or AdapterOptions()
+    rule = rule_from_name(
+        options.rule,
+        max_reso=keys.resolution,
+        min_size=low,
+        max_size=high,
+        reso_steps=keys.bucket_reso_steps,
+        no_upscale=keys.bucket_no_upscale,
+        sizes=sizes,
+        **options.of_rules(),
+    )
+    steps = keys.bucket_reso_steps
+    if wrong := [str(bucket) for bucket in rule.bucket_set or () if not bucket.is_multiple_of(steps)]:
+        raise BucketSettingsError(
+            f"rule {options.rule!r} holds {', '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}, no multiple of "
+            f"bucket_reso_steps {steps}: set bucket_reso_steps to a common divisor that the model can train, "
+            f"or choose other buckets"
+        )
+    return rule
+
+
+def without_effect_on(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> str:
+    """Which options of rules are set though a data set lets them do nothing, and why, in one line; "" for none.
+
+    With `own_sizes`, its metadata prescribes the bucket of each image.
+    """
+    names, why = ["rule", *AdapterOptions.names()], ""
+    if own_sizes or not keys.enable_bucket:
+        why = "whose metadata sets the buckets" if own_sizes else "whose enable_bucket is off"
+    elif keys.bucket_no_upscale and options.rule == AdapterOptions.rule:
+        names, why = ["switching"], "with bucket_no_upscale, where a bucket follows from each image's own size"
+    asked = [name for name in names if why and getattr(options, name) != getattr(AdapterOptions, name)]
+    return f"[kohya_bucket] {' and '.join(asked)} set, but without effect on a data set {why}" if asked else ""
+
+
+def at_resolutions(keys: DatasetKeys, options: AdapterOptions | None) -> list[DatasetKeys]:
+    """The dataset's keys once for each resolution that it trains at: its own, or those of `resolutions`."""
+    resolutions = None if options is None else options.resolutions
+    return [replace(keys, resolution=resolution) for resolution in resolutions or (keys.resolution,)]

@@ -1,0 +1,239 @@
+"""One plan for all datasets of a group: each batch is of one bucket of one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.latents.architectures import TOKEN_GRIDS
+from kohya_bucket.planning import EpochPlanner
+from kohya_bucket.planning.fingerprint import digest_of
+from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
+from kohya_bucket.planning.options import EpochOptions
+from kohya_bucket.planning.plan import BucketCounts, EpochPlan
+from kohya_bucket.planning.planner import never_full, never_trained
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import InBuckets, PlacedDataset
+
+
+class GroupPlanner:
+    """Plans the datasets of one group.
+
+    Args:
+        images: one entry per dataset, in the group's order.
+        shards: [N] number of the shard that each image's latent lies in; None: not known yet. An order that goes by
+            shards is then planned as `shuffled`, whose steps are as many and as large.
+    """
+
+    def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
+        buckets_of = [len(i.buckets) for i in images]
+        self.options = options
+        self._of_epochs = options.of_epochs()
+        if options.arrangement.uses_shards and shards is None:
+            self._of_epochs |= {"order": "shuffled", "open_shards": EpochOptions.open_shards, "step_shapes": "one"}
+        self._shards = shards
+        self._keys = [i.keys for i in images]
+        self._focus = [focus for i in images if (focus := getattr(i, "focus", None)) is not None]
+        self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
+        self.first_bucket = np.cumsum([0, *buckets_of])
+        numbered = zip((i.bucket_ids for i in images), self.first_bucket, strict=False)
+        self.bucket_ids = np.concatenate([np.where(ids < 0, -1, ids + n) for ids, n in numbered]).astype(np.int32)
+        self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
+        self._planners: dict[int, EpochPlanner] = {}
+        self.repeats = np.concatenate([i.repeats for i in images])
+        self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
+        # Nothing moves from one dataset to another, nor from one resolution to another.
+        resolutions = max([1, *(int(i.resolution_of_bucket.max(initial=0)) + 1 for i in images)])
+        self.bucket_groups = np.concatenate(
+            [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
+        ).astype(np.int64)
+        self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
+        frames = [n for i in images for n in i.frames]
+        if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
+            pixels = self.bucket_sizes.astype(np.int64).prod(axis=1)
+            self._tokens = pixels * ((np.array(frames, dtype=np.int64) + 3) // 4)
+        else:
+            self._tokens = TOKEN_GRIDS[options.model].tokens(self.bucket_sizes, frames)
+
+    def planner(self, world_size: int) -> EpochPlanner:
+        """What plans any epoch for a number of processes."""
+        options = self.options
+        if world_size not in self._planners:
+            self._planners[world_size] = EpochPlanner(
+                self.bucket_ids,
+                None if options.has_budget else self.batch_sizes,
+                world_size=world_size,
+                repeats=self.repeats,
+                bucket_sizes=self.bucket_sizes,
+                bucket_groups=self.bucket_groups,
+                bucket_tokens=self._tokens,
+                token_cost=options.token_cost,
+                no_upscale=self._no_upscale,
+                shards=self._shards,
+                equal_epochs=True,
+                **self._of_epochs,
+            )
+        return self._planners[world_size]
+
+    def counts(self, plan: EpochPlan | None = None) -> list[BucketCounts]:
+        """What an epoch trains of the buckets of each dataset; by default on one process."""
+        every = (plan or self.planner(1).plan(0, 1)).per_bucket()
+        ends = itertools.pairwise(self.first_bucket.tolist())
+        return [BucketCounts(*(column[begin:end] for column in every)) for begin, end in ends]
+
+    def dataset_of(self, bucket: int) -> int:
+        """Which dataset of the group a bucket belongs to."""
+        return int(np.searchsorted(self.first_bucket, bucket, side="right")) - 1
+
+    def name_of(self, image: int) -> str:
+        """File name of an image of the plan."""
+        dataset = int(np.searchsorted(self.first_image, image, side="right")) - 1
+        return os.path.basename(self._keys[dataset][image - int(self.first_image[dataset])])  # noqa: PTH119
+
+    def fingerprint(self, world_size: int) -> dict[str, Any]:
+        """What decides a group's plans, as plain values; the folder that the images lie in does not."""
+        options = self.options
+        return {
+            **self.planner(world_size).fingerprint,
+            "image_names": self._names,
+            "max_pixels": options.max_pixels,
+            "own_batches": options.own_batches,
+        }
+
+    @cached_property
+    def focus(self) -> str | None:
+        """Digest of what crops keep; None where no focus is set. It changes pictures, and no plan."""
+        return digest_of(np.concatenate(self._focus)) if self._focus else None
+
+    @cached_property
+    def _names(self) -> str:
+        names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
+        return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+
+def moved_images(
+    images: PlacedDataset, options: AdapterOptions, world_sizes: Iterable[int]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
+    """([M] image, [M] bucket): what `merge` and `catch_all` may train elsewhere, image and size once each.
+
+    Sizes at which an image is trained anyway, with several resolutions, are not among them. `world_sizes` are numbers
+    of processes to train with; they only count with step_shapes="one".
+    """
+    image, bucket = images.pairs
+    planner = GroupPlanner([images], options)
+    ranks = set(world_sizes) if options.one_shape else {1}
+    pairs = sorted({pair for n in ranks for pair in planner.planner(n).moved_pairs()})
+    if not pairs:
+        return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)
+    asked = [image[bucket == source] for source, _ in pairs]
+    moved = np.concatenate(asked)
+    target = np.repeat(np.array([target for _, target in pairs], dtype=np.int32), [len(rows) for rows in asked])
+    sizes = np.array(images.buckets, dtype=np.int64)
+    _, size_number = np.unique(sizes, axis=0, return_inverse=True)
+    size_number = size_number.reshape(-1)  # numpy 2.0 gives it another shape
+    keys, first = np.unique(moved * len(sizes) + size_number[target], return_index=True)
+    at = first[~np.isin(keys, image * len(sizes) + size_number[bucket])]
+    return moved[at], target[at]
+
+
+# What an epoch is on several GPUs: steps, waiting, repeats, and images that fill no batch.
+
+_SHOWN = 5
+
+
+def left_over(group: GroupPlanner, world_size: int) -> tuple[tuple[str, ...], str]:
+    """What becomes of buckets that a remainder policy would leave out whole, on so many processes.
+
+    Returns the file names of the images that no epoch trains, and a line for logs and tables; empty where every bucket
+    fills a batch, or nothing is left out.
+    """
+    planner = group.planner(world_size)
+    small = never_full(planner) if planner.options.policy.leaves_out else ()
+    if not len(small):
+        return (), ""
+    together = counted(1 if planner.options.by_cost else world_size, "process")
+    buckets = np.unique(group.bucket_sizes[small], axis=0).tolist()
+    where = some([f"{width}x{height}" for width, height in buckets], _SHOWN)
+    policy, remainder = planner.options.policies[-1], group.options.remainder
+    if policy.leaves_out:
+        names = tuple(group.name_of(image) for image in never_trained(planner).tolist())
+        count = counted(len(names), "image", "is", "are")
+        return names, (
+            f"{count} never trained ({some(names, _SHOWN)}): what {where} hold fills no batch of {together}, and "
+            f"small_buckets = '{policy.name}'; small_buckets = 'keep' trains them"
+        )
+    images = np.isin(planner.demand_model.ids, small)
+    held = int(np.count_nonzero(images if images.ndim == 1 else images.any(axis=1)))
+    return (), (
+        f"{counted(held, 'image')} in buckets that fill no batch of {together} ({where}), which remainder = "
+        f"'{remainder}' would never train: small_buckets = '{policy.name}' {policy.text}"
+    )
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """An epoch on a number of GPUs.
+
+    Attributes:
+        steps: batches that each GPU trains; updates: changes of the weights, fewer with accumulation.
+        samples: trainings by all GPUs together.
+        missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
+        idle: predicted share of the GPUs' time spent waiting for the one with the most to do.
+        left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
+            epoch trains.
+        idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
+    """
+
+    gpus: int
+    steps: int
+    updates: int
+    samples: int
+    missed: int
+    repeated: int
+    moved: int
+    idle: float
+    idle_independent: float
+    ledger: str
+    left_over: str
+    never_trained: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+def epoch_of(
+    images: Sequence[InBuckets], options: AdapterOptions, gpus: Sequence[int], accumulate: int
+) -> tuple[list[BucketCounts], tuple[GpuRow, ...]]:
+    """Plan an epoch of some data sets; `accumulate` batches make one update.
+
+    Returns what it trains of the buckets of each data set on one GPU, and what it is on each number of GPUs.
+    """
+    if not any(len(one.keys) for one in images):
+        return [BucketCounts(*np.zeros((5, 0), dtype=np.int64)) for _ in images], ()
+    planner = GroupPlanner(images, options)
+    alone, rows = planner.planner(1).plan(0, 1), []
+    own = options.own_batches
+    for n in gpus:
+        ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
+        plan = planner.planner(ranks).plan(0, 1)
+        ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
+        never, line = left_over(planner, ranks)
+        idle = independent if own else idle_share_of(plan)
+        rows.append(
+            GpuRow(
+                n, steps, -(-steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved, idle,
+                independent, ledger.text, line, never,
+            )
+        )  # fmt: skip
+    return planner.counts(alone), tuple(rows)

@@ -1,0 +1,268 @@
+"""The sampler behind a trainer's loader, whose items are whole batches: one plan, dealt out to the ranks in turn.
+
+accelerate deals the items out to the ranks in turn. The sampler yields a global order in which every run of world-size
+items is one step of the plan: a batch for each rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Sampler
+
+from kohya_bucket.datasets.agreement import gather, world
+from kohya_bucket.planning import EpochPlan, EpochPlanner, EpochPosition
+from kohya_bucket.planning.fingerprint import agree
+from kohya_bucket.planning.resume import ResumePoint
+from kohya_bucket.texts import counted, one_line
+from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
+from kohya_bucket.trainers.door.door import Planned
+from kohya_bucket.trainers.door.group import GroupPlanner, left_over
+from kohya_bucket.trainers.door.ranks import end_run, is_first_process
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class Counter(Protocol):
+    """A number that a trainer counts up, such as a `multiprocessing.Value`."""
+
+    value: int
+
+
+class PlanSampler(Sampler[PlannedBatch], Planned):
+    """Yields an epoch's batches for all ranks: rank r's share is every world-size-th, beginning with r.
+
+    Args:
+        planner: the group's images.
+        seed: the datasets' seed; rank 0's is used everywhere.
+        current_epoch: the counter that the trainer advances before it iterates; None keeps epoch 0's order.
+        clock: a counter for what depends on the epoch within a batch (sd-scripts can leave out captions every few
+            epochs) where the order stays that of epoch 0.
+        current_step: the trainer's counter of steps, for what depends on it within a batch (sd-scripts can begin with
+            few words of a caption).
+    """
+
+    def __init__(
+        self, planner: GroupPlanner, seed: int, current_epoch: Counter | None, *, clock: Counter | None = None,
+        current_step: Counter | None = None,
+    ) -> None:  # fmt: skip
+        self.planner, self.current_epoch = planner, current_epoch
+        self._clock, self._current_step = clock, current_step
+        self.world_size, self._rank = world()
+        self.planned_ranks = 1 if planner.options.own_batches else self.world_size
+        self.seed = self._agreed(seed) if self.world_size > 1 else seed
+        self.bad_images = BadImages(planner.first_image.tolist())
+        self.on_start: Callable[[int], object] = lambda _: None
+        self.on_end: Callable[[], object] = lambda: None
+        self.exhausted = False  # all batches of the present epoch are dealt out, though not all may be trained
+        self._unreadable = 0, 0  # so many before the present epoch, and so many of them replaced
+        self.repeat_first = False  # the next iteration begins with each process' first batch twice
+        self._shift = 0
+        self._rest: EpochPosition | None = None
+        self._start = EpochPosition(self.seed, self.epoch)
+        self._current = self.plan
+        if current_epoch is not None and is_first_process() and (line := left_over(planner, self.planned_ranks)[1]):
+            logger.warning("%s", one_line(line))
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is planned: the trainer's count, moved on by what a resumed run had trained before."""
+        return 0 if self.current_epoch is None else int(self.current_epoch.value) + self._shift
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The whole plan of the present epoch."""
+        return self._planner.plan_at(EpochPosition(self.seed, self.epoch))
+
+    def resume(self, position: EpochPosition) -> ResumePoint:
+        """Train what is left of an epoch in the next iteration, and later epochs after it."""
+        self.seed = position.seed
+        if self._planner.plan_at(position).steps == 0:  # the epoch was complete
+            position = position.next_epoch()
+        self._rest, rest = position, self._planner.plan_at(position)
+        return ResumePoint(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
+
+    def begin_at(self, epoch: int, batches: int) -> ResumePoint:
+        """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
+        steps = batches * self.world_size // self.planned_ranks
+        return self.resume(self._planner.position(EpochPosition(self.seed, epoch), steps))
+
+    def position(self, batches: int) -> EpochPosition:
+        """Where the present epoch stands, when each process has trained so many of its batches (0: all)."""
+        first, end = self._current.first_step, self._current.first_step + self._current.steps
+        step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
+        return self._planner.position(self._start, max(step, first))
+
+    def summary(self, batches: int) -> str:
+        """One line on what the present epoch trained, when each process has trained so many of its batches (0: all)."""
+        plan, (total, replaced) = self._current, self._unreadable
+        unreadable, again = self.bad_images.total - total, self.bad_images.replaced - replaced
+        if batches:
+            bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
+            of = self._first(plan) + self._length(plan) // self.world_size
+            return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
+        return f"epoch {plan.epoch}: {plan.ledger().text_with(unreadable, again)}"
+
+    def loss_scale(self, batches: int) -> float:
+        """Of the batch with which this process has trained so many of the present epoch (0: all)."""
+        plan = self._current
+        last = batches - self._first(plan) if batches else self._length(plan) // self.world_size
+        return self._loss_scale(plan, (last - 1) * self.world_size + self._rank)
+
+    @property
+    def unequal_steps(self) -> int:
+        """Steps of the present epoch whose ranks train unequal numbers of images."""
+        if self.planned_ranks == self.world_size:
+            return self.plan.unequal_steps
+        lengths = self.plan.length
+        lengths = np.append(lengths, np.zeros(-len(lengths) % self.world_size, dtype=lengths.dtype))
+        return int(np.count_nonzero(np.ptp(lengths.reshape(-1, self.world_size), axis=1)))
+
+    @property
+    def largest_batch(self) -> int:
+        """No batch of one process has more images, in any epoch: by a budget, it may be more than the trainer's own."""
+        planner = self._planner
+        held = planner.demand_model.images_per_bucket * int(self.planner.repeats.max(initial=1))
+        full = planner.global_batch // self.planned_ranks
+        if any(policy.reason is not None and not policy.leaves_out for policy in planner.options.policies):
+            return int(full.max(initial=1))  # what is padded or moved may fill a batch of any bucket
+        return int(np.minimum(full, held).max(initial=1))
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What a position holds for; see `GroupPlanner.fingerprint`."""
+        return self.planner.fingerprint(self.planned_ranks)
+
+    @property
+    def _planner(self) -> EpochPlanner:
+        return self.planner.planner(self.planned_ranks)
+
+    def _agreed(self, seed: int) -> int:
+        """Rank 0's seed, after making sure that all ranks hold the same images."""
+        everyone = agree(
+            {**self.fingerprint, "samples": int(self.planner.repeats.sum()), "seed": seed},
+            gather,
+            "holds another data set",
+            "Every process must see the same files and settings; with a validation split, set validation_seed",
+            ignore=("seed",),
+        )
+        return int(everyone[0]["seed"])
+
+    def __len__(self) -> int:
+        return self._length(self.plan)
+
+    def __iter__(self) -> Iterator[PlannedBatch]:
+        if self.current_epoch is not None:
+            self.on_end()
+            self._unreadable = self.bad_images.total, self.bad_images.replaced
+        if self._rest is not None and self.current_epoch is not None:
+            self._start, self._rest = self._rest, None
+            self._shift = self._start.epoch - int(self.current_epoch.value)
+        else:
+            self._start = EpochPosition(self.seed, self.epoch)
+        self._current = plan = self._planner.plan_at(self._start)
+        self.exhausted = False
+        if self.current_epoch is not None:
+            self.on_start(self._first(plan))
+        again, self.repeat_first = self.world_size if self.repeat_first else 0, False
+        return self._batches(plan, self.epoch, again)
+
+    def _first(self, plan: EpochPlan) -> int:
+        """Batches of the epoch that each process has trained before a plan begins."""
+        return plan.first_step * self.planned_ranks // self.world_size
+
+    def _length(self, plan: EpochPlan) -> int:
+        return -(-plan.steps * self.planned_ranks // self.world_size) * self.world_size
+
+    def _batches(self, plan: EpochPlan, epoch: int, again: int) -> Iterator[PlannedBatch]:
+        planner, begin = self.planner, plan.first_step * self.planned_ranks
+        told = epoch if self._clock is None else int(self._clock.value)
+        for i in chain(range(again), range(self._length(plan))):
+            self._stop_at_bad_images()
+            step, rank = divmod(i, self.planned_ranks)
+            step %= plan.steps  # without one shape for all, the last ranks may have to begin again
+            bucket = plan.bucket(step, rank)
+            dataset = planner.dataset_of(bucket)
+            bucket -= int(planner.first_bucket[dataset])
+            images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
+            seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
+            global_step = None if self._current_step is None else int(self._current_step.value)
+            self.bad_images.count_here()  # loaders without workers read in this process
+            scale = self._loss_scale(plan, i) if self.current_epoch is not None else 1.0
+            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step, scale)
+        self.exhausted = True
+        self._stop_at_bad_images()
+
+    def _loss_scale(self, plan: EpochPlan, batch: int) -> float:
+        """What the mean loss of a batch is multiplied by, so that each image of a step counts the same."""
+        if self.planned_ranks == self.world_size:
+            return plan.loss_scale(*divmod(batch, self.world_size))
+        rank = batch % self.world_size
+        first = batch - rank
+        return own_batch_scale(plan.length[first : first + self.world_size], rank, self.world_size)
+
+    def _stop_at_bad_images(self) -> None:
+        """A worker that finds one cannot end the run, and says why; here it ends, a few batches later."""
+        if self.planner.options.on_bad_image == "stop" and self.bad_images:
+            image = self.planner.name_of(int(np.flatnonzero(self.bad_images.counts)[0]))
+            end_run(f"{image} cannot be read: repair or remove it, or leave on_bad_image out of the options")
+
+
+def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size: int) -> float:
+    """As `EpochPlan.loss_scale`, where each rank has a batch of its own.
+
+    `lengths` are images of the ranks' batches in one step; where there are fewer than ranks, the last ranks repeat
+    batches, which then do not count.
+    """
+    return world_size * float(lengths[rank]) / float(lengths.sum()) if rank < len(lengths) else 0.0
+
+
+def arguments_over(
+    group: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments by name of a `DataLoader` call that takes one item of a group at a time, in an order that nobody
+    gave it; none of any other call.
+    """
+    try:
+        arguments = dict(signature.bind(None, *args, **kwargs).arguments)
+    except TypeError:
+        return {}
+    arguments.pop("self")
+    arguments |= arguments.pop("kwargs", {})
+    own = arguments.get("sampler") or arguments.get("batch_sampler") or arguments.get("batch_size", 1) != 1
+    return arguments if isinstance(arguments.get("dataset"), group) and not own else {}
+
+
+def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None]) -> dict[str, Any]:
+    """The arguments of a trainer's own call, for a loader that draws from a plan.
+
+    `in_worker` opens the trainer's door in a worker process.
+    """
+    planned = {name: value for name, value in arguments.items() if name != "shuffle"} | {"sampler": sampler}
+    if planned.get("generator") is None:
+        # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
+        planned["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
+    if planned.get("num_workers"):
+        own = planned.get("worker_init_fn")
+        planned["worker_init_fn"] = partial(_start_worker, own, in_worker, sampler.bad_images)
+    return planned
+
+
+def _start_worker(
+    then: Callable[[int], Any] | None, prepare: Callable[[], None], bad_images: BadImages, worker: int
+) -> None:
+    prepare()
+    bad_images.count_here()
+    # The garbage collector writes into every object it looks at, which copies its page.
+    gc.freeze()
+    if then is not None:
+        then(worker)

@@ -1,0 +1,383 @@
+"""Which caches of a data set serve, and why others do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.buckets.focus import focus_crops, focus_pixels
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.files import final_name, remove_leftovers
+from kohya_bucket.images.clips import read_clips
+from kohya_bucket.inputs import open_input
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Reason, Stale, why_stale
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import focus_of
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.trainers.musubi.cache_files import (
+    REPAIRED,
+    BrokenFileError,
+    Identity,
+    MadeBy,
+    Note,
+    Settings,
+    TensorFile,
+    identity_in,
+    read_tensor_file,
+    why_made_otherwise,
+)
+from kohya_bucket.trainers.musubi.checkout import repaired_encoder
+from kohya_bucket.trainers.musubi.items import CacheName, Source, clip_of_text, identity, table_of
+from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, DatasetKeys
+from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
+
+Focus = tuple[float, ...]
+"""Left, top, right and bottom of what a crop keeps, in shares of the picture."""
+
+_COMMON = {*SOURCES, *(key.name for key in fields(DatasetKeys))}
+_OF_IMAGES = [name for name in (*IMAGES, *DEPRECATED) if name not in _COMMON]
+_OF_CLIPS = ["resolution", *(name for name in CLIPS if name not in _COMMON)]
+_OF_TEXT = ["resolution", "enable_bucket", "bucket_no_upscale"]
+_WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
+_FOCUS = "focus"
+_UNSAID: Settings = {"bucket_no_upscale": False, "further keys": "", _FOCUS: None}
+"""What notes did not say while nothing else was possible."""
+
+
+def holds_clips(dataset: CachedDataset) -> bool:
+    """Whether a data set is of videos."""
+    return hasattr(dataset, "frame_extraction")
+
+
+def fingerprint_of(
+    source: Identity, size: tuple[int, int], bucket: tuple[int, int] | None, vae: str, dtype: str,
+    focus: Focus | None = None,
+) -> Fingerprint:  # fmt: skip
+    """Of an image resized to cover the bucket and cut out of the middle, as musubi-tuner's `resize_image_to_bucket`, or
+    where a focus moves the crop.
+
+    Without a bucket, of a clip: its frames are resized to `size` while they are read, and their own size is not kept.
+    """
+    bucket = bucket or size
+    scale = max(bucket[0] / size[0], bucket[1] / size[1])
+    resized = int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)
+    interpolation = "lanczos/pillow" if scale > 1 else "area/cv2"
+    if size == bucket:
+        resized, interpolation = size, "none"
+    crop = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
+    if focus is not None:
+        sizes = np.array([resized])
+        left, top = focus_crops(focus_pixels(np.array([focus]), sizes), sizes, np.array([bucket]))[0].tolist()
+        crop = left, top
+    return Fingerprint(*source, vae or UNKNOWN_VAE, bucket, resized, crop, interpolation, dtype)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is of an item's latents, or of its caption's outputs.
+
+    Attributes:
+        files: names of those that can be trained.
+        reasons: why there are none.
+        latents: the files again, of latents.
+    """
+
+    files: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    latents: tuple[tuple[CacheName, TensorFile], ...] = ()
+
+
+@dataclass
+class Caches:
+    """The cache folder of one data set, as it is now.
+
+    Attributes:
+        dataset: of a family that is known.
+        selector: gives its buckets.
+        made_by: models and options that are asked for; empty where nobody knows them: they are not compared.
+        package: the trainer's code; None where nobody knows it.
+        focus: what the crop of each item keeps, by the item's number; those without one are not in it.
+        named, texts: what lies there: latents by the item's stem, and names of files with outputs of text encoders.
+        makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).
+    """
+
+    dataset: CachedDataset
+    selector: Selector
+    made_by: MadeBy = field(default_factory=dict)
+    package: Path | None = None
+    options: AdapterOptions = field(default_factory=AdapterOptions)
+
+    def __post_init__(self) -> None:
+        if not self.dataset.cache_directory:
+            raise ConfigError(
+                "a data set of a list has no cache_directory, and there is no folder to take for it: set one"
+            )
+        self.folder, name = Path(self.dataset.cache_directory), self.dataset.architecture
+        self.family: Architecture = ARCHITECTURES[name]
+        self.clips = holds_clips(self.dataset)
+        self.per_clip = self.clips and self.family.per_clip
+        self.repair = repaired_encoder(self.package, name)
+        self.table = table_of(self.dataset)
+        sources = self.table.sources
+        found_focus = focus_of(self.options, [source.key for source in sources])
+        rows = zip(sources, () if found_focus is None else found_focus.tolist(), strict=False)
+        self.focus: dict[int, Focus] = {source.number: tuple(row) for source, row in rows if row[0] == row[0]}
+        self.makers: dict[bool, dict[str, tuple[MadeBy, list[int]]]] = {False: {}, True: {}}
+        self.named: dict[str, list[CacheName]] = defaultdict(list)
+        self.texts: list[str] = []
+        self._texts_of_clips: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        killed = []
+        for file in sorted(os.listdir(self.folder)) if self.folder.is_dir() else ():
+            if f"_{name}" in (final := final_name(file)):
+                killed.append(self.folder / final)
+            elif file.endswith(f"_{name}_te.safetensors"):
+                self.texts.append(file)
+                if self.per_clip and (of_clip := clip_of_text(file, name)):
+                    self._texts_of_clips[of_clip[0]].append(of_clip[1])
+            elif found := CacheName.of(str(self.folder / file), name, clips=self.clips):
+                self.named[found.stem].append(found)
+        remove_leftovers(killed)
+
+    @property
+    def focus_of_controls(self) -> bool:
+        """Whether control images are cut to the bucket of their image, and keep its focus."""
+        return not any(getattr(self.dataset, name, None) for name in OWN_SIZES)
+
+    def text_path(self, source: Source, clip: tuple[int, int] | None = None) -> Path:
+        """Where a caption's outputs are, or those of one clip."""
+        of_clip = "" if clip is None else f"_{clip[0]:05d}-{clip[1]:03d}"
+        return self.folder / f"{source.stem}{of_clip}_{self.dataset.architecture}_te.safetensors"
+
+    def settings_of(self, source: Source, *, text: bool) -> Settings:
+        """Keys of the config that decide what is encoded, with their values as JSON has them.
+
+        The resolution of images is among them only for an encoder of captions that sees them: else it decides their
+        buckets, and those are compared. The crop of an image is compared too, but not that of what goes with it, nor
+        that of a clip, whose own size is not kept: for these the focus itself is among them.
+        """
+        if text and not self.family.sees_controls:
+            return {}
+        names = [*(_OF_TEXT if text else ()), *_OF_IMAGES, *(_OF_CLIPS if self.clips else ())]
+        if not text and self.dataset.architecture in _WINDOWED:
+            names.append(_WINDOW)
+        given: Settings = {name: getattr(self.dataset, name) for name in names if hasattr(self.dataset, name)}
+        if self.clips and not text:
+            given["bucket_no_upscale"] = bool(self.selector.no_upscale)
+        if text or self.family.per_clip:
+            given["further keys"] = source.further
+        several = self.clips or len(source.files) > 1
+        given[_FOCUS] = self.focus.get(source.number) if several else None
+        return dict(json.loads(json.dumps(given)))
+
+    def latents(self, source: Source) -> Found:
+        """What there is of an item's latents."""
+        reasons = [Reason(Stale.MISSING)]
+        good: list[tuple[CacheName, TensorFile, Note | None]] = []
+        for name in self.named.get(source.stem, ()):
+            header, why = _read(Path(name.path))
+            note = None if header is None else Note.in_file(header, latents=True)
+            why = why if header is None else self._why_latents(source, name, header, note)
+            if header is not None and not why:
+                good.append((name, header, note))
+            reasons = why or reasons
+        good.sort(key=lambda one: one[2] is None)
+        if notes := [note for _, _, note in good if note is not None]:
+            self._remember(source, notes[0].made_by, text=False)
+        chosen = [(name, header) for name, header, _ in good[: len(notes) or None]]
+        if not self.clips:
+            chosen = chosen[:1]
+        elif chosen:
+            clips = notes[0].clips if notes else sorted({name.clip for name, _ in chosen if name.clip is not None})
+            have = {(name.clip, name.section): (name, header) for name, header in chosen}
+            wanted = [(clip, section) for clip in clips for section in self._sections(clip[1])]
+            chosen = [have[one] for one in wanted] if all(one in have for one in wanted) else []
+        files = tuple(os.path.basename(name.path) for name, _ in chosen)
+        return Found(files, latents=tuple(chosen)) if chosen else Found(reasons=tuple(reasons))
+
+    def _sections(self, frames: int) -> Iterable[int | None]:
+        """The files of a clip of so many frames."""
+        window = int(getattr(self.dataset, _WINDOW, 9))
+        return range(max(1, (frames - 1) // 4 // window)) if self.family.in_sections else [None]
+
+    def _why_latents(self, source: Source, name: CacheName, header: TensorFile, note: Note | None) -> list[Reason]:
+        bucket = self.selector.get_bucket_resolution(name.size)
+        if self.clips and bucket != name.size:  # the size is that of the resized frames, and a bucket's is its own
+            return [_other_bucket(name.size, bucket)]
+        at, focus = None if self.clips else bucket, self.focus.get(source.number)
+        if note is None or note.fingerprint is None:
+            why = self._why_unmarked_clip if self.clips else self._why_unmarked_image
+            if reasons := why(source, name, header, bucket):
+                return reasons
+            # what does not say what it was made from is of the middle
+            middle, kept = (fingerprint_of((0, 0, ""), name.size, at, "", "", one) for one in (None, focus))
+            reasons = why_stale(middle, kept)
+            reasons += _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=False))
+            return reasons or _why_older(name.path, source.files)
+        stored = note.fingerprint
+        if min(bucket) < 1:
+            return [_other_bucket(stored.bucket_size, bucket)]
+        wanted = fingerprint_of(identity_in(stored), name.size, at, stored.vae, stored.dtype, focus)
+        reasons = why_changed(source.files, note.files)
+        reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
+        reasons += _why_set_otherwise(_UNSAID | note.settings, self.settings_of(source, text=False))
+        return reasons + why_made_otherwise(note.made_by, self.made_by, text=False)
+
+    def _why_unmarked_image(
+        self, source: Source, name: CacheName, header: TensorFile, bucket: tuple[int, int]
+    ) -> list[Reason]:
+        """Of an image of another size, or of another bucket."""
+        from PIL import Image
+
+        try:
+            with open_input(source.files[0]) as file, Image.open(file) as image:
+                size = image.size
+        except Exception:  # what it is of cannot be read, which is said elsewhere
+            return []
+        if size != name.size:
+            return [Reason(Stale.IMAGE_SIZE, *name.size, *size)]
+        return self._why_other_bucket(header, bucket)
+
+    def _why_unmarked_clip(
+        self, source: Source, name: CacheName, header: TensorFile, bucket: tuple[int, int]
+    ) -> list[Reason]:
+        """Of another bucket, or a clip that the data set's settings do not make."""
+        if self.selector.no_upscale:  # then a clip's bucket depends on its size in the file
+            width, height = read_clips(source.files[:1]).sizes[0].tolist()
+            bucket = self.selector.get_bucket_resolution((width, height)) if min(width, height) > 0 else (0, 0)
+            if bucket != name.size:
+                return [_other_bucket(name.size, bucket)]
+        if name.clip is not None:
+            data: Any = self.dataset
+            first, frames = name.clip
+            steps = {"head": 1 << 30, "chunk": max(1, frames), "slide": max(1, data.frame_stride or 1)}
+            fits = frames in (data.target_frames or ()) and first % steps.get(data.frame_extraction, 1) == 0
+            if data.frame_extraction == "full":
+                fits = first == 0 and frames <= data.max_frames
+            if not fits:
+                return [Reason(Stale.CLIP, frames, first)]
+        return self._why_other_bucket(header, bucket)
+
+    def _why_other_bucket(self, header: TensorFile, bucket: tuple[int, int]) -> list[Reason]:
+        """By the names of the tensors, which hold the size of the latents that are trained."""
+        found = next(filter(None, map(_MAIN.match, header.shapes)), None)
+        if found is None:
+            return [Reason(Stale.PART, "latents")]
+        stride, grown = self.family.stride, self.family.grown_to
+        size = int(found[2]) * stride, int(found[1]) * stride
+        fitting = (bucket, [-(-side // grown) * grown for side in bucket])
+        good = any(size == tuple(side // stride * stride for side in sides) for sides in fitting)
+        return [] if good else [_other_bucket(size, bucket)]
+
+    def text(
+        self, source: Source, caption: str, begin: str = "", clips: Sequence[tuple[int, int]] | None = None
+    ) -> Found:
+        """What there is of a caption's outputs; with `begin`, only that pass of several is asked for.
+
+        Where each clip has its own, all of `clips` must have them; of those that the files themselves name, where
+        nobody says which clips there are.
+        """
+        reasons = [Reason(Stale.MISSING)]
+        good: dict[tuple[int, int] | None, Note | None] = {}
+        for clip in self._texts_of_clips.get(source.stem, ()) if self.per_clip else [None]:
+            why, note = self._why_text(source, self.text_path(source, clip), caption, begin)
+            reasons = why or reasons
+            if not why:
+                good[clip] = note
+        wanted: Sequence[tuple[int, int] | None] = [None]
+        if self.per_clip:
+            named = [note.clips for note in good.values() if note is not None]
+            every = named[0] if named else sorted(clip for clip in good if clip is not None)
+            wanted = every if clips is None else clips
+        if not wanted or any(clip not in good for clip in wanted):
+            return Found(reasons=tuple(reasons))
+        return Found(tuple(self.text_path(source, clip).name for clip in wanted))
+
+    def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> tuple[list[Reason], Note | None]:
+        """Why a file does not serve, and its note."""
+        header, why = _read(path)
+        if header is None:
+            return why, None
+        if header.texts.get("caption1", caption) != caption:
+            return [Reason(Stale.CAPTION)], None
+        for start in (begin,) if begin else self.family.passes:
+            if not any(name.startswith(start) for name in header.shapes):
+                return [Reason(Stale.PART, start.rstrip("_"))], None
+        note = Note.in_file(header, latents=False)
+        if self.repair:  # outputs are of the repaired encoder if they say so, or are not older than its code
+            since = self.repair.file.stat().st_mtime_ns
+            before = path.stat().st_mtime_ns < since if note is None else REPAIRED not in note.made_by
+            if before:
+                return [Reason(Stale.OPTION, "musubi-tuner's text encoder", self.repair.before, "repaired since")], note
+        if note is None:
+            seen = source.files if self.family.sees_controls and len(source.files) > 1 else ()
+            moved = _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=True))
+            return moved or _why_older(str(path), seen), None
+        reasons = why_changed(source.files, note.files) if note.files else []
+        reasons += _why_set_otherwise(_UNSAID | note.settings, self.settings_of(source, text=True))
+        reasons += why_made_otherwise(note.made_by, self.made_by, text=True)
+        if not reasons:
+            self._remember(source, note.made_by, text=True)
+        return reasons, note
+
+    def _remember(self, source: Source, made: MadeBy, *, text: bool) -> None:
+        self.makers[text].setdefault(json.dumps(made, sort_keys=True), (made, []))[1].append(source.number)
+
+
+def _read(path: Path) -> tuple[TensorFile | None, list[Reason]]:
+    """What a file says, or why it says nothing."""
+    try:
+        return read_tensor_file(path), []
+    except FileNotFoundError:
+        return None, [Reason(Stale.MISSING)]
+    except BrokenFileError as error:
+        return None, [Reason(Stale.BROKEN, error)]
+
+
+_MAIN = re.compile(r"latents_(?:\d+x)?(\d+)x(\d+)_")
+
+
+def _other_bucket(before: tuple[int, int], now: tuple[int, int]) -> Reason:
+    return Reason(Stale.BUCKET, "x".join(map(str, before)), "x".join(map(str, now)))
+
+
+def _why_older(path: str, files: Iterable[str]) -> list[Reason]:
+    made = os.stat(path).st_mtime_ns
+    newer = any(os.stat(file).st_mtime_ns > made for file in files if os.path.exists(file))
+    return [Reason(Stale.OLDER)] if newer else []
+
+
+def _why_set_otherwise(known: Settings, wanted: Settings) -> list[Reason]:
+    keys = sorted(known.keys() & wanted.keys())
+    changed = [(key, known[key], wanted[key]) for key in keys if known[key] != wanted[key]]
+    return [Reason(Stale.FOCUS, *of) if key == _FOCUS else Reason(Stale.OPTION, key, *of) for key, *of in changed]
+
+
+def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[Reason]:
+    """Reasons why the files are not those that something was made from.
+
+    A file that is gone is no reason: caches outlive it.
+    """
+    if len(files) != len(stored):
+        return [Reason(Stale.SOURCE, f"{len(stored)} -> {len(files)} files")]
+    reasons = []
+    for path, known in zip(files, stored, strict=True):
+        try:
+            now, folder = identity(path), os.path.isdir(path)
+            if folder and now[0] == known[0] and now[1] != known[1]:
+                now = identity(path, content=True)
+            reasons += why_stale(_known_by(known), _known_by(now), None if folder else Path(path))
+        except OSError:
+            continue
+    return list(dict.fromkeys(reasons))
+
+
+def _known_by(source: Identity) -> Fingerprint:
+    return Fingerprint(*source, "", (1, 1), (1, 1), (0, 0), "", "")

@@ -1,0 +1,281 @@
+"""`read_config`: what a dataset config of musubi-tuner says, and what is wrong with it. No file beside it is opened."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.buckets.choices import EXTRACTIONS
+from kohya_bucket.checks import nearest
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.door.config_source import (
+    MOST_REPEATS,
+    Place,
+    Source,
+    check_range,
+    load_source,
+    read_table,
+    unknown_key,
+)
+from kohya_bucket.trainers.door.findings import Findings, Severity
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Architecture
+from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, known_checkout
+from kohya_bucket.trainers.musubi.keys import (
+    CLIPS,
+    DEPRECATED,
+    GENERAL,
+    IMAGES,
+    SOURCES,
+    ClipKeys,
+    DatasetKeys,
+    ImageKeys,
+)
+
+_GENERAL, _IMAGES, _CLIPS = "[general]", "a data set of images", "a data set of clips"
+_TABLES = {_GENERAL: GENERAL, _IMAGES: IMAGES, _CLIPS: CLIPS}
+_EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is not musubi-tuner's
+
+
+@dataclass(frozen=True)
+class MusubiConfig:
+    """All that a config says.
+
+    Attributes:
+        datasets: in order; those that musubi-tuner would refuse are there with what is known.
+        readable: whether all values of each can be read; else a default stands there.
+        places: where each begins, for messages: `line 7, dataset 1`.
+        model: what is trained; `ANY` where nobody said it.
+        options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
+        findings: everything that is wrong or notable.
+    """
+
+    path: Path
+    datasets: tuple[DatasetKeys, ...]
+    readable: tuple[bool, ...]
+    places: tuple[str, ...]
+    model: Architecture
+    options: AdapterOptions | None
+    findings: Findings
+
+
+def is_musubi(data: Any) -> bool:
+    """Whether a config is meant for musubi-tuner: a data set has one of its keys, or any of videos, in subsets or not,
+    and no subset has images as sd-scripts names them.
+    """
+    datasets = data.get("datasets") if isinstance(data, Mapping) else None
+    tables = [one for one in datasets if isinstance(one, Mapping)] if isinstance(datasets, list) else []
+    inner = [one for table in tables for one in _subsets_of(table)]
+    keys = {str(key) for one in (*tables, *inner) for key in one}
+    return any(key in SOURCES or key.startswith("video") for key in keys) and not keys & {"image_dir", "metadata_file"}
+
+
+def _subsets_of(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = table.get("subsets")
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _without_subsets(listed: Sequence[Any], source: Source, findings: Findings) -> Iterator[tuple[Any, Place, str]]:
+    """(table, place, name) of each data set; subsets, which musubi-tuner does not have, are named and taken as such."""
+    for i, one in enumerate(listed):
+        at, name = ("datasets", i), f"dataset {i + 1}"
+        if not isinstance(one, Mapping) or "subsets" not in one:
+            yield one, at, name
+            continue
+        message = "musubi-tuner has no subsets, and stops at [[datasets.subsets]]"
+        remedy = "write their keys into [[datasets]], one for each: image_directory, cache_directory, num_repeats, …"
+        findings.error("misplaced-key", f"{source.line_of(*at, 'subsets')}{name}", message, remedy, ("subsets",))
+        own = {key: value for key, value in one.items() if key != "subsets"}
+        inner = _subsets_of(one)
+        for j, subset in enumerate(inner):
+            yield {**own, **subset}, (*at, "subsets", j), f"{name}, subset {j + 1}"
+        if not inner:
+            yield own, at, name
+
+
+def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> MusubiConfig:
+    """Read a dataset config, `.toml` or `.json`.
+
+    Raises:
+        ConfigError: the file cannot be read at all, or has no data set. Everything else is in `findings`.
+    """
+    source, findings = load_source(path, "musubi-tuner"), Findings()
+    data = dict(source.data)
+    data.pop(TABLE, None)
+    for key in [key for key in data if key not in ("general", "datasets")]:
+        message = f"musubi-tuner stops at {key!r}: beside [general] and [[datasets]] there is nothing"
+        remedy = f"did you mean {nearest(key, ('general', 'datasets', TABLE))}?"
+        findings.error("unknown-key", source.line_of(key).rstrip(", "), message, remedy)
+    listed = data.get("datasets")
+    if not isinstance(listed, list) or not listed:
+        raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
+    general, general_read = _taken(data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings)
+    datasets, places, readable = [], [], []
+    for one, at, name in _without_subsets(listed, source, findings):
+        place = source.line_of(*at) + name
+        named = [key for key in SOURCES if isinstance(one, Mapping) and key in one]
+        clips = isinstance(one, Mapping) and any(str(key).startswith("video") for key in one)
+        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, at, name, source, findings)
+        if isinstance(one, Mapping) and not named and own.keys().isdisjoint(SOURCES):
+            findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
+        datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
+        places.append(place)
+        readable.append(general_read and own_read)
+    _check_caches(datasets, places, findings)
+    for keys, place in zip(datasets, places, strict=True):
+        _check_values(keys, place, model, findings)
+    options = AdapterOptions.of_config(source, findings)
+    for conflict in conflicts(options or AdapterOptions()):
+        findings.error("settings", source.line_of(TABLE).rstrip(", "), conflict)
+        options = None
+    file = source.path or Path(path)
+    return MusubiConfig(file, tuple(datasets), tuple(readable), tuple(places), model, options, findings)
+
+
+def _taken(
+    table: Any, kind: str, at: Place, name: str, source: Source, findings: Findings
+) -> tuple[dict[str, Any], bool]:
+    """The keys of one table that can be used, and whether these are all of those that it has."""
+    if isinstance(table, Mapping):
+        table = dict(table)
+        for old, new in DEPRECATED.items():
+            if old in table:
+                findings.note("old-key", name, f"{old} is now called {new}", "rename it")
+                table.setdefault(new, table.pop(old))
+    known = _TABLES[kind]
+    taken = read_table(table, known, at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
+    return taken, isinstance(table, Mapping) and table.keys() & known.keys() <= taken.keys()
+
+
+def _check_caches(datasets: Sequence[DatasetKeys], places: list[str], findings: Findings) -> None:
+    used = Counter(keys.caches for keys in datasets)
+    for keys, place in zip(datasets, places, strict=True):
+        if keys.caches is None and keys.jsonl_file:
+            message = "names no cache_directory, and with a list of files there is no folder to take for it"
+            findings.error("no-cache-directory", place, message, "set cache_directory")
+        elif keys.caches is not None and (times := used[keys.caches]) > 1:
+            message = f"{keys.caches!r} is the cache folder of {times} data sets, at which musubi-tuner stops"
+            findings.error("shared-cache", place, message, "give each a cache_directory of its own")
+
+
+def _check_values(keys: DatasetKeys, place: str, model: Architecture, findings: Findings) -> None:
+    """Report values that musubi-tuner takes and cannot train with, or not as meant."""
+    for one in fields(keys):
+        if one.metadata["allowed"] is not None:
+            check_range(one.name, getattr(keys, one.name), one.metadata["allowed"], place, findings)
+    if keys.batch_size > 1 and model.name == "mmh3":
+        message = f"batch_size is {keys.batch_size}, but {model.title} trains one item at a time"
+        findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
+    if keys.num_repeats > MOST_REPEATS:
+        message = f"num_repeats is {keys.num_repeats:,}, but no epoch trains an item more than {MOST_REPEATS:,} times"
+        findings.error("num-repeats", place, message, "lower it")
+    if keys.num_repeats < 1:
+        message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"
+        findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the data set")
+    ending = keys.caption_extension
+    if ending is not None and not ending.startswith("."):
+        message = f"caption_extension is {ending!r}: im.png needs a caption im{ending}"
+        findings.warning("caption-extension", place, message, f"begin it with a dot: '.{ending}'")
+    elif ending is None and keys.directory is not None:
+        message = "names no caption_extension, so musubi-tuner stops when it looks for captions"
+        findings.error("caption-extension", place, message, "set it, e.g. caption_extension = '.txt'")
+    if keys.bucket_no_upscale and not keys.enable_bucket:
+        findings.note("no-upscale", place, "bucket_no_upscale does nothing while enable_bucket is off", "set both")
+    if isinstance(keys, ClipKeys):
+        _check_frames(keys, place, model, findings)
+        _check_model(keys, place, model, findings)
+        _check_clip_buckets(keys, place, model, findings)
+
+
+def buckets_follow(keys: DatasetKeys, place: str, model: Architecture) -> bool:
+    """Whether the items of a data set can be placed, though musubi-tuner may stop at something else in its config."""
+    found = Findings()
+    _check_values(keys, place, model, found)
+    return {finding.code for finding in found.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}
+
+
+def _check_frames(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+    """Whether runs of frames follow from the keys, and which."""
+    how, lengths = keys.frame_extraction, list(keys.target_frames)
+    if how not in _EXTRACTIONS:
+        message = f"frame_extraction is {how!r}, at which musubi-tuner stops"
+        remedy = f"use one of {', '.join(_EXTRACTIONS)}; nearest: {nearest(how or 'head', _EXTRACTIONS)}"
+        findings.error("frame-extraction", place, message, remedy)
+        return
+    asked = 1 if how == "full" else min(lengths, default=0)
+    rate = 1.0 if keys.source_fps is None else keys.source_fps
+    if min(keys.frame_stride, keys.frame_sample, keys.max_frames, asked) < 1 or not 0 < rate < float("inf"):
+        message = f"target_frames {lengths}, frame_stride {keys.frame_stride}, frame_sample {keys.frame_sample}, "
+        message += f"max_frames {keys.max_frames}, source_fps {keys.source_fps}: no frames follow from one of these"
+        findings.error("frames", place, message, "give numbers of 1 or more, and a rate above 0")
+    elif how != "full" and model.name and asked < model.grid.base:
+        message = f"target_frames {lengths}: {model.title} needs {model.grid.base} frames or more"
+        findings.error("frames", place, f"{message}, and musubi-tuner stops", "list longer ones")
+    elif how != "full" and model.name and set(taken := model.grid.lengths(lengths)) != set(lengths):
+        message = f"target_frames {lengths} are rounded to {list(taken)}"
+        findings.note("target-frames", place, message, f"{model.title} takes {model.grid} frames")
+
+
+def _check_model(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+    if not model.name and keys.source_fps is not None:
+        message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
+        findings.error("no-architecture", place, message, "name it, e.g. --arch wan")
+    if model.name and model.target_fps is None:
+        able = ", ".join(a.name for a in ARCHITECTURES.values() if a.target_fps is not None)
+        message = f"{model.title} trains no clips in musubi-tuner"
+        findings.error("no-clips", place, message, f"--arch is one of {able} for clips")
+    if model.by_time and keys.source_fps is not None:
+        message = f"source_fps is ignored: {model.title}'s clips are brought to "
+        findings.note("source-fps", place, f"{message}{model.target_fps:g} frames per second by their times")
+
+
+def _check_clip_buckets(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+    """What `enable_bucket` and `bucket_no_upscale` mean for clips, which depends on musubi-tuner's version."""
+    if keys.enable_bucket and not keys.bucket_no_upscale:
+        return
+    package = known_checkout(model.trainer)
+    if package is None:
+        message = "clips are shown as the newest musubi-tuner places them; up to 0.3.4 it puts them in buckets and "
+        message += "enlarges them, whatever enable_bucket and bucket_no_upscale say"
+        findings.note("clip-buckets", place, message, "to see yours, name its trainer's path with --arch")
+    if not clips_always_in_buckets(package):
+        if not keys.enable_bucket:
+            message = f"enable_bucket is off, so every clip is cut to {keys.resolution[0]}x{keys.resolution[1]}"
+            findings.note("one-size", place, message, "for buckets, set enable_bucket = true")
+        return
+    if keys.bucket_no_upscale:
+        message = "this musubi-tuner ignores bucket_no_upscale for clips: they are enlarged to their bucket"
+        findings.note("no-upscale", place, message)
+    if not keys.enable_bucket:
+        message = "enable_bucket is off, but this musubi-tuner caches clips in buckets all the same, and without the "
+        message += "plan a batch of clips of different sizes ends the training"
+        findings.warning("clips-without-buckets", place, message, "set enable_bucket = true")
+
+
+_OPTIONS = {
+    "remainder", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels", "max_tokens",
+    "max_cost", "model", "cost", "focus",
+}  # fmt: skip
+
+
+def conflicts(options: AdapterOptions) -> Iterator[str]:
+    """What to change, for options that caches cannot have."""
+    for field in fields(options):
+        if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
+            several = "give each resolution [[datasets]] and a cache_directory of its own"
+            remedy = several if field.name == "resolutions" else "leave it out"
+            message = f"{field.name} is set, but musubi-tuner trains from caches that were made without it: {remedy}; "
+            yield f"[{TABLE}] {message}{', '.join(sorted(_OPTIONS))} can be set"
+    for name, policy in options.moving.items():
+        message = f"{name} is {policy.name!r}, which trains images at other sizes, but caches have one size each"
+        yield f"[{TABLE}] {message}: use 'keep', 'pad' or 'drop'"
+
+
+def check_options(options: AdapterOptions) -> None:
+    """Raise `ConfigError` with the first of the `conflicts`."""
+    for conflict in conflicts(options):
+        raise ConfigError(conflict)

@@ -1,0 +1,161 @@
+"""Control images and control clips: which each item of a data set gets, and what musubi-tuner stops at.
+
+Source: kohya-ss/musubi-tuner 0.3.4 and 0.3.6, the classes of `dataset/datasources.py`, and `ImageDataset` for how many
+each family takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kohya_bucket.checks import path_meant
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.musubi.architectures import Architecture
+from kohya_bucket.trainers.musubi.keys import DatasetKeys, ImageKeys
+
+_BY_INDEX = ("wan", "fp", "mmh3")  # families of which `fp_1f_clean_indices` says how many
+_MISSING = "missing-control-image"
+
+Owned = Sequence[tuple[str, Sequence[Any]]]
+"""(item, its control images in order) of each item."""
+
+
+def controls_wanted(keys: DatasetKeys, model: Architecture) -> int | None:
+    """How many control images the family takes with each image; None for any number, or where no model is named."""
+    if not isinstance(keys, ImageKeys) or not model.name:
+        return None
+    indices = keys.fp_1f_clean_indices if model.name in _BY_INDEX else None
+    return model.controls if indices is None else len(indices)
+
+
+def controls_in_folder(
+    keys: DatasetKeys, paths: Sequence[str], found: Sequence[str], place: str, findings: Findings, model: Architecture
+) -> list[str]:
+    """The control images or clips of items of a folder.
+
+    Args:
+        paths: the items.
+        found: the images in `control_directory`.
+    """
+    folder = keys.control_directory
+    if folder is None:
+        _check_none(keys, len(paths), place, findings, model)
+        return []
+    if not os.path.isdir(folder):
+        message = f"control_directory {folder!r} is not a folder, and musubi-tuner stops at that"
+        findings.error("missing-folder", place, message, path_meant(folder), (folder,))
+        return []
+    own = _of_images(paths, found) if keys.what == "image" else [(path, _of_clip(path, folder)) for path in paths]
+    if odd := [one for path, ones in own for one in ones if _number(one, path) is None]:
+        message = f"{counted(len(odd), 'control image')} with the name of an image and no number behind it, at which "
+        message += f"musubi-tuner stops ({some(odd, 2)})"
+        findings.error("control-name", place, message, "name them as the image, or im_0.png, im_1.png, …", odd)
+    return _read(own, controls_wanted(keys, model), folder, place, findings, model)
+
+
+def _of_images(paths: Sequence[str], found: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """One that begins as several images are called goes to that of the longest name."""
+    stems: dict[str, str] = {}
+    for path in sorted(paths, key=lambda path: len(os.path.basename(path)), reverse=True):
+        stems.setdefault(os.path.splitext(os.path.basename(path))[0], path)
+    own: dict[str, list[str]] = {path: [] for path in paths}
+    for one in found:
+        name = os.path.basename(one)
+        suiting = [stems[name[:i]] for i, sign in enumerate(name) if sign in "._" and name[:i] in stems]
+        if suiting:
+            own[max(suiting, key=lambda path: len(os.path.basename(path)))].append(one)
+    return [(path, sorted(ones, key=lambda one: _number(one, path) or 0)) for path, ones in own.items()]
+
+
+def _number(control: str, item: str) -> int | None:
+    """Which of its item's control images one is, from 0; None where its name does not say it."""
+    own, stem = (os.path.splitext(os.path.basename(path))[0] for path in (control, item))
+    digits = own.rpartition("_")[2]
+    return 0 if own == stem else int(digits) + 1 if digits.isdecimal() else None
+
+
+def _of_clip(path: str, folder: str) -> list[str]:
+    """The clip or the folder of frames of the same name."""
+    name = os.path.basename(path)
+    base = os.path.join(folder, os.path.splitext(name)[0])
+    if os.path.exists(same := os.path.join(folder, name)):
+        return [same]
+    if os.path.isdir(base):
+        return [base]
+    others = (base + case(ending) for case in (str.lower, str.upper) for ending in VIDEO_EXTENSIONS)
+    return [one for one in others if os.path.exists(one)][:1]
+
+
+def controls_in_rows(
+    keys: DatasetKeys, rows: Sequence[tuple[str, Mapping[str, Any]]], place: str, findings: Findings,
+    model: Architecture,
+) -> list[str]:  # fmt: skip
+    """The same of (item, line) of a list."""
+    if keys.control_directory is not None:
+        message = "control_directory is not looked into beside a list of files: nothing of it is trained"
+        findings.warning("control-directory", place, message, "write a control_path into each line")
+    clips = keys.what == "clip"
+    given = [(item, _paths_in(row, clips)) for item, row in rows]
+    if not any(values for _, values in given):
+        _check_none(keys, len(rows), place, findings, model)
+        return []
+    odd = [f"{item}: {value!r}" for item, values in given for value in values if not isinstance(value, str)]
+    if odd:
+        message = f"{counted(len(odd), 'control_path', 'is', 'are')} no text, at which musubi-tuner stops "
+        several = "" if clips else "; for several write control_path_0, control_path_1, …"
+        findings.error("control-path", place, message + f"({some(odd, 2)})", f"write one path in quotes{several}", odd)
+    own = [(item, values) for item, values in given if all(isinstance(value, str) for value in values)]
+    wanted, file = controls_wanted(keys, model), keys.jsonl_file or ""
+    read = _read(own, wanted, file, place, findings, model, may_lack=not clips and not wanted)
+    if gone := [one for one in read if (one or not clips) and not os.path.exists(one)]:
+        message = f"{counted(len(gone), f'control {keys.what}')} cannot be found, at which musubi-tuner stops "
+        message += f"({some(gone, 2)})"
+        findings.error(_MISSING, place, message, path_meant(gone[0]), gone)
+    return [one for one in read if one]
+
+
+def _paths_in(row: Mapping[str, Any], clips: bool) -> list[Any]:
+    numbered = {0: row["control_path"]} if "control_path" in row else {}
+    for key, value in row.items():
+        start, _, digits = key.rpartition("_")
+        if start == "control_path" and digits.isdecimal() and not clips:
+            numbered.setdefault(int(digits), value)
+    return [numbered[number] for number in sorted(numbered)]
+
+
+def _check_none(keys: DatasetKeys, items: int, place: str, findings: Findings, model: Architecture) -> None:
+    if model.needs_control and items and keys.what == "image":
+        message = f"names no control images, but {model.title} takes one with each image, and musubi-tuner stops"
+        findings.error(_MISSING, place, message, "set control_directory, or write a control_path into each line")
+
+
+def _read(
+    own: Owned, wanted: int | None, where: str, place: str, findings: Findings, model: Architecture,
+    may_lack: bool = False,
+) -> list[str]:  # fmt: skip
+    """The control images that are read, of those that each item has; what is missing or too much is named.
+
+    With `may_lack`, an item may have none.
+    """
+    bare = [] if may_lack else [item for item, ones in own if not ones]
+    if bare:
+        message = f"{len(bare):,} of {counted(len(own), 'item')} without a control image in {where!r}, at which "
+        message += f"musubi-tuner stops ({some(bare, 2)})"
+        findings.error(_MISSING, place, message, "add them under the same name, or remove the items", bare)
+    if few := [item for item, ones in own if 0 < len(ones) < (wanted or 0)]:
+        message = (
+            f"{counted(len(few), 'item')} with fewer control images than the {wanted} that {model.title} takes, at "
+        )
+        message += f"which musubi-tuner stops ({some(few, 2)})"
+        findings.error(_MISSING, place, message, "add the others: im_0.png, im_1.png, …", few)
+    if more := [item for item, ones in own if wanted is not None and len(ones) > wanted]:
+        message = (
+            f"{counted(len(more), 'item')} with more control images than the {wanted} that {model.title} takes: the "
+        )
+        message += f"others are not trained ({some(more, 2)})"
+        findings.warning("more-control-images", place, message, f"leave those behind the first {wanted} out", more)
+    return [one for _, ones in own for one in ones[:wanted]]

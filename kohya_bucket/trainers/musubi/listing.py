@@ -1,0 +1,201 @@
+"""The items that a data set of musubi-tuner names: files of a folder, or the lines of a list.
+
+Source: kohya-ss/musubi-tuner, `glob_images`, `glob_videos` and the classes of `dataset/datasources.py`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from kohya_bucket.checks import path_meant
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
+from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
+from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.trainers.door.captions import check_marks
+from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.musubi.architectures import ANY, Architecture
+from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
+from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows
+from kohya_bucket.trainers.musubi.keys import DatasetKeys
+
+_VIDEO_ENDINGS = frozenset(ending for one in VIDEO_EXTENSIONS for ending in (one, one.upper()))
+
+
+class Listed(NamedTuple):
+    """The images, or the clips and folders of frames, that a data set names, in musubi-tuner's order, and the control
+    images that it reads with them.
+    """
+
+    paths: list[str]
+    controls: list[str]
+
+
+def list_items(keys: DatasetKeys, place: str, findings: Findings, model: Architecture = ANY) -> Listed:
+    """What a data set names. What is wrong with it is added to the findings."""
+    if keys.directory is not None:
+        paths = _in_folder(keys, keys.directory, place, findings)
+        images = _images_in(keys.control_directory) if keys.control_directory and keys.what == "image" else []
+        controls = controls_in_folder(keys, paths, images, place, findings, model)
+        _check_captions(keys, paths, place, findings)
+    elif keys.jsonl_file is not None:
+        beside = keys.what == "clip" and lists_are_searched_beside_them(known_checkout(model.trainer))
+        rows = _in_list(keys.jsonl_file, place, keys.what, findings, beside)
+        paths = [path for path, _ in rows]
+        controls = controls_in_rows(keys, rows, place, findings, model)
+        check_marks(((path, row["caption"]) for path, row in rows), place, findings)
+    else:
+        return Listed([], [])
+    if not paths:
+        source = keys.directory or keys.jsonl_file
+        findings.error("no-items", place, f"not one {keys.what} is left of {source!r}", "see the other findings")
+    stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
+    times = Counter(stems)
+    if shared := [path for path, stem in zip(paths, stems, strict=True) if times[stem] > 1]:
+        message = f"{counted(len(shared), keys.what)} share names but for folder and ending, and so their captions' "
+        remedy = "rename them, or cache and train with the plan"
+        findings.warning("shared-names", place, f"{message}caches: {some(shared)}", remedy, shared)
+    return Listed(paths, controls)
+
+
+def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -> list[str]:
+    try:
+        names = _names_in(folder)
+    except OSError as error:
+        why = "is no folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
+        why = "does not exist" if isinstance(error, FileNotFoundError) else why
+        findings.error("missing-folder", place, f"{folder!r} {why}", path_meant(folder))
+        return []
+    clips, ending = keys.what == "clip", keys.caption_extension
+    paths = _ending_in(names, folder, _VIDEO_ENDINGS if clips else frame_endings())
+    if not ending:
+        return paths
+    remedy = f"write one to the same name with {ending}"
+    if clips:
+        bare = [path for path in paths if not os.path.exists(os.path.splitext(path)[0] + ending)]
+        if bare:
+            message = f"{counted(len(bare), 'clip')} without a caption, at which musubi-tuner stops: {some(bare)}"
+            findings.error("no-caption", place, message, remedy, bare)
+        return paths
+    captioned = {os.path.splitext(name)[0] for name in names if name.endswith(ending)}
+    kept = [path for path in paths if os.path.splitext(os.path.basename(path))[0] in captioned]
+    if len(kept) < len(paths):
+        bare = sorted(set(paths) - set(kept))
+        message = f"{counted(len(bare), 'image')} without a caption, which musubi-tuner leaves out "
+        message += f"(before 0.3.0 it stops there): {some(bare)}"
+        findings.warning("no-caption", place, message, remedy, bare)
+    return kept
+
+
+def _names_in(folder: str) -> list[str]:
+    return sorted(filter(is_listed, os.listdir(folder)))
+
+
+def _ending_in(names: Sequence[str], folder: str, endings: Collection[str]) -> list[str]:
+    """As `glob` finds them: exact endings, but on Windows in any case."""
+    plain = str.lower if os.name == "nt" else str
+    wanted = {plain(one) for one in endings}
+    return [os.path.join(folder, name) for name in names if plain(os.path.splitext(name)[1]) in wanted]
+
+
+def _images_in(folder: str) -> list[str]:
+    return _ending_in(_names_in(folder), folder, frame_endings()) if os.path.isdir(folder) else []
+
+
+def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool) -> list[tuple[str, Mapping[str, Any]]]:
+    """(path, line) of the items in a list."""
+    try:
+        with open_input(file) as opened:
+            marked = opened.read(3) == codecs.BOM_UTF8
+        text = read_text(file, MAX_TABLE_BYTES)
+    except (OSError, ConfigError) as error:
+        why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        findings.error("missing-list", place, f"{file!r} {why}", path_meant(file))
+        return []
+    if marked:
+        message = f"{file!r} starts with a byte order mark, at which musubi-tuner stops"
+        findings.error("byte-order-mark", place, message, "save it as 'UTF-8', not 'UTF-8 with BOM'", (file,))
+    rows = []
+    for line, entry in _entries(file, text, place, findings, beside):
+        try:
+            row = parse_json(entry) if isinstance(entry, str) else entry
+            path = _of_line(row, "video_path" if what == "clip" else "image_path")
+        except ValueError as error:
+            message = f"{line} of {file!r}, at which musubi-tuner stops: {error}"
+            findings.error("bad-line", place, message, 'one object on each line: {"image_path": "…", "caption": "…"}')
+            continue
+        if beside:
+            own = {key: _beside(row[key], file) for key in ("video_path", "control_path") if key in row}
+            row, path = {**row, **own}, own["video_path"]
+        rows.append((path, row))
+    return rows
+
+
+def _entries(file: str, text: str, place: str, findings: Findings, blank: bool) -> list[tuple[str, Any]]:
+    """(place, line or entry) of each; those of one JSON text in a file of lines are one finding.
+
+    `blank`: blank lines are passed over.
+    """
+    lines = text.split("\n")
+    numbered = [(f"line {number}", line) for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, 1)]
+    if text.lstrip()[:1] == "[" or "\n" in text.strip():
+        with suppress(ValueError):
+            whole = parse_json(text)
+            entries = whole if isinstance(whole, list) else [whole]
+            held = f"a list of {counted(len(entries), 'entry')}" if isinstance(whole, list) else "one object"
+            message = (
+                f"{file!r} holds one JSON text, {held}, but musubi-tuner reads one object from each line, and stops"
+            )
+            remedy = "write each entry on a line of its own, without the brackets and commas around it"
+            findings.error("not-lines", place, message, remedy, (file,))
+            return [(f"entry {number}", entry) for number, entry in enumerate(entries, 1)]
+    return [one for one in numbered if not blank or one[1].strip()]
+
+
+def _beside(path: Any, file: str) -> Any:
+    """A path in a list, or the one beside the list where there is only that."""
+    if not isinstance(path, str) or not path:
+        return path
+    other = os.path.join(os.path.dirname(os.path.abspath(file)), path)
+    return other if not os.path.exists(path) and os.path.exists(other) else path
+
+
+def _check_captions(keys: DatasetKeys, paths: Sequence[str], place: str, findings: Findings) -> None:
+    """Read the caption files as musubi-tuner does: whole, as UTF-8, without space around them."""
+    if not keys.caption_extension:
+        return
+    files = [os.path.splitext(path)[0] + keys.caption_extension for path in paths]
+    files = [file for file in files if os.path.exists(file)]
+    job = Job(Work(_caption_row, [("text", "O")]), files).run()
+    if broken := [f"{files[i]}: {why}" for i, why in job.failures.items()]:
+        message = f"{counted(len(broken), 'caption file')}, at which musubi-tuner stops ({some(broken, 2)})"
+        findings.error("broken-caption", place, message, "save them as UTF-8", broken)
+    texts = [text or None for text in job.rows["text"].tolist()]  # 0 of a broken one
+    check_marks(zip(files, texts, strict=True), place, findings)
+
+
+def _caption_row(file: str) -> tuple[str]:
+    content = read_small(file, MAX_CAPTION_BYTES)
+    if content is None:
+        raise ConfigError("it is no file")
+    return (content.decode("utf-8").strip(),)
+
+
+def _of_line(entry: Any, key: str) -> str:
+    if not isinstance(entry, dict):
+        raise ValueError("it is no object")
+    path = entry.get(key, entry.get(f"{key}_0") if key == "image_path" else None)
+    if not isinstance(path, str):
+        raise ValueError(f"it has no text {key!r}")
+    if not isinstance(entry.get("caption"), str):
+        raise ValueError("it has no text 'caption'")
+    for name in entry:
+        if name.startswith("control_path_") and not name.rpartition("_")[2].isdigit():
+            raise ValueError(f"its key {name!r} ends in no number")
+    return path

@@ -1,0 +1,321 @@
+"""What training with a config will be: its items placed and planned by the objects that train them, and what is wrong
+with its files, for `kohya-bucket plan` and `doctor`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.clips import ClipPlacement
+from kohya_bucket.buckets.focus import FocusCuts, focused, place_keeping
+from kohya_bucket.buckets.placement import Placement, Reason
+from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images.clips import ClipScan, read_clips
+from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.planning.plan import BucketCounts
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
+from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import (
+    BucketRow,
+    ItemsInBuckets,
+    bucket_rows,
+    focus_of,
+    refuse_unmatched,
+    scan_sizes,
+)
+from kohya_bucket.trainers.musubi.architectures import Architecture
+from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
+from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
+from kohya_bucket.trainers.musubi.listing import list_items
+
+
+@dataclass(frozen=True)
+class PlannedItems(ItemsInBuckets):
+    """N items of one data set, with the share of each one's resized picture that is cropped off."""
+
+    crop_loss: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], keys: DatasetKeys,
+        crop_loss: npt.NDArray[np.float64],
+    ) -> PlannedItems:  # fmt: skip
+        """N items whose buckets are given one by one, of clips with their frames."""
+        found = sorted(set(buckets))
+        position = {bucket: k for k, bucket in enumerate(found)}
+        ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
+        times = np.full(len(names), keys.times, dtype=np.int64)
+        frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
+        return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
+
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One for each bucket; `counts` are of the epoch's plan."""
+        return bucket_rows(self.bucket_keys, self.bucket_ids, self.crop_loss, counts)
+
+
+@dataclass(frozen=True)
+class PlacedData:
+    """One data set.
+
+    Attributes:
+        place: where it is in the config.
+        paths: [N] its images or clips.
+        items: what is trained of them.
+        picture: [N] where each image goes, or the frames of each clip.
+        left_out: (path, reason) of what is not trained.
+        clips: what becomes of each clip; None for images.
+        scan: what is known of each clip; None for images.
+        focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
+        rows: one for each bucket, with what the epoch's plan trains of it.
+        controls: the control images or clips that are read with its items.
+    """
+
+    keys: DatasetKeys
+    place: str
+    paths: list[str]
+    items: PlannedItems
+    picture: Placement
+    left_out: tuple[tuple[str, str], ...]
+    clips: ClipPlacement | None = None
+    scan: ClipScan | None = None
+    focus: FloatArray | None = None
+    rows: tuple[BucketRow, ...] = ()
+    controls: Sequence[str] = ()
+
+    @property
+    def focus_cuts(self) -> FocusCuts | None:
+        """How many of the images' or clips' rectangles are cut; None where no focus is set."""
+        return None if self.focus is None else FocusCuts.of(self.picture, self.focus)
+
+
+def _place(
+    keys: DatasetKeys, place: str, model: Architecture, options: AdapterOptions, findings: Findings, decode: bool,
+    progress: Progress | None,
+) -> PlacedData:  # fmt: skip
+    """Read the headers of a data set's files, and place them.
+
+    Raises:
+        BucketSettingsError: keys from which no buckets follow.
+    """
+    paths, controls = list_items(keys, place, findings, model)
+    focus = focus_of(options, paths)
+    if focus is not None and any(getattr(keys, name, None) for name in OWN_SIZES):
+        findings.note("focus-control", place, CONTROL_IN_THE_MIDDLE)
+    if isinstance(keys, ClipKeys):
+        scan = read_clips(paths, decode=decode, progress=progress)
+        return replace(_place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
+    sizes = scan_sizes(paths, progress=progress)
+    placement = place_keeping(keys.picture_rule(model), sizes.sizes, focus)
+    left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
+    kept = np.flatnonzero(placement.placed)
+    buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]
+    names = [os.path.basename(paths[i]) for i in kept.tolist()]
+    items = PlannedItems.of(names, buckets, keys, placement.crop_loss[kept])
+    return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
+
+
+def _place_clips(
+    keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Architecture, findings: Findings,
+    focus: FloatArray | None,
+) -> PlacedData:  # fmt: skip
+    placed = keys.clip_rule(model).place(scan.sizes, scan.frames, keys.rates(model, scan.fps))
+    spans = placed.spans
+    sections = np.ones(len(spans), dtype=np.int64)
+    if model.in_sections:
+        sections = (model.grid.latent_frames(spans.length) - 1) // max(keys.fp_latent_window_size, 1)
+        if short := sorted({paths[i] for i in spans.clip[sections < 1].tolist()}):
+            need = keys.fp_latent_window_size * model.grid.stride + model.grid.base
+            message = f"{counted(len(short), 'clip')} with fewer than {need} frames in an item, at which "
+            message += f"{model.title} stops: {some(short)}"
+            findings.error("short-sections", place, message, f"list target_frames of {need} or more", short)
+    left_out = _left_out(paths, placed.reasons, scan.failures, keys.what, place, findings)
+    names = []  # as their caches are called, but for the size: first frame, frames, and the section if there are
+    runs = (column.tolist() for column in (spans.clip, spans.start, spans.length, sections))
+    for clip, start, length, count in zip(*runs, strict=True):
+        name = f"{os.path.splitext(os.path.basename(paths[clip]))[0]}_{start:05d}-{length:03d}"
+        names += [f"{name}-{section:04d}" for section in range(count)] if model.in_sections else [name]
+    of_item = np.repeat(np.arange(len(sections)), sections)
+    buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
+    items = PlannedItems.of(names, buckets, keys, placed.picture.crop_loss[spans.clip[of_item]])
+    return PlacedData(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
+
+
+def _left_out(
+    paths: list[str], reasons: npt.NDArray[np.uint8], failures: Sequence[tuple[int, str, str]], what: str, place: str,
+    findings: Findings,
+) -> tuple[tuple[str, str], ...]:  # fmt: skip
+    """(path, reason) of what is not trained, as findings too: short clips are one thing, and broken files another."""
+    unreadable = {i: why for i, _, why in failures}
+    without = np.flatnonzero(reasons != Reason.PLACED).tolist()
+    left_out = tuple((paths[i], unreadable.get(i) or Reason(int(reasons[i])).text) for i in without)
+    if short := [path for path, why in left_out if why == Reason.TOO_SHORT.text]:
+        message = f"{counted(len(short), what)} with fewer frames than the shortest of target_frames: {some(short)}"
+        findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
+    if rest := [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]:
+        message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
+        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in left_out)), rest)
+    return left_out
+
+
+_SAME_RATE = 0.01
+_MUCH = 0.5
+
+
+def seconds_lost(data: PlacedData) -> float:
+    """Seconds of readable clips that no item has; frames that are dropped to change the rate are not lost."""
+    if data.clips is None or data.scan is None:
+        return 0.0
+    frames = np.maximum(data.clips.frames, 1)
+    seconds = np.nan_to_num(data.scan.seconds)
+    return float((seconds * (1 - data.clips.kept / frames))[data.clips.frames > 0].sum())
+
+
+def _check_clips(data: PlacedData, model: Architecture, findings: Findings) -> None:
+    """Add what the files of a data set of clips show."""
+    keys, scan = data.keys, data.scan
+    if not isinstance(keys, ClipKeys) or scan is None:
+        return
+    _check_rates(keys, scan, data.place, model, findings)
+    if turned := [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]:
+        message = f"{counted(len(turned), 'clip')} that players turn, and musubi-tuner does not: {some(turned)}"
+        findings.warning("rotated", data.place, message, "encode them anew, or train them lying on their side", turned)
+    if decoded := [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]:
+        message = f"the frames of {counted(len(decoded), 'clip')} were counted by decoding: {some(decoded)}"
+        findings.note("counted", data.place, message, "their containers do not say how many there are", decoded)
+    total, lost = float(np.nansum(scan.seconds)), seconds_lost(data)
+    if lost > _MUCH * total > 0:
+        message = f"{lost:,.1f} of {total:,.1f} seconds are in no item"
+        remedy = "list more target_frames, or use frame_extraction = 'chunk' or 'slide'"
+        findings.warning("seconds-lost", data.place, message, remedy)
+
+
+def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture, findings: Findings) -> None:
+    expected = keys.source_fps or model.target_fps
+    if expected is None or model.by_time:
+        return
+    other = np.flatnonzero((scan.fps > 0) & (np.abs(scan.fps - expected) > _SAME_RATE * expected)).tolist()
+    names = [scan.paths[i] for i in other]
+    _check_source_fps(keys, place, model, findings)
+    if not names:
+        return
+    rates = sorted({f"{scan.fps[i]:.5g}" for i in other}, key=float)
+    have = f"{counted(len(names), 'clip')} {'has' if len(names) == 1 else 'have'} {some(rates)} frames per second"
+    if keys.source_fps is not None:
+        message = f"source_fps is {keys.source_fps}, but {have}, and will move too fast or too slow: {some(names)}"
+        findings.warning("source-fps", place, message, "a data set for each rate, with its source_fps", names)
+        return
+    message = f"{model.title} trains {expected:g} frames per second; {have}, and every frame is taken"
+    fast = [rate for rate in rates if float(rate) > expected]
+    alone = len(fast) == len(rates) == 1 and len(names) == np.count_nonzero(scan.fps > 0)
+    remedies = [_ANEW.format(expected)] if len(fast) < len(rates) else []
+    if fast:
+        own = f"set source_fps = {float(fast[0])}" if alone else "make a data set for each rate, with its source_fps"
+        remedies.insert(0, f"to drop frames of the faster ones, {own}" if len(remedies) else f"to drop frames, {own}")
+    findings.note("source-fps", place, message, "; ".join(remedies), names)
+
+
+_ANEW = "encode slower ones anew at {:g} frames per second: a source_fps below that only leaves out items"
+
+
+def _check_source_fps(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+    if keys.source_fps is not None and model.target_fps and keys.source_fps < (1 - _SAME_RATE) * model.target_fps:
+        message = f"source_fps is {keys.source_fps:g}, below the {model.target_fps:g} of {model.title}: it can drop "
+        message += "frames and add none, so clips still move too fast, and frame_extraction 'head' ends early"
+        findings.warning("source-fps", place, message, f"leave it out, or {_ANEW.format(model.target_fps)}")
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The data sets of a config from which buckets follow, and the epoch on each number of GPUs."""
+
+    options: AdapterOptions
+    datasets: tuple[PlacedData, ...]
+    gpus: tuple[GpuRow, ...]
+
+
+def overview(
+    config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
+    decode: bool = False, progress: Progress | None = None,
+) -> Overview:  # fmt: skip
+    """Place and plan what `config` trains, or would train without the mistakes that stop it.
+
+    What its files show to be wrong is added to its findings. Nothing is planned without options. With `decode`, every
+    clip is decoded to its end.
+
+    Raises:
+        KohyaBucketError: keys or options from which no buckets follow, with the data set's place in the config.
+    """
+    if options is None:
+        return Overview(AdapterOptions(), (), ())
+    placed, model, stopped = [], config.model, bool(config.findings.of(Severity.ERROR))
+    for keys, readable, place in zip(config.datasets, config.readable, config.places, strict=True):
+        if stopped and not (readable and buckets_follow(keys, place, model)):
+            continue
+        try:
+            data = _place(keys, place, model, options, config.findings, decode, progress)
+        except KohyaBucketError as error:
+            raise type(error)(f"{place}: {error}") from error
+        _check_clips(data, model, config.findings)
+        placed.append(data)
+    if not any(len(data.items.keys) for data in placed) and not stopped:
+        config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
+    try:
+        refuse_unmatched(options, [data.focus for data in placed])
+    except ConfigError as error:
+        config.findings.error("focus", "", str(error))
+    counts, rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
+    datasets = (replace(data, rows=tuple(data.items.rows(mine))) for data, mine in zip(placed, counts, strict=True))
+    return Overview(options, tuple(datasets), rows)
+
+
+def config_section(path: Path, model: Architecture, show: ShowProgress, *, decode: bool) -> Section:
+    """What `kohya-bucket doctor` says of a config: its mistakes, and the images and clips that will fail.
+
+    With `decode`, all images are decoded, and all clips to the end; else their headers and containers are read only.
+
+    Raises:
+        KohyaBucketError: the config cannot be read at all.
+    """
+    read = read_config(path, model)
+    advice = "" if model.name else "; name it for advice that fits: --arch wan"
+    section = Section(f"config {path}, of musubi-tuner", [("checked for", model.title + advice)], read.findings)
+    try:
+        _look_at_files(section, read, show, decode)
+    except KohyaBucketError as error:
+        section.findings.error("settings", "", str(error))
+    return section
+
+
+def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, decode: bool) -> None:
+    with show("reading images and clips") as progress:
+        seen = overview(read, read.options, decode=decode, progress=progress)
+    for data in seen.datasets:
+        batches = sum(row.batches for row in data.rows)
+        text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
+        text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
+        lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
+        section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
+    if not decode:
+        return
+    known = {path for data in seen.datasets for path, _ in data.left_out}
+    images = [(*data.paths, *data.controls) for data in seen.datasets if data.clips is None]
+    paths = dict.fromkeys(path for some_paths in images for path in some_paths if path not in known)
+    with show("decoding every image") as progress:
+        bad = undecodable(list(paths), progress)
+    clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
+    section.facts.append(("decoded", f"{counted(len(paths), 'image')} and {counted(clips, 'clip')}"))
+    if bad:
+        names = [f"{path}: {reason}" for path, reason in bad]
+        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}), at which musubi-tuner stops"
+        section.findings.error("undecodable", "", message, what_to_do(*(why for _, why in bad)), names)

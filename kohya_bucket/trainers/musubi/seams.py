@@ -1,0 +1,343 @@
+"""Where musubi-tuner is held on to."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.config_source import load_source
+from kohya_bucket.trainers.door.door import Place, Seam, Subject, TrainerDoor, calling_frame
+from kohya_bucket.trainers.door.ranks import exit_with_message
+from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.shapes import (
+    Behaves,
+    Inherits,
+    Offers,
+    Takes,
+    TakesAmong,
+    Uses,
+    checksum,
+    sample_picture,
+)
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
+from kohya_bucket.trainers.musubi.batches import planned_item
+from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
+from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
+from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_item
+from kohya_bucket.trainers.musubi.items import item_stem, table_of, without_clip
+from kohya_bucket.trainers.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
+from kohya_bucket.trainers.musubi.objects import BatchManager, CachedDataset, Dataset, Group, Item, Selector
+from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
+
+logger = logging.getLogger("kohya_bucket")
+
+
+def _group_item(place: Place, self: Group, index: Any, /) -> Any:
+    return planned_item(self, index) if isinstance(index, PlannedBatch) else place.original(self, index)
+
+
+def _sanitize(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
+    user_config = place.door.read_options(user_config, calling_frame())
+    try:
+        return place.original(self, user_config, **more)
+    except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
+        raise ConfigError(
+            f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
+        ) from error
+
+
+def _load(place: Place, file: str, **more: Any) -> Any:
+    load_source(file, "musubi-tuner")
+    return place.original(file, **more)
+
+
+def _make_accelerator(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
+    place.original(self, *args, **kwargs)
+    place.door.resume.watch(self)
+
+
+def _backward(place: Place, self: Any, loss: Any, **kwargs: Any) -> Any:
+    scale = place.door.resume.loss_scale()
+    return place.original(self, loss if scale == 1 else loss * scale, **kwargs)
+
+
+def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
+    if training and "shared_epoch" not in more and Path(calling_frame().f_code.co_filename).name == "hv_train.py":
+        raise ConfigError(
+            "hv_train.py cannot train, with this package or without: it calls its collator with an argument too many, "
+            "since musubi-tuner changed its data sets and not this program; hv_train_network.py trains"
+        )
+    return place.original(dataset_group_blueprint, training, **more)
+
+
+_GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")
+_OF_RUN = ("debug_dataset", "architecture")
+_MANAGER = "BucketBatchManager"
+_ORDER = (
+    Seam("DatasetGroup", (Inherits("__getitem__", "__len__"), Offers(Group))),
+    Seam("DatasetGroup.__getitem__", (), _group_item),
+    Seam("ImageDataset", (Offers(Dataset),)),
+    Seam("VideoDataset", (Offers(Dataset),)),
+    Seam("ItemInfo", (Offers(Item),)),
+    Seam(_MANAGER, (Offers(BatchManager),)),
+    Seam(
+        f"{_MANAGER}.__getitem__",
+        (Takes("idx"), Uses("bucket_batch_indices", "buckets", "batch_size", "timestep_pool")),
+    ),
+    Seam("load_user_config", (), _load),
+    Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
+    Seam("generate_dataset_group_by_blueprint", (), _make_group, only=_GROUP_KEYS),
+    Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
+    Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
+)
+_RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
+_WEIGHING = (Seam("Accelerator.backward", (), _backward),)
+
+_SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
+_MODES = [(False, False), (True, False), (True, True)]
+
+
+def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Images that musubi-tuner places without a mistake: none is so narrow that a side becomes 0."""
+    for family in ("wan", "ho1"):
+        for enable_bucket, no_upscale in _MODES if family in theirs.ARCHITECTURE_STEPS_MAP else ():
+            keys = DatasetKeys((960, 544), enable_bucket, no_upscale)
+            selector = theirs(keys.resolution, enable_bucket, no_upscale, family)
+            yield from _buckets(selector, keys, family, _SIZES)
+
+
+def _clips(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Clips, by what the code that caches them chooses sizes with."""
+    for enable_bucket, no_upscale in _MODES:
+        keys = ClipKeys((960, 544), enable_bucket, no_upscale)
+        selector = clip_selector(theirs, _Clips(**vars(keys), architecture="wan"))
+        if selector is not None:
+            yield from _buckets(selector, keys, "wan", _SIZES[::7])
+
+
+class _Clips(SimpleNamespace):
+    def __getattr__(self, name: str) -> None:
+        """A data set that has nothing else."""
+
+
+def _buckets(selector: Any, keys: DatasetKeys, family: str, sizes: Any) -> Iterator[tuple[str, Any, Any]]:
+    placement = keys.picture_rule(ARCHITECTURES[family]).place(sizes)
+    how = f"enable_bucket = {keys.enable_bucket}, bucket_no_upscale = {keys.bucket_no_upscale}"
+    for size, expected in zip(sizes, placement.bucket_sizes.tolist(), strict=True):
+        answer = tuple(selector.get_bucket_resolution(size))
+        yield f"{size[0]}x{size[1]} for {family} ({how})", answer, tuple(expected)
+
+
+_PLANNING = (
+    Seam("BucketSelector", (Behaves(_placements),)),
+    Seam("VideoDataset.retrieve_latent_cache_batches", (Behaves(_clips),)),
+)
+
+
+# Where caches are made, and where a training takes its items from them.
+
+
+_given: list[Namespace] = []  # what the program's arguments are, once the config is read
+_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
+_trained: list[Trained] = []  # of the data set that makes its buckets at the moment
+
+
+def _generate(place: Place, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
+    _given[:] = [argparse_namespace]
+    if getattr(argparse_namespace, "skip_existing", False):
+        argparse_namespace.skip_existing = False  # it asks only whether there is a file
+    return place.original(self, user_config, argparse_namespace, **runtime)
+
+
+def _knows(dataset: Any) -> bool:
+    return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
+
+
+def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
+    package = Path(str(door.owners.home.__file__)).parent.parent
+    if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
+        selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
+        if selector is None:
+            raise ConfigError("musubi-tuner names no buckets for clips")
+    else:
+        keys = dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
+        selector = door.owners.named("BucketSelector")(*keys)
+    return Caches(dataset, selector, made or {}, package, door.options())
+
+
+def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
+    """What the code that caches clips chooses sizes with; the data set loses its source."""
+    dataset.datasource = _NoClips()
+    for _ in inspect.unwrap(retrieve)(dataset, 1):
+        pass
+    found: Selector | None = dataset.datasource.selector
+    return found
+
+
+class _NoClips:
+    """A source without clips, which keeps the selector that it is given."""
+
+    selector: Selector | None = None
+
+    def set_bucket_selector(self, selector: Selector) -> None:
+        self.selector = selector
+
+    def set_source_and_target_fps(self, *_: Any) -> None: ...
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def _begin_session(dataset: Any, door: TrainerDoor, *, text: bool) -> Session:
+    with exit_with_message():
+        caches = _caches(dataset, door, made_by(_given[0] if _given else None))
+    if caches.focus and not caches.focus_of_controls:
+        logger.warning("[kohya_bucket] %s", CONTROL_IN_THE_MIDDLE)
+    _sessions[dataset] = Session(caches, text=text)
+    return _sessions[dataset]
+
+
+def _say_what_focus_does(door: TrainerDoor, *, known: bool) -> None:
+    """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
+    if not door.options().focus:
+        return
+    if known:
+        logger.warning("[kohya_bucket] focus is set: --debug_mode shows crops in the middle, caching keeps the focus")
+        return
+    with exit_with_message():
+        raise ConfigError("[kohya_bucket] focus is set, but this model's caches are not known: leave focus out")
+
+
+def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+    looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
+    if not _knows(self) or looked_at:
+        _say_what_focus_does(place.door, known=_knows(self))
+        yield from place.original(self, num_workers, **more)
+        return
+    session = _sessions.get(self)
+    if session is None or not session.text:
+        session = _begin_session(self, place.door, text=False)
+    with session.picking(self):
+        for key, batch in place.original(self, num_workers, **more):
+            if taken := [item for item in batch if session.take(item)]:
+                yield key, taken
+
+
+def _retrieve_text(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+    session = _sessions.get(self) if _knows(self) else None
+    if session is None:
+        yield from place.original(self, num_workers, **more)
+        return
+    with session.picking(self):
+        for batch in place.original(self, num_workers, **more):
+            if taken := [item for item in batch if session.take(item)]:
+                yield taken
+
+
+def _all_latents(place: Place, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+    session = _sessions.get(self)
+    found: list[str] = place.original(self, *args, **kwargs)
+    return found if session is None or session.text else session.removable(found)
+
+
+def _all_text(place: Place, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+    found: list[str] = place.original(self, *args, **kwargs)
+    return _begin_session(self, place.door, text=True).removable(found) if _knows(self) else found
+
+
+def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
+    clips = holds_clips(self)
+    source = table_of(self).of_item(item_info, clips=clips) if _knows(self) else None
+    if source is None:
+        return str(place.original(self, item_info, **more))
+    key = item_info.item_key
+    if clips and item_info.frame_count is not None:
+        if self in _sessions:
+            _sessions[self].note_clip(source, key)
+        key, _ = without_clip(key)
+    renamed = copy.copy(item_info)
+    renamed.item_key = source.stem + item_stem(item_info.item_key)[len(item_stem(key)) :] + Path(key).suffix
+    return str(place.original(self, renamed, **more))
+
+
+def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
+    focus = focus_in(image)
+    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
+
+
+def _saving(*, text: bool) -> Callable[..., None]:
+    def save(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
+        save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
+
+    return save
+
+
+def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
+    if not _knows(self):
+        place.original(self, *args, **kwargs)
+        return
+    config = getattr(_given[0], "dataset_config", "") if _given else ""
+    with exit_with_message():
+        _trained[:] = [items_of_config(_caches(self, place.door), config)]
+    try:
+        place.original(self, *args, **kwargs)
+    finally:
+        _trained.clear()
+
+
+def _make_manager(place: Place, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any) -> None:
+    for trained in _trained:
+        pick_out_of(bucketed_item_info, trained)
+    place.original(self, bucketed_item_info, *args, **kwargs)
+
+
+def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
+    """A picture, smaller, larger and as it is; without OpenCV musubi-tuner's own filters are others."""
+    picture = sample_picture()
+    for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
+        both = theirs(picture, bucket), cut(picture, bucket, None)
+        yield f"60x40 in the bucket {bucket}", *map(checksum, both)
+
+
+_KINDS = ("ImageDataset", "VideoDataset")
+_BASE, _PATHS = "BaseDataset", "get_latent_cache_path"
+_LATENTS, _TEXT = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
+_ASKED = TakesAmong("num_workers")  # here too, of a data set without clips
+
+CACHING = Subject(
+    "caching",
+    "caches are made by musubi-tuner's own code, and whatever lies there is trained",
+    (
+        Seam("BlueprintGenerator.generate", (), _generate),
+        Seam("BucketSelector", (Offers(Selector),)),
+        Seam("resize_image_to_bucket", (Takes("image", "bucket_reso"), Behaves(_pixels)), _resize),
+        *(Seam(kind, (Offers(CachedDataset),)) for kind in _KINDS),
+        *(Seam(f"{kind}.{_LATENTS}", (_ASKED, Uses("datasource", _PATHS)), _retrieve_latents) for kind in _KINDS),
+        *(Seam(f"{kind}.{_TEXT}", (Uses("datasource"),), _retrieve_text) for kind in _KINDS),
+        Seam(f"{_BASE}.get_all_latent_cache_files", (), _all_latents),
+        Seam(f"{_BASE}.get_all_text_encoder_output_cache_files", (), _all_text),
+        Seam(f"{_BASE}.{_PATHS}", (Uses("item_key", "original_size"),), _path),
+        Seam(f"{_BASE}.get_text_encoder_output_cache_path", (Uses("item_key"),), _path),
+        Seam("save_latent_cache_common", (Uses("latent_cache_path"),), _saving(text=False)),
+        Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _saving(text=True)),
+        *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),
+        Seam("BucketBatchManager.__init__", (), _make_manager),
+    ),
+)
+
+SUBJECTS = (
+    Subject("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
+    Subject("resuming", "a run that is resumed begins its epoch anew", _RESUMING),
+    Subject("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
+    CACHING,
+    Subject("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
+)

@@ -1,0 +1,201 @@
+"""Latent caches that are there, and those that --cache_latents_to_disk would still write."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.buckets.sizes import size_keys
+from kohya_bucket.errors import LatentStoreError, StorageError, UnreadableError
+from kohya_bucket.extras import pip_install
+from kohya_bucket.latents.architectures import ARCHITECTURES
+from kohya_bucket.latents.fingerprint import Stale
+from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, compare
+from kohya_bucket.latents.npz.check import find_npz
+from kohya_bucket.latents.npz.names import paths_of_run
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
+from kohya_bucket.latents.store.storage import StorePath, is_there
+from kohya_bucket.trainers.door.findings import Section
+from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
+from kohya_bucket.trainers.sdscripts.config import Config
+from kohya_bucket.trainers.sdscripts.doctor import version_of
+from kohya_bucket.trainers.sdscripts.wanted_latents import items_of, wanted_by_config
+
+_NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
+_ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
+
+
+def cache_section(read: Config) -> Section:
+    """What is cached and current, what is not, and whether the disk has room for it.
+
+    The model is not in a dataset config: the families are those whose caches are found, or else all.
+    """
+    section, options = Section("latent caches"), read.options or AdapterOptions()
+    paths = [path for dataset in read.datasets for path in dataset.images.paths]
+    root = common_root(paths, None)
+    parts = [part for part in wanted_by_config(read, _ENCODING, root, options=options) if len(part)]
+    in_shards = [f'{name} = "shards"' for name in ("latent_cache", "text_cache") if getattr(options, name) == "shards"]
+    if in_shards and not version_of("pyarrow"):
+        section.findings.error(
+            "no-pyarrow", "", f"{' and '.join(in_shards)} needs pyarrow, which is not installed here",
+            pip_install("parquet"),
+        )  # fmt: skip
+    elif not parts:
+        section.facts.append(("images", "none that can have cached latents"))
+    elif options.latent_cache == "shards":
+        first_image: dict[int, str] = {}
+        stores: dict[StorePath, list[LatentItems]] = {}
+        for part in parts:
+            first = first_image.setdefault(part.dataset, str(part.paths[0]))
+            stores.setdefault(store_folder(options, first), []).append(part)
+        try:
+            for folder, mine in stores.items():
+                _shards(section, _distinct(mine), folder)
+        except (LatentStoreError, StorageError, UnreadableError) as error:
+            section.findings.error("store", "", str(error))
+    else:
+        try:
+            _npz(section, _distinct(parts), root)
+        except UnreadableError as error:
+            section.findings.error("npz", "", str(error))
+    return section
+
+
+def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
+    """Each image at each size once: data sets that share images share their latents."""
+    seen: set[tuple[str, int, int]] = set()
+    out = []
+    for part in parts:
+        items = list(items_of(part))
+        new = [i for i, item in enumerate(items) if item not in seen]
+        seen.update(items)
+        if new:
+            out.append(part.subset(new))
+    return out
+
+
+def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
+    needed: list[int] = []
+    lacking: list[LatentItems] = []
+    for arch in ARCHITECTURES.values():
+        files = paths_of_run(parts, arch, None, root)
+        if not any(path.exists() for paths in files for path in paths):
+            continue
+        reasons: Counter[str] = Counter()
+        wrong: list[LatentItems] = []
+        for part, paths in zip(parts, files, strict=True):
+            why = [
+                find_npz(path, part.entry(i), arch, Path(part.paths[i]), ignoring=_NOT_LOADED).reasons
+                for i, path in enumerate(paths)
+            ]
+            reasons.update(found[0].brief for found in why if found)
+            wrong.append(part.subset([i for i, found in enumerate(why) if found]))
+        _say(section, arch.name, sum(map(len, parts)), reasons)
+        lacking += wrong
+        needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))
+    lacking = lacking if needed else list(parts)
+    folders = {Path(path).parent for part in lacking for path in part.paths}
+    elsewhere = 'latent_cache = "shards" with another latent_cache_dir'
+    _say_room(section, needed or _of_any_family(parts, npz=True), folders, elsewhere)
+
+
+def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:
+    lacking = list(parts)
+    if folder.is_file():
+        message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
+        section.findings.error("store", "", message, "name a folder")
+        return
+    if is_there(Layout(folder).store_file):
+        store = LatentStore(folder)
+        reasons: Counter[str] = Counter()
+        lacking = []
+        for part in parts:
+            found = _in_store(store, part)
+            reasons.update(found.counts())
+            lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
+        _say(section, str(folder), sum(map(len, parts)), reasons)
+    if isinstance(folder, Path):
+        _say_room(section, _of_any_family(lacking, npz=False), [folder], "another latent_cache_dir")
+
+
+def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
+    """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
+    sources = relative_source(part.paths, store.layout.images_root())
+    found = Comparison(np.full(len(part), -1, dtype=np.int64), {})
+    for name in store.collections():
+        asked = replace(part, sources=sources, encoding=replace(part.encoding, collection=name))
+        seen = compare(store, asked, ignoring=(Stale.VAE, Stale.DTYPE))
+        better = (seen.at >= 0) & ~seen.differs[Stale.BUCKET] & ~seen.differs[Stale.KIND] & found.to_do
+        found.at[better] = seen.at[better]
+        for kind, differs in seen.differs.items():
+            found.differs.setdefault(kind, np.zeros(len(part), dtype=np.bool_))[better] = differs[better]
+    return found
+
+
+def _say(section: Section, name: str, total: int, reasons: Counter[str]) -> None:
+    missing = sum(reasons.values())
+    text = f"{total - missing:,} of {total:,} latents are there"
+    why = ", ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common())
+    section.facts.append((name, text + (f"; to encode {why}" if why else "")))
+
+
+_VALUE_BYTES = 4  # float32, as sd-scripts keeps them
+_NPZ_BYTES = 1500  # names, headers and the small arrays of one npz
+_ITEM_BYTES, _SHARD_BYTES = 400, 12_000  # of one item in a store, and of one of its files
+
+
+def _say_room(section: Section, needed: Sequence[int], folders: Iterable[Path], elsewhere: str) -> None:
+    """One line: bytes to write, which depend on the model's family, and what is free on the disks of `folders`."""
+    least, most = min(needed), max(needed)
+    if not most:
+        return
+    text = f"{human(most)} to write" if least == most else f"{human(least)} to {human(most)} to write (by model family)"
+    nearest = [_existing(folder) for folder in folders]
+    try:
+        free = sum({folder.stat().st_dev: shutil.disk_usage(folder).free for folder in nearest}.values())
+    except OSError as error:
+        section.facts.append(("room", f"{text}; what is free is unknown: {error}"))
+        return
+    text += f", {human(free)} free"
+    section.facts.append(("room", text))
+    if most > free:
+        report = section.findings.error if least > free else section.findings.warning
+        report("disk-full", "", f"latents need more room than there is: {text}", f"free some space, or set {elsewhere}")
+
+
+def _of_any_family(parts: Sequence[LatentItems], *, npz: bool) -> list[int]:
+    """Bytes of the latents for each number of values that families have per pixel."""
+    families = {arch.values_per_pixel for arch in ARCHITECTURES.values()}
+    return [sum(nbytes_of(part, values, npz=npz) for part in parts) for values in families]
+
+
+def nbytes_of(part: LatentItems, values_per_pixel: float, *, npz: bool) -> int:
+    """Bytes of all items of a part, with flips and masks where they are asked for."""
+    pixels = part.bucket_sizes.astype(np.int64).prod(axis=1)
+    latents = (pixels * values_per_pixel).astype(np.int64) * _VALUE_BYTES * (2 if part.encoding.flip else 1)
+    masks = pixels * (_VALUE_BYTES if npz else 1) if part.encoding.mask else 0
+    if npz:
+        return int((latents + masks + _NPZ_BYTES).sum())
+    return int((latents + masks + _ITEM_BYTES).sum()) + _SHARD_BYTES * len(np.unique(size_keys(part.bucket_sizes)))
+
+
+def human(nbytes: int) -> str:
+    """2_500_000 -> "2.5 MB"."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1e3:.1f} kB"
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return there

@@ -1,0 +1,485 @@
+"""The cache of latents: sd-scripts' own loops over images, with checked and whole files, or shards, under them.
+
+Caching goes on without images that cannot be read: sd-scripts would end in a traceback, after hours perhaps.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from PIL import Image
+
+from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.errors import ConfigError, KohyaBucketError, LatentStoreError
+from kohya_bucket.files import GroupedSync
+from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.images.listing import file_key
+from kohya_bucket.images.pixels import NO_IMAGE
+from kohya_bucket.inputs import open_input
+from kohya_bucket.latents.architectures import Architecture
+from kohya_bucket.latents.fingerprint import Reason, Stale, module_hash
+from kohya_bucket.latents.npz.check import holds_npz
+from kohya_bucket.latents.npz.names import NpzNames
+from kohya_bucket.latents.npz.read_write import read_npz
+from kohya_bucket.texts import one_line
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
+from kohya_bucket.trainers.sdscripts.caching.extra_sizes import SizedPath
+from kohya_bucket.trainers.sdscripts.caching.session import (
+    CacheItem,
+    Requested,
+    architecture_read_by,
+    ensure_npz_current,
+    replaced,
+    save_by_trainer,
+    save_latents,
+    shared_by,
+    why_npz_stale,
+)
+from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_run
+from kohya_bucket.trainers.sdscripts.config.files import written_ns
+from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
+from kohya_bucket.trainers.sdscripts.wording import recached_lines
+
+logger = logging.getLogger("kohya_bucket")
+
+Original = Callable[[Any, Any, Any], Any]
+
+
+@stop_all_ranks_on_error()
+def cache_latents(
+    dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, options: AdapterOptions
+) -> None:
+    """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
+
+    def cache() -> None:
+        original(dataset, model, accelerator)
+
+    if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
+        cache_the_readable(dataset, cache, options)
+        return
+    arch = architecture_read_by(strategy)
+    _check_what_is_asked(strategy, arch, options)
+    session = CachingSession(dataset, strategy, arch, options, _hash_of(model))
+    with replaced(strategy, session.methods()):
+        try:
+            cache_the_readable(dataset, cache, options)
+        except BaseException:
+            session.cache.keep()
+            raise
+    session.finish()
+    if is_first_process() and session.reasons:
+        logger.warning("\n".join(recached_lines(session.reasons)))
+
+
+def _check_what_is_asked(strategy: Any, arch: Architecture, options: AdapterOptions) -> None:
+    """Say, once for all data sets, what a family or a switch of the trainer takes from caches on disk.
+
+    Raises:
+        ConfigError: options that would be without effect.
+    """
+    ending = strategy.cache_suffix
+    if not arch.channels and options.latent_cache == "shards":
+        raise ConfigError(
+            f"[kohya_bucket] latent_cache = 'shards' is for the model families that are known here, and caches that "
+            f"end in {ending} are of none: leave it out, and they stay npz, or update kohya-bucket"
+        )
+    skips = bool(strategy.skip_disk_cache_validity_check)
+    if skips and options.focus:
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but with --skip_cache_check no cache is looked into, so that latents of "
+            "other crops would be trained: leave --skip_cache_check out, or focus"
+        )
+    if not arch.channels:
+        warn_once(
+            f"caches that end in {ending} are of a model family that kohya_bucket does not know: they are compared "
+            "with image, size, crop and VAE, but whether their shape is right is left to sd-scripts"
+        )
+    if skips:
+        warn_once(
+            "--skip_cache_check: cached latents are trained without a look at them, also of images that were edited "
+            "since, of another VAE, or cut off"
+        )
+
+
+_hashes: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
+
+
+def _hash_of(model: Any) -> str:
+    """Hash of a VAE's weights, computed once per run and not for each data set; "" for what has none."""
+    if not hasattr(model, "state_dict"):
+        return ""
+    # these numbers change with any change of the weights
+    state = [(tensor.data_ptr(), tensor._version) for tensor in model.state_dict().values()]
+    known = _hashes.get(model)
+    if known is None or known[0] != state:
+        known = _hashes[model] = (state, module_hash(model))
+    return known[1]
+
+
+@dataclass
+class NpzCache:
+    """sd-scripts' own npz files and names, each written whole and checked before it counts.
+
+    Attributes:
+        moved: how many latents of other versions' files were put where this sd-scripts finds them.
+    """
+
+    arch: Architecture
+    moved: int = 0
+    _pool: ThreadPoolExecutor | None = None
+    _groups: GroupedSync | None = None
+
+    def holds(self, item: CacheItem) -> bool:
+        """Whether there is anything on disk, good or not."""
+        return holds_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
+
+    def why_missing(self, item: CacheItem) -> list[Reason]:
+        """Why an item must be encoded; none if it is on disk as it should be.
+
+        Also puts latents that serve where this sd-scripts finds them: another version may have written them.
+        """
+        reasons, moved = ensure_npz_current(item.path, item, self.arch)
+        self.moved += moved
+        return reasons
+
+    def save(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, keys: str) -> None:
+        """Write an item; what the names of its arrays end in is as sd-scripts' own `save` is told."""
+        self._write(item, latents, crop_ltrb, flipped, alpha_mask, keys)
+        if self._groups is None:
+            self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
+            self._groups = GroupedSync(self._pool)
+        self._groups.add(Path(item.path))
+
+    def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
+        arch = self.arch.with_sizes(bool(keys))
+        save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
+
+    def stored(self, item: CacheItem) -> tuple[Any, Any]:
+        """Flipped latents and mask of an item that is on disk."""
+        found = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
+        return found.flipped, found.alpha_mask
+
+    def keep(self) -> None:
+        """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
+        with suppress(LatentStoreError):  # there is an error already
+            self._wait_for_the_disk()
+
+    def _wait_for_the_disk(self) -> None:
+        if self._groups is None or self._pool is None:
+            return
+        try:
+            self._groups.finish()
+        finally:
+            self._pool.shutdown()
+            self._pool = self._groups = None
+
+    def finish(self) -> None:
+        """After the loop."""
+        self._wait_for_the_disk()
+        if self.moved:
+            logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
+        wait_for_ranks()
+
+
+@dataclass
+class TrainersNpz(NpzCache):
+    """Npz of a family that is not known here, written and read by the trainer's own code: put in place whole, with
+    what they were made from, by which they are checked.
+    """
+
+    strategy: Any = None
+
+    def __post_init__(self) -> None:
+        names = ("save_latents_to_disk", "load_latents_from_disk", "is_disk_cached_latents_expected")
+        self._save, self._load, self._accepts = (getattr(self.strategy, name) for name in names)
+
+    def holds(self, item: CacheItem) -> bool:
+        return Path(item.path).exists()
+
+    def why_missing(self, item: CacheItem) -> list[Reason]:
+        if reasons := why_npz_stale(item.path, item):
+            return reasons
+        try:
+            good = self._accepts(item.bucket_reso, item.path, item.flip, item.alpha_mask)
+        except OSError:
+            raise
+        except Exception as error:  # whatever a reader raises at what it does not expect
+            return [Reason(Stale.BROKEN, not_loaded(error))]
+        return [] if good else [Reason(Stale.PART, "{}x{}".format(*item.bucket_reso))]
+
+    def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
+        def save(path: str) -> None:
+            self._save(path, latents, list(item.original_size), crop_ltrb, flipped, alpha_mask, keys)
+
+        save_by_trainer(item.path, item, save, latents, flipped, keys)
+
+    def stored(self, item: CacheItem) -> tuple[Any, Any]:
+        import torch
+
+        flipped, mask = (
+            None if part is None else torch.as_tensor(part) for part in self._load(item.path, item.bucket_reso)[3:5]
+        )
+        return flipped, mask
+
+
+# One caching call. For its time, methods of sd-scripts' strategy *object* are replaced; its classes are not touched.
+
+
+@dataclass
+class CachingSession:
+    """What each cache path stands for, and why some are made again.
+
+    Attributes:
+        items: by cache path and bucket.
+        sizes: the buckets that a cache path holds.
+        paths: cache path by image, and by size where that is not the image's own.
+        shared: what data sets before this one need of an item that is theirs too, by cache path and bucket.
+        reasons: why an image is encoded again.
+        unsaved: when the files were written of what is to be encoded, by path and bucket, until it is saved.
+    """
+
+    dataset: Any
+    strategy: Any
+    arch: Architecture
+    options: AdapterOptions
+    vae: str
+    items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)
+    paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
+    sizes: dict[str, list[Size]] = field(default_factory=dict)
+    shared: Requested = field(default_factory=dict)
+    reasons: dict[str, list[Reason]] = field(default_factory=dict)
+    unsaved: dict[tuple[str, Size], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        infos = list(self.dataset.image_data.values())
+        shared = shared_by(self.strategy)
+        earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
+        mine: Requested = {}
+        shared.requested.append((ref(self.dataset), mine))
+        images = paths = [str(info.absolute_path) for info in infos]
+        in_shards = self.options.latent_cache == "shards"
+        if not in_shards:
+            paths = self._npz_paths(images, infos)
+        for info, image, path in zip(infos, images, paths, strict=True):
+            subset = self.dataset.image_to_subset[info.image_key]
+            self.paths[image, _variant_size(info.absolute_path)] = path
+            bucket = tuple(info.bucket_reso)
+            self.sizes.setdefault(path, []).append(bucket)
+            self.items[path, bucket] = item = CacheItem(
+                image=image,
+                bucket_reso=info.bucket_reso,
+                original_size=tuple(info.image_size),
+                flip=bool(subset.flip_aug),
+                alpha_mask=bool(subset.alpha_mask),
+                resized_size=info.resized_size,
+                vae=self.vae,
+                interpolation=info.resize_interpolation,
+                further=isinstance(info.absolute_path, SizedPath),
+                path=path,
+            )
+            file = file_key(image), bucket
+            mine[file] = item.flip, item.alpha_mask
+            if known := [requested[file] for requested in earlier if file in requested]:
+                self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
+        self.cache: NpzCache | ShardCache
+        if in_shards:
+            self.cache = cache_of_run(images, self.arch, self.dataset, self.options)
+        else:
+            self.cache = NpzCache(self.arch) if self.arch.channels else TrainersNpz(self.arch, strategy=self.strategy)
+
+    def _npz_paths(self, images: list[str], infos: list[Any]) -> list[str]:
+        shared = shared_by(self.strategy)
+        shared.names = shared.names or NpzNames(self.arch)
+        names = ("image_size", "bucket_reso", "resized_size")
+        sizes, buckets, resized = ([as_pair(getattr(info, name)) for info in infos] for name in names)
+        further = [isinstance(info.absolute_path, SizedPath) for info in infos]
+        name_of = self.strategy.get_latents_npz_path
+        return list(map(str, shared.names.add(images, sizes, buckets, resized, further, name_of)))
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        """Replacements for the strategy's methods, by name."""
+        return {
+            "get_latents_npz_path": self._path,
+            "is_disk_cached_latents_expected": self._is_expected,
+            "save_latents_to_disk": self._save,
+        }
+
+    def finish(self) -> None:
+        """After sd-scripts' loop."""
+        self.cache.finish()
+        if isinstance(self.cache, ShardCache):
+            self.cache.serve(self.dataset, self.strategy, self.items)
+        if elsewhere := [path for (path, _), written in self.unsaved.items() if written_ns(path) != written]:
+            logger.warning(
+                "%d latents were written by this sd-scripts in a way of its own, without what they were made from: "
+                "only an image that is newer than its cache is encoded again", len(elsewhere),
+            )  # fmt: skip
+
+    def _path(self, absolute_path: str, image_size: Any) -> str:
+        return self.paths[str(absolute_path), _variant_size(absolute_path)]
+
+    def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
+        item = self.items[path, tuple(bucket_reso)]
+        if self.strategy.skip_disk_cache_validity_check and self.cache.holds(item):
+            return True
+        reasons = self.cache.why_missing(item)
+        if any(reason.kind is not Stale.MISSING for reason in reasons):
+            self.reasons[item.image] = reasons
+        if reasons:
+            self.unsaved[path, tuple(bucket_reso)] = written_ns(path)
+        return not reasons
+
+    def _save(
+        self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,
+        key_reso_suffix: str = "",
+    ) -> None:  # fmt: skip
+        sizes = self.sizes[path]
+        size = next((one for one in sizes if self.arch.shape(one)[-2:] == tuple(latents.shape[-2:])), sizes[0])
+        self.unsaved.pop((path, size), None)
+        item = self.items[path, size]
+        flip, mask = self.shared.get((path, size), (False, False))
+        kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
+        if (kept.flip or kept.alpha_mask) and not self.cache.why_missing(kept):
+            stored_flipped, stored_mask = self.cache.stored(item)
+            flipped = stored_flipped if kept.flip else flipped
+            alpha_mask = stored_mask if kept.alpha_mask else alpha_mask
+            item = replace(item, flip=flipped is not None, alpha_mask=alpha_mask is not None)
+        self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, keys=key_reso_suffix)
+
+
+def _variant_size(path: str) -> Size | None:
+    return path.bucket if isinstance(path, SizedPath) else None
+
+
+_DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
+
+FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
+
+
+def cache_the_readable(
+    dataset: Any, cache: Callable[[], None], options: AdapterOptions, find_bad: FindBad | None = None,
+    at_fault: tuple[type[Exception], ...] = (Exception,),
+) -> None:  # fmt: skip
+    """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
+
+    Such images are left without latents: training finds them unreadable in its turn, and leaves them out.
+
+    Args:
+        find_bad: which of the images that have no latents yet ended the loop, each with its error; by default those
+            that sd-scripts could not load ahead.
+        at_fault: errors that may be an image's fault.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+        Exception: as sd-scripts raised it, where no image is at fault.
+    """
+    mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
+    left = mine
+    try:
+        while True:
+            try:
+                cache()
+                return
+            except at_fault:
+                left = [info for info in left if getattr(info, "latents", None) is None]
+                found = list((find_bad or not_loaded_ahead)(left))
+                if not found:
+                    raise
+                for info, why in found:
+                    tell(info, why, options)
+                    info.image = None
+                bad = {id(info) for info, _ in found}
+                left = [info for info in left if id(info) not in bad]
+                # Each process takes every so many images of the list, which must therefore stay as long as it is.
+                for info in mine:
+                    info.latents_npz = _DONE
+                for info in left:
+                    info.latents_npz = None
+    finally:
+        for info in mine:
+            if info.latents_npz == _DONE:
+                info.latents_npz = None
+
+
+def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
+    """Name an image that cannot be cached.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+    """
+    line = not_loaded(why)
+    if options.on_bad_image == "stop":
+        raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
+    logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
+
+
+def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
+    """The images that sd-scripts loads ahead, on other threads, and could not load."""
+    for info in infos:
+        ahead = info.image
+        if isinstance(ahead, Future) and ahead.done() and not ahead.cancelled() and (why := ahead.exception()):
+            yield info, why
+
+
+def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
+    """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
+    # anything else, such as a GPU without memory, is no image's fault
+    cache_the_readable(dataset, cache, options, _first_unreadable, NO_IMAGE)
+
+
+def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
+    """The image at which the loop ended: it takes small buckets first, and those without a file."""
+    in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
+    for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
+        try:
+            with open_input(info.absolute_path) as file, Image.open(file) as image:
+                image.load()
+        except NO_IMAGE as error:
+            yield info, error
+            return
+
+
+# Caching without strategies, as sd-scripts 0.9 does: one file on disk for each image, with one size in it.
+
+
+def check_one_size_each(datasets: Sequence[HeldDataset]) -> None:
+    """Refuse datasets that need different things in an image's file on disk: they would overwrite each other's.
+
+    These are sizes, and alpha masks, which are trained with where they are there.
+
+    Images whose latents were made beforehand are not looked at.
+
+    Raises:
+        ConfigError: naming the two datasets and an image.
+    """
+    first: dict[str, tuple[int, tuple[int, int], bool]] = {}
+    for number, dataset in enumerate(datasets, start=1):
+        owner = inner_of(dataset)
+        records: list[ImageRecord] = list(owner.image_data.values())
+        for info in records:
+            if info.latents_npz is not None:
+                continue
+            size = as_pair(info.bucket_reso)
+            mask = bool(owner.image_to_subset[info.image_key].alpha_mask)
+            key = file_key(info.absolute_path)
+            earlier, size_before, mask_before = first.setdefault(key, (number, size, mask))
+            if earlier == number or (size, mask) == (size_before, mask_before):
+                continue
+            how = f"at {size_before[0]}x{size_before[1]} and {size[0]}x{size[1]}"
+            if size == size_before:
+                how = f"{'with' if mask_before else 'without'} alpha_mask and {'with' if mask else 'without'}"
+            raise ConfigError(
+                f"datasets {earlier} and {number} both have {info.absolute_path}, {how}, but this way of caching has "
+                "one file on disk for each image: give each dataset a folder of its own, leave "
+                "--cache_latents_to_disk out (--cache_latents alone keeps latents in memory), or train with "
+                "sd-scripts 0.10"
+            )

@@ -1,0 +1,280 @@
+"""One image of a caching call, and what the data sets of a run share while they cache. Nothing imports sd-scripts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.geometry import covering_sizes
+from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.images.resize import choose_interpolation, resampler
+from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity, why_stale
+from kohya_bucket.latents.items import Caption
+from kohya_bucket.latents.npz.check import made_from, settle_npz, why_unknown
+from kohya_bucket.latents.npz.names import NpzNames
+from kohya_bucket.latents.npz.read_write import (
+    NOTE,
+    BrokenNpzError,
+    NpzLatents,
+    OpenNpz,
+    note_of,
+    read_note,
+    write_arrays,
+    write_npz,
+)
+from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.trainers.door.patching import Patches, Replacement
+from kohya_bucket.trainers.sdscripts.objects import CutSize, Size
+
+
+@dataclass(frozen=True)
+class CacheItem:
+    """One image as the trainer wants it cached; sizes are (width, height).
+
+    Attributes:
+        image: the file.
+        bucket_reso, resized_size: of the trainer's own placement; None for the usual resize to cover the bucket.
+        flip, alpha_mask: whether the subset asks for them.
+        vae: hash of the VAE's weights, "" where it is not known yet: then it is not compared.
+        interpolation: sd-scripts' `resize_interpolation`, None for its default.
+        further: a size besides the bucket that sd-scripts knows of.
+        path: of its npz; the image itself where latents are in a store.
+    """
+
+    image: str
+    bucket_reso: tuple[int, int]
+    original_size: tuple[int, int]
+    flip: bool = False
+    alpha_mask: bool = False
+    resized_size: tuple[int, int] | None = None
+    vae: str = ""
+    interpolation: str | None = None
+    further: bool = False
+    path: str = ""
+
+    def fingerprint(self, dtype: str = "float32") -> Fingerprint:
+        """What the item's latents depend on, with the image file as it is now.
+
+        Raises:
+            OSError: the image is gone.
+        """
+        return self._fingerprint(dtype, *source_identity(self.image)[:2])
+
+    def to_compare(self, dtype: str = "float32") -> tuple[StoreEntry, tuple[Stale, ...]]:
+        """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
+
+        That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
+        """
+        unknown = () if self.vae else (Stale.VAE,)
+        try:
+            fingerprint = self.fingerprint(dtype)
+        except OSError:
+            fingerprint, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
+        entry = StoreEntry(Path(self.image).name, fingerprint, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
+        return entry, unknown
+
+    def _fingerprint(self, dtype: str, nbytes: int, mtime: int) -> Fingerprint:
+        resized = self.resized_size or as_pair(
+            covering_sizes(np.array([self.original_size]), np.array([self.bucket_reso]))[0]
+        )
+        name = "none"
+        if tuple(resized) != tuple(self.original_size):
+            name = choose_interpolation(self.original_size, resized, self.interpolation)
+            shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
+            name = f"{name}/{resampler(name, shrinks=shrinks, by_trainer=True)}"
+        middle = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
+        crop = resized.crop if isinstance(resized, CutSize) else middle
+        return Fingerprint(
+            nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
+            self.flip, self.alpha_mask,
+        )  # fmt: skip
+
+
+def architecture_of(cache_suffix: str) -> Architecture | None:
+    """The model family whose caches end in a strategy's `cache_suffix`; None for one that is not known."""
+    return next((arch for arch in ARCHITECTURES.values() if arch.suffix == cache_suffix), None)
+
+
+def architecture_read_by(strategy: Any) -> Architecture:
+    """The model family of a caching strategy, with the kind of keys that its reader asks for first.
+
+    The reader is asked, since families have had two kinds and forks have their own: it is given a file that has both.
+    Of a family that is not known, whose `channels` are 0 here, nothing is supposed but that a file has room for one
+    size.
+    """
+    arch = architecture_of(strategy.cache_suffix)
+    if arch is None:
+        return Architecture("", "a family that is not known", strategy.cache_suffix, 1, 0, multi_resolution=False)
+    bucket = arch.stride, arch.stride
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for sized in (False, True):
+        keys = replace(arch, multi_resolution=sized, plain_until="0").key_suffix(bucket)
+        arrays |= {f"latents{keys}": np.full(arch.shape(bucket), float(sized), np.float32)}
+        arrays |= {f"original_size{keys}": np.array(bucket), f"crop_ltrb{keys}": np.array((0, 0, *bucket))}
+    # one that this process left open for a moment cannot be removed on Windows
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path = Path(folder, f"both{arch.suffix}")
+        write_arrays(path, arrays, sync=False)
+        latents = type(strategy).load_latents_from_disk(strategy, str(path), bucket)[0]
+    sized = bool(latents.ravel()[0])
+    own = sized == arch.multi_resolution
+    return arch if own else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
+
+
+def ensure_npz_current(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
+    """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `settle_npz`.
+
+    Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
+    broken or cut off, if they are of another shape, image size, crop, filter or VAE, of another image or an older state
+    of it, or without the flipped ones or the mask that are asked for.
+    """
+    entry, unknown = item.to_compare()
+    return settle_npz(Path(path), entry, arch, Path(item.image), ignoring=unknown)
+
+
+def save_latents(
+    path: str | os.PathLike[str], item: CacheItem, arch: Architecture | str, latents: Any, crop_ltrb: Iterable[float],
+    flipped: Any = None, alpha_mask: Any = None, *, sync: bool = True,
+) -> None:  # fmt: skip
+    """Write one image's cache as sd-scripts does, whole or not at all, with its fingerprint.
+
+    `latents`, `flipped` [C, (1,) h, w] and `alpha_mask` [H, W] are arrays or tensors. `sync` is as in `write_file`.
+
+    Raises:
+        LatentStoreError: not finite, of a shape that does not belong to the bucket, or the disk refuses.
+    """
+    family = ARCHITECTURES[arch] if isinstance(arch, str) else arch
+    plain, *mirrored = finite_arrays(item, latents, flipped)
+    left, top, right, bottom = (float(side) for side in crop_ltrb)
+    mask = None if alpha_mask is None else as_array(alpha_mask)
+    found = NpzLatents(plain, as_pair(item.original_size), (left, top, right, bottom), next(iter(mirrored), None), mask)
+    name, bucket = Path(item.image).name, as_pair(item.bucket_reso)
+    write_npz(Path(path), found, bucket, family, item.fingerprint(), source_name=name, sync=sync)
+
+
+# Files of a family that is not known: which arrays are in them, the trainer alone knows.
+
+
+def why_npz_stale(path: str | os.PathLike[str], item: CacheItem) -> list[Reason]:
+    """Why a file does not serve for an item, by all that is known without its family; none if it does, or may."""
+    entry, unknown = item.to_compare()
+    print_, image = entry.fingerprint, Path(item.image)
+    try:
+        with OpenNpz(Path(path)) as file:
+            if damaged := file.damaged():
+                return [Reason(Stale.CHECKSUM, damaged)]
+            for name in (name for name in file.names if name.startswith("original_size")):
+                size = tuple(map(int, file.numbers(name, 2)))
+                if size != entry.original_size:
+                    return [Reason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
+            ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
+            mine = [end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == print_.bucket_size]
+            known, reasons = made_from(file, next(iter(mine), "none"), image)
+    except FileNotFoundError:
+        return [Reason(Stale.MISSING)]
+    except BrokenNpzError as error:
+        return [Reason(Stale.BROKEN, error or type(error).__name__)]
+    if known is None:
+        return why_unknown(print_) + ([] if Stale.SOURCE in unknown else reasons)
+    return why_stale(known, print_, image, ignoring=(Stale.DTYPE, *unknown)) + reasons
+
+
+def save_by_trainer(
+    path: str | os.PathLike[str], item: CacheItem, save: Callable[[str], object], latents: Any, flipped: Any, keys: str
+) -> None:
+    """Put in place whole what a trainer's `save` writes to the path that it is given, or adds to the file there, with
+    the fingerprint of the latents, whose arrays' names end in `keys`.
+
+    Raises:
+        LatentStoreError: latents that are not finite, or the disk refuses.
+    """
+    plain = finite_arrays(item, latents, flipped)[0]
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        made = Path(folder, Path(path).name)
+        before = _arrays_in(Path(path))
+        if before:
+            write_arrays(made, before, sync=False)
+        save(str(made))
+        arrays = _arrays_in(made)
+    note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
+    new = {name: a for name, a in arrays.items() if name not in before or not np.array_equal(a, before[name])}
+    write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
+
+
+def _arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file that can be read: none of one that is missing or no npz."""
+    arrays = {}
+    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
+        for name in file.names:
+            with suppress(BrokenNpzError):
+                arrays[name] = file.array(name)
+    return arrays
+
+
+def as_array(values: Any) -> npt.NDArray[np.float32]:
+    """float32 array of an array or tensor."""
+    if hasattr(values, "detach"):
+        values = values.detach().float().cpu().numpy()
+    return np.asarray(values, dtype=np.float32)
+
+
+def finite_arrays(item: CacheItem, latents: Any, flipped: Any) -> list[npt.NDArray[np.float32]]:
+    """Latents, and the flipped ones if there are any, as arrays; `LatentStoreError` for NaN and infinity."""
+    parts = [as_array(part) for part in (latents, flipped) if part is not None]
+    if not all(np.isfinite(part).all() for part in parts):
+        raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
+    return parts
+
+
+Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)
+
+
+@dataclass
+class Shared:
+    """What the data sets of a run have in common while they cache, of which there is a row for each image.
+
+    Attributes:
+        requested: what each data set has needed so far.
+        names: the npz files that are taken.
+        captions: those that are taken, by usual file.
+    """
+
+    requested: list[tuple[ref[Any], Requested]] = field(default_factory=list)
+    names: NpzNames | None = None
+    captions: dict[str, list[Caption]] = field(default_factory=dict)
+
+
+# by strategy, of which sd-scripts has one of each kind in a run
+_shared: WeakKeyDictionary[Any, Shared] = WeakKeyDictionary()
+
+
+def shared_by(strategy: Any) -> Shared:
+    """What the data sets share that cache by a strategy."""
+    return _shared.setdefault(strategy, Shared())
+
+
+def forget_shared() -> None:
+    """Let go of it, once all data sets have cached."""
+    _shared.clear()
+
+
+@contextmanager
+def replaced(owner: Any, methods: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Methods of one of sd-scripts' objects replaced for a while."""
+    patches = Patches()
+    patches.apply([Replacement(owner, name, method) for name, method in methods.items()], lambda _: False)
+    try:
+        yield
+    finally:
+        patches.take_back()

@@ -1,0 +1,105 @@
+"""A checkout of sd-scripts on disk: where it is, and which version."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+from pathlib import Path
+
+from kohya_bucket.checks import path_meant
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.trainers.door.checkout_patch import CheckoutError, CheckoutPatch
+
+# what versions brought, the newest first; seams are of other kinds since 0.10 and 0.11
+_BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": "strategy_base.py", "0.9": "."}
+_VERIFIED = re.compile(r"\.verify_bucket_reso_steps\(\s*(\d{1,4})\s*\)")
+
+
+class SeamError(KohyaBucketError):
+    """sd-scripts looks different from every version this adapter knows; nothing was replaced."""
+
+
+class SubmoduleError(CheckoutError):
+    """The kohya_ss GUI's folder, whose sd-scripts was not fetched."""
+
+
+def find_checkout(folder: Path) -> Path:
+    """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along).
+
+    Raises:
+        CheckoutError: neither is one.
+    """
+    for candidate in (folder, folder / "sd-scripts"):
+        library = candidate / "library"
+        if (library / "train_util.py").is_file() or (
+            library.is_dir() and (candidate / "train_network.py").is_file()
+        ):  # that module has been taken apart once
+            return candidate
+    submodule = folder / "sd-scripts"
+    if (folder / ".gitmodules").is_file() and not (submodule.is_dir() and any(submodule.iterdir())):
+        there = (folder / ".git").exists()
+        remedy = f"git -C {folder} submodule update --init" if there else "git clone --recursive, not a .zip file"
+        raise SubmoduleError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
+    if not folder.exists():
+        raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
+    raise CheckoutError(
+        f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
+        f"train_network.py; name the folder that train_network.py lies in"
+    )
+
+
+def nearby_checkout() -> Path | None:
+    """The checkout that this command is run in or beside, if there is one."""
+    try:
+        return find_checkout(Path.cwd())
+    except CheckoutError:
+        return None
+
+
+def npz_version(root: Path) -> str:
+    """A version of sd-scripts that reads npz as the checkout in a folder does: "0.9", "0.10.1", or "" for the newest.
+
+    Its strategy for SD and SDXL says so, in words that 0.10.2 brought; nothing is imported.
+    """
+    file = root / "library" / "strategy_sd.py"
+    if not file.is_file():
+        return "0.9"
+    return "" if "multi_resolution=True" in file.read_text(encoding="utf-8", errors="replace") else "0.10.1"
+
+
+def steps_in(root: Path) -> dict[str, int]:
+    """{trainer's file: what `bucket_reso_steps` must be a multiple of there}, by its source; nothing is imported."""
+    found = {}
+    for file in root.glob("*.py"):
+        steps = map(int, _VERIFIED.findall(file.read_text(encoding="utf-8", errors="replace")))
+        least = math.lcm(*(step for step in steps if step))
+        if least > 1:
+            found[file.name] = least
+    return found
+
+
+def describe_folder(root: Path) -> str:
+    """The version of the checkout in a folder, and the folder. Without git its modules tell, as seams do."""
+    if (root / ".git").exists():  # not that of a folder around it
+        try:
+            git = ["git", "-C", str(root), "describe", "--tags", "--always"]
+            answer = subprocess.run(git, capture_output=True, text=True, timeout=10, check=True)
+            return f"{answer.stdout.strip()} at {root}"
+        except (OSError, subprocess.SubprocessError):
+            pass
+    version = next(version for version, file in _BROUGHT.items() if (root / "library" / file).exists())
+    return f"{version} (by its modules) at {root}"
+
+
+# The permanent door: a marked block in a checkout's `library/__init__.py`, empty in every release since 0.6.0.
+
+
+PATCH = CheckoutPatch(
+    trainer="sd-scripts",
+    door="kohya_bucket.trainers.sdscripts",
+    find=find_checkout,
+    file="library/__init__.py",
+    makes_datasets="library.config_util",
+    imports=("library.train_util", "library.config_util"),
+)

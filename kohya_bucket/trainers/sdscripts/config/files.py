@@ -1,0 +1,340 @@
+"""Which files of a folder sd-scripts takes for images, and what to say about a folder that is not there.
+
+Source: sd-scripts' `IMAGE_EXTENSIONS` and `glob_images`: one level, no hidden files, extensions in all lower or all
+upper case (on Windows in any case), sorted by path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ntpath
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.checks import path_meant
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import is_listed
+from kohya_bucket.images.scan import STAT, Job, Work
+from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.placing import scan_sizes
+from kohya_bucket.trainers.sdscripts.config.caches import check_captions
+from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
+
+_ALWAYS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+# by extension: what to install, and the modules with which sd-scripts reads it
+_WITH_PLUGIN = {
+    ".avif": ("pillow-avif-plugin", ("pillow_avif",)),
+    ".jxl": ("pillow-jxl-plugin", ("pillow_jxl", "jxlpy")),
+}
+_NOT_READ = frozenset(
+    {".gif", ".tif", ".tiff", ".heic", ".heif", ".jfif", ".jpe", ".jp2", ".psd", ".tga", *_WITH_PLUGIN}
+)
+
+
+@lru_cache(maxsize=1)
+def supported_extensions() -> frozenset[str]:
+    """The extensions that sd-scripts reads in this environment: AVIF and JPEG XL need their plugins."""
+    plugins = [e for e, (_, modules) in _WITH_PLUGIN.items() if any(map(importlib.util.find_spec, modules))]
+    return frozenset(case(e) for e in (*_ALWAYS, *plugins) for case in (str.lower, str.upper))
+
+
+def image_named(name: str) -> str | None:
+    """The image whose path is `name` and an extension: of several, the one that sd-scripts takes."""
+    return next((name + e for e in sorted(supported_extensions()) if os.path.lexists(name + e)), None)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder's content.
+
+    Attributes:
+        path: the folder, as the config spells it.
+        images: paths of its images in sd-scripts' order.
+        names: the names of all its entries.
+        ignored: names that look like images and are not read.
+        folders: names of its subfolders.
+    """
+
+    path: str
+    images: list[str] = field(default_factory=list)
+    names: frozenset[str] = frozenset()
+    ignored: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+
+
+def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
+    """List a folder. Nothing is opened.
+
+    Args:
+        extensions: of images; by default those that sd-scripts reads here.
+
+    Raises:
+        OSError: the folder cannot be listed.
+    """
+    known = supported_extensions() if extensions is None else frozenset(extensions)
+    # The prefix that glob gives its results: without doubled or trailing separators.
+    prefix = os.path.split(os.path.join(path, "*"))[0]
+    start = os.path.join(prefix, "")
+    names, images, ignored, folders = [], [], [], []
+    with os.scandir(prefix or os.curdir) as entries:
+        for entry in entries:
+            name = entry.name
+            names.append(name)
+            if not is_listed(name):
+                continue
+            extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
+            lower = extension.lower()
+            if (lower if os.name == "nt" else extension) in known:
+                images.append(start + name)
+            elif lower in known or lower in _NOT_READ:
+                ignored.append(name)
+            elif entry.is_dir():
+                folders.append(name)
+    images.sort()
+    return Folder(path, images, frozenset(names), sorted(ignored), sorted(folders))
+
+
+def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
+    """Say which files of a folder look like images and are passed over."""
+    if folder.ignored:
+        message = (
+            f"{counted(len(folder.ignored), 'file', 'is', 'are')} named like an image but not read in {folder.path!r}"
+        )
+        remedy = "convert to PNG, JPEG or WebP, with .png, .jpg or .webp in all lower or all upper case"
+        if not _WITH_PLUGIN.keys().isdisjoint(os.path.splitext(name)[1].lower() for name in folder.ignored):
+            remedy += f", or pip install {' '.join(plugin for plugin, _ in _WITH_PLUGIN.values())}"
+        findings.warning("ignored-files", where, f"{message} ({some(folder.ignored)})", remedy, folder.ignored)
+
+
+def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
+    """Say that a folder is not there, and why that may be. `base` is the config file's folder."""
+    what = "is not a folder"
+    if os.path.isfile(path):
+        what, remedy = "is a file, not a folder", "give the folder that holds it"
+    elif os.name != "nt" and (ntpath.splitdrive(path)[0] or "\\" in path) and path.isprintable():
+        remedy = "this is a Windows path, and this system uses forward slashes and no drive letters"
+    else:
+        remedy = why_missing(path, base)
+    findings.error("missing-folder", where, f"{key} {path!r} {what}", remedy, (path,))
+
+
+def why_missing(path: str, base: Path | None) -> str:
+    """What to do about a path that leads nowhere. `base` is the config file's folder."""
+    if any(ord(c) < 32 for c in path):
+        escapes = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\b": r"\b", "\f": r"\f"}
+        typed = "".join(escapes.get(c, c) for c in path)
+        return (
+            "it holds control characters, because a backslash in double quotes starts an escape; put Windows paths in "
+            f"single quotes: '{typed}'"
+        )
+    if base is not None and not os.path.isabs(path) and (base / path).exists():
+        return (
+            f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
+            f"run from {str(base)!r}, or write {str(base / path)!r}"
+        )
+    return path_meant(path)
+
+
+# Caption files: which images have one, and what is wrong with them.
+#
+# Source: `read_caption` in sd-scripts' `DreamBoothDataset`: `<image without extension><caption_extension>`, or the
+# same without the last four `_` parts of the path (face positions); the first line counts.
+
+
+_USUAL = (".txt", ".caption", ".tags", ".text")
+
+
+def read_captions(
+    dataset: DatasetConfig, folders: Sequence[tuple[SubsetConfig, Folder, Sequence[str]]], findings: Findings
+) -> list[list[str | None]]:
+    """The captions that sd-scripts trains of images of folders, for each folder; None where there is none.
+
+    The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
+    there is no file. Images without a file, files at which sd-scripts stops, and what of captions is not trained, are
+    named.
+    """
+    captions: list[list[str | None]] = [[] for _ in folders]
+    settings = [(subset.caption_extension, subset.enable_wildcard) for subset, _, _ in folders]
+    for extension, whole in dict.fromkeys(settings):
+        same = [i for i, own in enumerate(settings) if own == (extension, whole)]
+        paths = [path for i in same for path in folders[i][2]]
+        job = Job(
+            Work(partial(_caption_row, extension=extension, whole=whole), [("caption", "O"), ("cut", "?")]), paths
+        ).run()
+        end = 0
+        for i in same:
+            subset, folder, images = folders[i]
+            start, end = end, end + len(images)
+            found = job.rows["caption"][start:end].tolist()
+            if broken := [job.failures[k] for k in range(start, end) if k in job.failures]:
+                message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
+                findings.error("broken-caption", subset.place, message, names=broken)
+            if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
+                _report_missing(missing, folder.names, len(images), subset, findings)
+            # 0 of a broken one
+            captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in found]
+            cut = [image for image, one in zip(images, job.rows["cut"][start:end].tolist(), strict=True) if one]
+            check_captions(dataset, subset, list(zip(images, captions[i], strict=True)), cut, findings)
+    return captions
+
+
+def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None, bool]:
+    """What is trained of a caption, and whether it has further lines that are not."""
+    lines = _caption_lines(image, extension)
+    if lines is None:
+        return None, False
+    return _trained(lines, whole), not whole and any(lines[1:])
+
+
+def _report_missing(
+    missing: Sequence[str], names: frozenset[str], total: int, subset: SubsetConfig, findings: Findings
+) -> None:
+    extension, stems = subset.caption_extension, [os.path.splitext(os.path.basename(path))[0] for path in missing]
+    elsewhere = Counter(e for e in _USUAL if e != extension for stem in stems if stem + e in names)
+    instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
+    message = f"{len(missing)} of {total} images have no {extension!r} file, so {instead} would be trained"
+    if elsewhere:
+        other, count = elsewhere.most_common(1)[0]
+        default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
+        message = f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
+        message += f"{other!r} files; {instead} would be trained"
+        findings.warning("caption-extension", subset.place, message, f"set caption_extension = {other!r}", missing)
+    elif len(missing) < total:
+        findings.note("missing-captions", subset.place, f"{message} ({some(missing)})", names=missing)
+    elif subset.class_tokens is None and not subset.is_reg:
+        findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
+
+
+def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
+    """The caption in an image's file, with `whole` all of its lines; None without a file.
+
+    Raises:
+        ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
+    """
+    lines = _caption_lines(image, extension)
+    return None if lines is None else _trained(lines, whole)
+
+
+def _trained(lines: list[str], whole: bool) -> str:
+    return "\n".join(filter(None, lines)) if whole else lines[0]
+
+
+def _caption_lines(image: str, extension: str) -> list[str] | None:
+    """The lines of a caption file, without space around them."""
+    stem = os.path.splitext(image)[0]
+    file = stem + extension
+    try:
+        content = read_small(file, MAX_CAPTION_BYTES)
+        if content is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
+            file = parts[0] + extension
+            content = read_small(file, MAX_CAPTION_BYTES)
+        if content is None:
+            return None
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
+    except TooLongError as error:
+        raise ConfigError(f"{file} is {error.strerror}: is it the right one?") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
+    if not text:
+        raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
+    return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+
+
+def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
+    """Name images that differ in nothing but the extension."""
+    stems = [os.path.splitext(path)[0] for path in images]
+    counts = Counter(stems) if len(set(stems)) < len(stems) else Counter()
+    shared = [path for path, stem in zip(images, stems, strict=True) if counts[stem] > 1]
+    if shared:
+        message = f"{counted(len(shared), 'image', 'differs', 'differ')} from another one by the extension only: they "
+        message += f"share one caption and, where their sizes are equal, one latents cache file ({some(shared)})"
+        findings.warning("same-stem", place, message, "rename one of each", shared)
+
+
+# Which images `skip_image_resolution` leaves out.
+#
+# Source: sd-scripts since 0.10.2, `DreamBoothDataset.__init__` and `FineTuningDataset.__init__`. The product of the
+# sides counts, not their shape, and an image of just as many pixels is left out. It happens before images are held
+# back for validation and before regularization images are counted, which are left out alike.
+
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Skips:
+    """Which of N images are left out.
+
+    Attributes:
+        reasons: why, by position.
+        unreadable: those among them that have no pixels because they cannot be read.
+    """
+
+    reasons: dict[int, str] = field(default_factory=dict)
+    unreadable: tuple[int, ...] = ()
+
+    def __contains__(self, position: int) -> bool:
+        return position in self.reasons
+
+
+def skipped_images(
+    paths: Sequence[str], noted: Sequence[Size | None], limit: Size | None, metadata_cache: str = "auto"
+) -> Skips:
+    """Which images are left out.
+
+    Args:
+        noted: [N] sizes that sd-scripts goes by without looking at the file, or None; those are read.
+        limit: `skip_image_resolution`; None leaves out nothing.
+    """
+    if limit is None or not len(paths):
+        return Skips()
+    sizes = np.array([size or (0, 0) for size in noted], dtype=np.int64)
+    unknown = [i for i, size in enumerate(noted) if size is None]
+    failed: dict[int, str] = {}
+    if unknown:
+        scan = scan_sizes([paths[i] for i in unknown], metadata_cache)
+        sizes[unknown] = scan.sizes
+        failed = {unknown[i]: reason for i, _, reason in scan.failures}
+    small = np.flatnonzero(sizes.prod(axis=1) <= limit[0] * limit[1]).tolist()
+    bound = f"no more pixels than skip_image_resolution {limit[0]}x{limit[1]}"
+    reasons = {i: failed.get(i) or f"{sizes[i, 0]}x{sizes[i, 1]}: {bound}" for i in small}
+    return Skips(reasons, tuple(i for i in small if i in failed))
+
+
+# Which sizes in a `metadata_cache.json` may be believed: those of images that are as they were when it was written.
+
+
+CACHE_FILE = "metadata_cache.json"
+
+
+def written_ns(file: str) -> int:
+    """When a file was written, ns; 0 where there is none."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def are_stated_truly(images: Sequence[str], written: Sequence[int]) -> list[bool]:
+    """[N] whether the size of each image, noted at a time (ns), is to be believed.
+
+    Not for WebP files, which imagesize 1.x reads one pixel short, nor for images that were edited since: they would be
+    squeezed into the old shape. Of an image that is gone there is nothing better.
+    """
+    job = Job(STAT, images)
+    job.run()
+    times = job.rows["mtime_ns"].tolist()  # 0 of an image that is gone
+    return [
+        time <= noted and not image.lower().endswith(".webp")
+        for image, time, noted in zip(images, times, written, strict=True)
+    ]

@@ -1,0 +1,203 @@
+"""The images of a fine-tuning dataset. Source: sd-scripts' `FineTuningDataset.__init__`.
+
+Release 0.9 looks the files up and can take finished buckets from the metadata; 0.10 joins folder and key, and since
+0.10.6 looks a key up that names no file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
+from kohya_bucket.texts import json_mistake, some
+from kohya_bucket.trainers.sdscripts.config.caches import check_captions
+from kohya_bucket.trainers.sdscripts.config.files import (
+    check_stems,
+    image_named,
+    missing_folder,
+    supported_extensions,
+    why_missing,
+)
+from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
+from kohya_bucket.trainers.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
+from kohya_bucket.trainers.sdscripts.config.releases import Change, Release
+
+
+def list_finetuning(dataset: DatasetConfig, reading: Reading) -> Registry:
+    """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
+    registry = Registry()
+    joined = Change.IMAGE_LISTS in reading.release
+    seen: set[str | None] = set()
+    for subset in dataset.subsets:
+        if not is_used(subset, seen, True, reading.findings):
+            continue
+        seen.add(subset.source)
+        metadata = _read_metadata(subset, reading)
+        if not metadata:
+            continue
+        listed = list(_entries_0_10(metadata, subset, reading.release) if joined else _entries_0_9(metadata, subset))
+        kept, skips = large_enough(listed, dataset, subset, registry, reading)
+        _report_missing(kept + [listed[i] for i in skips.unreadable], subset, reading)
+        check_stems([entry.path for entry in kept], subset.place, reading.findings)
+        for entry in kept:
+            entry.caption = _caption(metadata[entry.key], subset, reading.release)
+            registry.add(entry)
+        check_captions(dataset, subset, [(entry.key, entry.caption) for entry in kept], (), reading.findings)
+    registry.report(dataset.subsets, reading.findings)
+    sizes = [entry.size for entry in registry.entries.values()]
+    registry.predefined = None if joined or None in sizes else tuple(sorted(set(filter(None, sizes))))
+    return registry
+
+
+def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> str:
+    """The caption of a metadata's entry, with the tags behind it, as sd-scripts trains them since 0.10."""
+    caption, tags = entry.get("caption") or "", entry.get("tags") or ""
+    if not (subset.enable_wildcard and tags):
+        return subset.caption_separator.join(filter(None, (caption, tags)))
+    tags = tags.replace("\n", subset.caption_separator)
+    lines = [f"{line}{subset.caption_separator}{tags}" for line in caption.split("\n") if line.strip()]
+    if not lines and Change.TAGS_ALONE in release:
+        lines = [tags]
+    return "\n".join(lines)
+
+
+def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
+    for key in sorted(metadata, key=len, reverse=True):
+        path = key if os.path.isabs(key) else os.path.join(subset.image_dir or "", key)
+        if Change.STEMS in release and not (os.path.splitext(key)[1] and os.path.exists(path)):
+            path = image_named(os.path.join(os.path.dirname(path), os.path.basename(key))) or path
+        yield Entry(key, path, subset.num_repeats, subset.number, _size(metadata[key].get("image_size")))
+
+
+def _entries_0_9(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Entry]:
+    names: frozenset[str] = frozenset()
+    if subset.image_dir is not None and os.path.isdir(subset.image_dir):
+        names = frozenset(os.listdir(subset.image_dir))
+    extensions = sorted(supported_extensions())
+    for key, entry in metadata.items():
+        path, size = _look_up(key, subset, names, extensions), _size(entry.get("train_resolution"))
+        yield Entry(key, path, subset.num_repeats, subset.number, size)
+
+
+def _look_up(key: str, subset: SubsetConfig, names: frozenset[str], extensions: list[str]) -> str:
+    """The key as a path, or an image of that name in image_dir, or cached latents; "" if there is none."""
+    if os.path.exists(key):
+        return key
+    folder = subset.image_dir
+    if folder is not None:
+        for extension in extensions:
+            in_names = key + extension in names
+            if in_names or (os.path.dirname(key) and os.path.lexists(os.path.join(folder, key + extension))):
+                return os.path.join(folder, key + extension)
+    for npz in (os.path.splitext(key)[0] + ".npz", os.path.join(folder or "", key + ".npz")):
+        if os.path.exists(npz):
+            return npz
+    return ""
+
+
+def _size(value: Any) -> tuple[int, int] | None:
+    return None if value is None else (int(value[0]), int(value[1]))
+
+
+def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
+    """Entries by key; empty, with a finding, where the file cannot be used."""
+    findings, where, path = reading.findings, subset.place, subset.metadata_file
+    if path is None:
+        return {}
+    if subset.image_dir is not None and not os.path.isdir(subset.image_dir):
+        missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
+    if not os.path.isfile(path):
+        message = f"metadata_file {path!r} does not exist"
+        findings.error("missing-metadata", where, message, why_missing(path, reading.base), (path,))
+        return {}
+    try:
+        metadata = _parse(path, reading.release)
+        _check_entries(metadata, subset)
+    except UnicodeDecodeError as error:
+        message = f"metadata_file {path!r} is not UTF-8 ({error}), which makes sd-scripts stop"
+        findings.error("broken-metadata", where, message, "save it as UTF-8", (path,))
+        return {}
+    except (ValueError, OSError, RecursionError) as error:
+        findings.error("broken-metadata", where, f"metadata_file {path!r}: {error}", "correct the file", (path,))
+        return {}
+    if not metadata:
+        message = f"metadata_file {path!r} lists no image, so sd-scripts skips it"
+        findings.error("empty-metadata", where, message, "add entries or remove the subset", (path,))
+    return metadata
+
+
+def _parse(path: str, release: Release) -> dict[str, Any]:
+    with io.StringIO(read_input(path, MAX_TABLE_BYTES).decode("utf-8"), newline=None) as file:
+        if file.read(1) == "\ufeff":
+            raise ValueError(
+                "starts with a byte order mark, which makes sd-scripts stop; save it as 'UTF-8', not 'UTF-8 with BOM'"
+            )
+        file.seek(0)
+        if not (path.endswith(".jsonl") and Change.IMAGE_LISTS in release):
+            text = file.read()
+            try:
+                data = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
+            if not isinstance(data, dict):
+                raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
+            return data
+        metadata = {}
+        for number, line in enumerate(file, 1):
+            if number == 1 and line.lstrip().startswith("["):
+                raise ValueError(
+                    "it holds a JSON list, but each line must be an object of its own, with its image_path"
+                )
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError as error:
+                what = "an empty line" if not line.strip() else json_mistake(line, error)
+                raise ValueError(f"line {number}: {what}") from error
+            if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
+                raise ValueError(f"line {number}: every line needs an image_path")
+            if Change.STEMS in release and "width" in entry and "height" in entry:
+                entry["image_size"] = [entry["width"], entry["height"]]
+            metadata[entry["image_path"]] = {k: entry[k] for k in ("caption", "image_size", "tags") if k in entry}
+        return metadata
+
+
+def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
+    for key, entry in metadata.items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"the entry {key!r} is {entry!r}, but must be an object with caption, tags, image_size")
+        for name in ("image_size", "train_resolution"):
+            size = entry.get(name)
+            numbers = isinstance(size, list) and len(size) == 2 and all(_is_side(n) for n in size)
+            if size is not None and not numbers:
+                raise ValueError(f"the {name} of {key!r} is {size!r}, but must be [width, height]")
+        for name in ("caption", "tags"):
+            text = entry.get(name)
+            if text is not None and not isinstance(text, str):
+                raise ValueError(f"{name} of {key!r} is {text!r}, but must be a text, and sd-scripts stops at it")
+    relative = next((key for key in metadata if not os.path.isabs(key)), None)
+    if relative is not None and subset.image_dir is None:
+        raise ValueError(f"paths such as {relative!r} are relative, and the subset has no image_dir to join them to")
+
+
+def _is_side(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
+
+
+def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: Reading) -> None:
+    missing = [e for e in entries if not os.path.isfile(e.path)]
+    if not missing:
+        return
+    keys = [e.key for e in missing]
+    remedy = "correct the paths or image_dir"
+    without_extension = all(not os.path.splitext(key)[1] for key in keys)
+    if Change.IMAGE_LISTS not in reading.release:
+        if not without_extension:
+            remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
+    elif without_extension and Change.STEMS not in reading.release:
+        remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Change.STEMS.since}"
+    message = f"{len(missing)} of {len(entries)} images in {subset.metadata_file!r} do not exist ({some(keys)})"
+    reading.findings.error("missing-image", subset.place, message, remedy, keys)

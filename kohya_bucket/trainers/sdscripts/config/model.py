@@ -1,0 +1,274 @@
+"""The images of a data set, and what the readers of the three kinds of data sets share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import Placement
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.config_source import MOST_REPEATS
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
+from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import Placing, place_images, refuse_conflicts, scan_sizes
+from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
+from kohya_bucket.trainers.sdscripts.config.files import Skips, skipped_images
+from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, Kind, SubsetConfig
+from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Change, Release
+
+CONTROL_IN_THE_MIDDLE = (
+    "[kohya_bucket] focus is set, but this version of sd-scripts cuts control images in the middle, whatever is cut "
+    "from their images: leave focus out, or train with sd-scripts 0.11"
+)
+
+
+@dataclass(frozen=True)
+class DatasetTable:
+    """The images of one dataset as columns, in the order in which sd-scripts holds them.
+
+    A config gives it, or sd-scripts' own object; training, plans, `doctor` and `precompute` place images from it.
+
+    Attributes:
+        keys: [N] the keys under which sd-scripts keeps them: the paths, or the keys of the metadata.
+        paths: [N] the files.
+        stated_sizes: [N, 2] int32 (width, height) from metadata that sd-scripts trusts; 0 where none is stated,
+            or for images in a `metadata_cache.json` whose sizes may be wrong there (WebP, edited since).
+        repeats: [N] int64, how often an epoch trains each image.
+        is_reg: [N] bool, regularization images.
+        subset: [N] int32, number of the subset, from 1.
+        captions: [N] what is trained with each; None where there is none; empty where captions were not read.
+        conditioning: [N] the control images of a ControlNet dataset, "" where there is none; empty otherwise.
+        predefined: the bucket sizes that the metadata prescribes (sd-scripts 0.9 with prepared metadata).
+        skipped: (key, reason) of the images that `skip_image_resolution` leaves out; they are in no other column.
+    """
+
+    keys: tuple[str, ...]
+    paths: tuple[str, ...]
+    stated_sizes: IntArray
+    repeats: npt.NDArray[np.int64]
+    is_reg: npt.NDArray[np.bool_]
+    subset: IntArray
+    captions: tuple[str | None, ...] = ()
+    conditioning: tuple[str, ...] = ()
+    predefined: tuple[tuple[int, int], ...] | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def select(self, rows: Sequence[int]) -> DatasetTable:
+        """Some of the images."""
+        columns: dict[str, Any] = {
+            name: getattr(self, name)[rows] for name in ("stated_sizes", "repeats", "is_reg", "subset")
+        }
+        for name in ("keys", "paths", "captions", "conditioning"):
+            column = getattr(self, name)
+            columns[name] = tuple(column[i] for i in rows) if column else ()
+        return replace(self, **columns)
+
+    def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> Sizes:
+        """As metadata states them, or else from headers, which are kept for other commands."""
+        sizes = self.stated_sizes.copy()
+        unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
+        if not len(unknown):
+            return Sizes(sizes, {}, None)
+        scan = scan_sizes([self.paths[i] for i in unknown.tolist()], metadata_cache, progress)
+        sizes[unknown] = scan.sizes
+        return Sizes(sizes, {int(unknown[i]): reason for i, _, reason in scan.failures}, scan)
+
+    def place(
+        self, sizes: Sizes, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
+        prescribed: Callable[[Any], Placement] | None = None,
+    ) -> Placing:  # fmt: skip
+        """The images in their buckets; see `place_images`.
+
+        Raises:
+            ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
+        """
+        if self.predefined:
+            manager = BucketManager(False, None, None, None, None)
+            manager.set_predefined_resos(self.predefined)
+            prescribed = manager.place
+        return place_images(
+            self.keys, sizes.rows, self.repeats, batch_size, keys, options,
+            paths=self.paths, unreadable=sizes.unreadable, prescribed=prescribed,
+        )  # fmt: skip
+
+
+def refuse_random_crops(subsets: Sequence[Any], options: AdapterOptions) -> None:
+    """Raise `ConfigError` where a focus is set for images whose crops sd-scripts would draw at random."""
+    if options.focus and any(getattr(subset, "random_crop", False) for subset in subsets):
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but random_crop is on, which draws the crops that a focus decides: leave "
+            "out one of them"
+        )
+
+
+def refuse_lost_focus(config: DatasetConfig, options: AdapterOptions, release: Release) -> None:
+    """Raise `ConfigError` where a focus is set that training this dataset would not keep."""
+    if options.focus:
+        refuse_random_crops(config.subsets, options)
+        refuse_conflicts(config.dataset_keys, options)
+        if config.kind is Kind.CONTROLNET and Change.CONTROL_CUTS not in release:
+            raise ConfigError(CONTROL_IN_THE_MIDDLE)
+
+
+class Sizes(NamedTuple):
+    """Sizes of N images.
+
+    Attributes:
+        rows: [N, 2] int32 (width, height), (0, 0) where unreadable.
+        unreadable: why, by position.
+        scan: what was read of the files; None where nothing was.
+    """
+
+    rows: IntArray
+    unreadable: dict[int, str]
+    scan: SizeScan | None
+
+    def select(self, rows: Sequence[int]) -> Sizes:
+        """Those of some of the images."""
+        reasons = {at: self.unreadable[i] for at, i in enumerate(rows) if i in self.unreadable}
+        return Sizes(self.rows[rows], reasons, self.scan)
+
+
+@dataclass
+class Reading:
+    """What one run over a config carries along.
+
+    Attributes:
+        base: the folder of the config file.
+        captions: open every caption file, as sd-scripts does.
+        metadata_cache: the option of that name, for sizes that decide which images there are.
+        written_caches: image lists that sd-scripts would write into `metadata_cache.json` files while it reads
+            this config, and would read again for later datasets. Nothing is written here.
+    """
+
+    findings: Findings
+    release: Release = NEWEST
+    base: Path | None = None
+    captions: bool = True
+    metadata_cache: str = "auto"
+    written_caches: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, findings: Findings) -> bool:
+    """Whether sd-scripts takes a subset: with repeats of 1 or more, and each folder or file once.
+
+    `seen` are those of the subsets before it; one that turned out to be empty does not count.
+    """
+    repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
+    if repeats > MOST_REPEATS:
+        message = f"num_repeats is {repeats:,}, but no epoch trains an image more than {MOST_REPEATS:,} times"
+        findings.error("num-repeats", subset.place, message, "lower it")
+    elif repeats < 1:
+        message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
+        findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
+    elif subset.source in seen:
+        message = f"{subset.source!r} was given before in this dataset; sd-scripts uses the first and skips this one"
+        findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
+    return 1 <= repeats <= MOST_REPEATS and subset.source not in seen
+
+
+# The growing image list of one dataset: entries under keys, as sd-scripts' `register_image` keeps them.
+
+
+@dataclass(slots=True)
+class Entry:
+    """One image; `size` is the size that metadata states, or None."""
+
+    key: str
+    path: str
+    repeats: int = 1
+    subset: int = 0
+    size: tuple[int, int] | None = None
+    is_reg: bool = False
+    caption: str | None = None
+    conditioning: str = ""
+
+
+class Registry:
+    """Entries in the order of their first registration; a later entry of the same key takes its place.
+
+    `skipped` collects (key, reason) of the images that are left out for their size; `predefined` is as in
+    `DatasetTable`.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.skipped: list[tuple[str, str]] = []
+        self.predefined: tuple[tuple[int, int], ...] | None = None
+        self._replaced: dict[tuple[int, int], list[str]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Register an image."""
+        before = self.entries.get(entry.key)
+        if before is not None:
+            self._replaced.setdefault((before.subset, entry.subset), []).append(entry.key)
+        self.entries[entry.key] = entry
+
+    def report(self, subsets: tuple[SubsetConfig, ...], findings: Findings) -> None:
+        """Name images that two subsets hold under one key."""
+        for (first, second), keys in self._replaced.items():
+            message = (
+                f"{counted(len(keys), 'image')} also in subset {first} under the same name; sd-scripts keeps one of "
+                f"each, with the repeats and captions of subset {second} ({some(keys)})"
+            )
+            remedy = "give metadata unique keys (longer or absolute paths), or remove the doubled folder"
+            findings.warning("same-key", subsets[second - 1].place, message, remedy, keys)
+
+    def as_table(self) -> DatasetTable:
+        """The entries as columns."""
+        entries = list(self.entries.values())
+        captions, conditioning = tuple(e.caption for e in entries), tuple(e.conditioning for e in entries)
+        return DatasetTable(
+            keys=tuple(e.key for e in entries),
+            paths=tuple(e.path for e in entries),
+            stated_sizes=np.array([e.size or (0, 0) for e in entries], dtype=np.int32).reshape(-1, 2),
+            repeats=np.array([e.repeats for e in entries], dtype=np.int64),
+            is_reg=np.array([e.is_reg for e in entries], dtype=np.bool_),
+            subset=np.array([e.subset for e in entries], dtype=np.int32),
+            captions=captions if set(captions) - {None} else (),
+            conditioning=conditioning if any(conditioning) else (),
+            predefined=self.predefined,
+            skipped=tuple(self.skipped),
+        )
+
+
+def large_enough(
+    listed: Sequence[Entry], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: Reading
+) -> tuple[list[Entry], Skips]:
+    """Those that `skip_image_resolution` does not leave out, by stated sizes where there are some."""
+    findings, paths = reading.findings, [entry.path for entry in listed]
+    skips = skipped_images(
+        paths, [entry.size for entry in listed], dataset.skip_image_resolution, reading.metadata_cache
+    )
+    registry.skipped += [(listed[i].key, reason) for i, reason in skips.reasons.items()]
+    unreadable = [f"{paths[i]}: {skips.reasons[i]}" for i in skips.unreadable if os.path.exists(paths[i])]
+    if unreadable:
+        message = (
+            f"{counted(len(unreadable), 'image')} cannot be read, and with skip_image_resolution sd-scripts leaves "
+            f"such images out without a message ({some(unreadable)})"
+        )
+        findings.warning("unreadable-image", subset.place, message, what_to_do(*unreadable), unreadable)
+    if listed and len(skips.reasons) == len(listed):
+        width, height = dataset.skip_image_resolution or (0, 0)
+        message = f"all {len(listed)} images have no more pixels than skip_image_resolution {width}x{height}"
+        stops = dataset.validation_split > 0 and not subset.is_reg
+        if stops:
+            message += ", and with validation_split sd-scripts stops at a folder without images"
+        report = findings.error if stops else findings.warning
+        report("all-skipped", subset.place, message, "lower it, or remove the subset")
+    return [entry for i, entry in enumerate(listed) if i not in skips] if skips.reasons else list(listed), skips

@@ -1,0 +1,274 @@
+"""What keeps a training from starting, or would end it later: looked up before it does. Nothing on disk is changed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_from
+from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.headers import say_orientations
+from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.checkout_patch import CheckoutError
+from kohya_bucket.trainers.door.findings import Section, ShowProgress
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.checkout import PATCH, describe_folder, find_checkout
+from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
+from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadable, overview
+
+
+def config_section(
+    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, trainer: Trainer = ANY_TRAINER,
+    decode: bool = True,
+) -> tuple[Section, Config | None]:  # fmt: skip
+    """Read the config as the trainer does, and look at every image that it names.
+
+    `given`, `release` and `trainer` are as in `read_config`. With `decode`, all images are decoded; else their headers
+    are read only. Returns the config too, where it has no mistakes that stop it.
+
+    Raises:
+        KohyaBucketError: the config cannot be read at all.
+    """
+    read = read_config(path, given, release=release, trainer=trainer)
+    checked_for = read.trainer.title or f"any model; {NAME_THE_MODEL}"
+    section = Section(f"config {path}", [("checked for", checked_for)], read.findings)
+    options, trains, left_out = read.options, not read.findings.of(Severity.ERROR), None
+    try:
+        left_out = None if options is None else _planned(section, read, options, show)
+    except KohyaBucketError as error:
+        section.findings.error("settings", "", str(error))
+    if left_out is None:  # the images are looked at all the same
+        with show("reading image headers") as progress:
+            left_out, trains = name_unreadable(read.datasets, read.findings, progress), False
+    if decode:
+        _decode(section, read, left_out, show, stops=options is not None and options.on_bad_image == "stop")
+    return section, read if trains and options is not None else None
+
+
+def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
+    """What training would be, in facts and findings; the paths of the images that no dataset trains."""
+    with show("reading image headers") as progress:
+        processes = 1 if read.length is None else read.length.processes
+        seen = overview(read, options, (processes,), 1, progress)
+    left_out, trained = set(seen.unreadable), set[str]()
+    for dataset in seen.datasets:
+        section.facts.append((f"dataset {dataset.read.config.number}", _summary(dataset)))
+        left = _name_left_out(section, dataset)
+        left_out |= left
+        trained.update(path for path in dataset.read.images.paths if path not in left)
+        _name_misfits(section, dataset, read.path)
+    for row in seen.gpus:
+        if row.never_trained:
+            section.findings.warning("never-trained", "", row.left_over, names=row.never_trained)
+    return left_out - trained
+
+
+def _summary(dataset: DatasetOverview) -> str:
+    images, rows = dataset.images, dataset.rows
+    counts = ((len(images.keys), "image"), (len(rows), "bucket"), (sum(row.batches for row in rows), "batch"))
+    number, buckets, batches = (counted(n, what) for n, what in counts)
+    text = f"{number} in {buckets}, {batches} an epoch"
+    if dataset.read.images.skipped:
+        text += f", {len(dataset.read.images.skipped):,} left out by skip_image_resolution"
+    if dataset.turned:
+        asked = say_orientations(dataset.turned)
+        text += f", {len(dataset.turned):,} with an EXIF turn or mirroring that is ignored ({asked})"
+    return text
+
+
+def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
+    if dataset.left_out:
+        names = [f"{key}: {reason}" for key, reason in dataset.left_out]
+        remedy = what_to_do(*(reason for _, reason in dataset.left_out))
+        message = (
+            f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop at them when "
+            "they are read or loaded"
+        )
+        if dataset.read.config.bucket_no_upscale:
+            remedy += ", or set bucket_no_upscale = false for the small ones"
+        section.findings.warning("left-out", dataset.read.config.place, message, remedy, names)
+    images = dataset.read.images
+    path_of = dict(zip(images.keys, images.paths, strict=True))
+    return {path_of[key] for key, _ in dataset.left_out}
+
+
+def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None) -> None:
+    """The images that are to be split, replaced or left out."""
+    config, images = dataset.read.config, dataset.images
+    if not config.enable_bucket:
+        return
+    lists = f"`kohya-bucket analyze --config {argument(path)} --list-bad bad.txt` writes the paths into a file"
+    long = np.any([too_long(dataset.sizes, p) for p in dataset.placements], axis=0)
+    losses = np.nanmax([p.crop_loss for p in dataset.placements], axis=0)
+    if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
+        message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
+        section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
+    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in dataset.placements], axis=0)
+    chosen = most > MUCH_ENLARGED
+    if names := [f"{images.keys[i]}: {most[i]:.3g} times" for i in np.flatnonzero(chosen).tolist()]:
+        low, high = most[chosen].min(), most[chosen].max()
+        message = (
+            f"{counted(len(names), 'image')} enlarged {low:.3g} to {high:.3g} times, so blurred images are trained "
+            f"({some(names, 1)})"
+        )
+        remedy = f"replace by larger ones or leave out, or set bucket_no_upscale = true; {lists}"
+        section.findings.warning("enlarged", config.place, message, remedy, names)
+
+
+def _decode(section: Section, read: Config, known: set[str], show: ShowProgress, *, stops: bool) -> None:
+    lists = [found for d in read.datasets for found in (d.images, d.validation) if found is not None]
+    every = [path for found in lists for path in (*found.paths, *found.conditioning) if path and path not in known]
+    with show("decoding every image") as progress:
+        bad = undecodable(list(dict.fromkeys(every)), progress)
+    section.facts.append(("decoded", f"{counted(len(set(every)), 'image')}, {len(bad):,} of them cannot be decoded"))
+    if bad:
+        names = [f"{path}: {reason}" for path, reason in bad]
+        then = 'training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
+            "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its "
+            "turn comes, and another image of its bucket trains in its place"
+        )  # fmt: skip
+        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); {then}"
+        report = section.findings.error if stops else section.findings.warning
+        report("undecodable", "", message, what_to_do(*(reason for _, reason in bad)), names)
+
+
+# A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.
+
+
+def checkout_section(folder: Path, *, imported: bool = True) -> Section:
+    """Look at the checkout in `folder`; `imported`: in a process of its own, which takes as long as importing torch.
+
+    Raises:
+        CheckoutError: the folder is no checkout.
+    """
+    root = find_checkout(folder)
+    section = Section("sd-scripts", [("checkout", describe_folder(root))])
+    _patch(section, root)
+    if imported:
+        _probe(section, root)
+    return section
+
+
+def _patch(section: Section, root: Path) -> None:
+    try:
+        status = PATCH.status(root)
+    except CheckoutError as error:
+        section.findings.error("patch", "", str(error))
+        return
+    if status.stale:
+        section.findings.error(
+            "patch-unused", "", f"Python runs {status.stale}, which is of another state than {status.file}, unchecked: "
+            "trainings start without kohya_bucket", f"kohya-bucket patch install {argument(root)}",
+        )  # fmt: skip
+    elif status.current:
+        section.facts.append(("patch", "installed: every trainer that is started from here uses kohya_bucket"))
+    elif status.installed:
+        section.findings.warning(
+            "patch-version", "", f"{status.file} holds the block of another kohya_bucket version",
+            f"kohya-bucket patch install {argument(root)}",
+        )  # fmt: skip
+    else:
+        start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …"
+        section.facts.append(("patch", f"none; {start}, or: kohya-bucket patch install {argument(root)}"))
+
+
+def _probe(section: Section, root: Path) -> None:
+    trial = PATCH.attempt(root)
+    if trial.active:
+        section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
+    elif trial.refused:
+        section.findings.error("adapter-refuses", "", trial.refused)
+    else:
+        why = f"importing sd-scripts failed: {trial.error or 'no answer'}"
+        if trial.missing:
+            why = f"in this environment sd-scripts cannot be imported: {trial.error}"
+        section.findings.error("cannot-import", "", why, _remedy(root))
+    for subject, why in trial.left_alone.items():
+        section.findings.warning(
+            "left-alone", subject, f"this version is known only in part: {why}; sd-scripts does that by itself",
+            "update kohya-bucket, or do without what needs it",
+        )  # fmt: skip
+
+
+def _remedy(root: Path) -> str:
+    for name in ("venv", ".venv"):
+        for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
+            if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
+                there = f"{argument(python)} -m"
+                return (
+                    f"check the environment that you train in: {there} pip install {where_this_came_from()}, then "
+                    f"{there} kohya_bucket doctor"
+                )
+    needed = f"pip install -r requirements.txt in {root}"
+    return f"run doctor in the environment that you train in, or install here what it needs ({needed})"
+
+
+# What is installed here, and what each missing package is for.
+
+
+def packages_section() -> Section:
+    """This Python, this package's version, and the packages of each of its extras."""
+    section = Section("this environment", [
+        ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
+        ("Python", f"{platform.python_version()} ({sys.executable})"),
+        ("system", platform.platform()),
+        *((name, version_of(name) or "not installed") for name in ("numpy", "pillow")),
+    ])  # fmt: skip
+    for extra, (names, purpose) in EXTRAS.items():
+        found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
+        here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+        missing = ", ".join(name for name, version in found.items() if not version)
+        lack = f"no {missing} (for {purpose}: {pip_install(extra)})" if missing else ""
+        section.facts.append((extra, "; ".join(filter(None, [here, lack]))))
+    if version_of("torch"):
+        _check_cuda(section)
+    return section
+
+
+def version_of(name: str) -> str:
+    """The installed version of a distribution, "" if there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def cuda_of_torch() -> str | None:
+    """The CUDA version that the installed torch is built for; "" for none, None if it does not say.
+
+    Read from its files: importing torch takes seconds.
+    """
+    spec = importlib.util.find_spec("torch")
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*(?:None|'([^']*)')", text, re.MULTILINE)
+    return (match[1] or "") if match else None
+
+
+def _check_cuda(section: Section) -> None:
+    cuda = cuda_of_torch()
+    if cuda:
+        section.facts.append(("CUDA", f"torch is built for {cuda}"))
+    elif cuda == "" and shutil.which("nvidia-smi"):
+        section.findings.warning(
+            "torch-without-cuda", "",
+            f"an NVIDIA driver is installed, but torch {version_of('torch')} is built without CUDA, so that all would "
+            "run on the processor",
+            "install torch for your CUDA version as pytorch.org/get-started says",
+        )  # fmt: skip

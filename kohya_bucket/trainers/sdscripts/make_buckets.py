@@ -1,0 +1,242 @@
+"""Replacements for methods of sd-scripts' dataset classes: the public functions, for methods of the same names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.images import read_sizes
+from kohya_bucket.texts import one_line
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
+from kohya_bucket.trainers.door.door import Place
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.ranks import collector_paused, is_first_process
+from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
+from kohya_bucket.trainers.sdscripts.config.files import (
+    CACHE_FILE,
+    are_stated_truly,
+    image_named,
+    skipped_images,
+    supported_extensions,
+    written_ns,
+)
+from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, Sizes, refuse_random_crops
+from kohya_bucket.trainers.sdscripts.objects import CutSize, Dataset, Group, HeldDataset, ImageRecord, Subset
+from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
+from kohya_bucket.trainers.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
+
+logger = logging.getLogger("kohya_bucket")
+
+
+def get_image_size(place: Place, self: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+    """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read.
+
+    sd-scripts asks before buckets are made where small images are to be skipped, and skips what has no size.
+    """
+    scan = read_sizes([image_path])
+    for _, path, reason in scan.failures if is_first_process() else ():
+        logger.warning("%s", one_line(f"{path}: {reason}"))
+    width, height = scan.sizes[0].tolist()
+    return width, height
+
+
+def make_buckets(place: Place, self: Dataset) -> None:
+    """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
+
+    Raises:
+        KohyaBucketError: options from which no buckets follow, or that exclude each other.
+    """
+    dataset, options = self, place.door.options()
+    refuse_random_crops(getattr(dataset, "subsets", ()), options)
+    # the metadata of a dataset may prescribe buckets; asked before its own are made
+    prescribed = bool(dataset.bucket_manager is not None and dataset.enable_bucket)
+    with collector_paused():
+        images, failures = _place(dataset, options, prescribed)
+    manager = dataset.bucket_manager
+    manager.adopt(images.buckets, KeyTable(images))
+    dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
+    dataset.buckets_indices = BatchTable(images, place.door.owners.named("BucketBatchIndex"), dataset, options)
+    dataset._length = len(dataset.buckets_indices)
+    if is_first_process():
+        if len(images.keys):
+            rule = rule_text(images, options, enable_bucket=dataset.enable_bucket, prescribed=prescribed)
+            logger.info("\n".join(bucket_table_lines(images, dataset.buckets_indices.counts, rule)))
+        if failures:
+            logger.warning("\n".join(skipped_lines(failures)))
+
+
+def get_resolutions(place: Place, self: Group) -> list[tuple[int, int]]:
+    """(width, height) of every resolution that the datasets of a group train at."""
+    return list(place.door.options().resolutions or ((dataset.width, dataset.height) for dataset in self.datasets))
+
+
+def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple[PlacedDataset, list[tuple[str, str]]]:
+    """Give every image of `dataset` its bucket; take those without one out of it.
+
+    Returns the images in their buckets, and (key, reason) of those that were taken out.
+    """
+    infos: list[ImageRecord] = list(dataset.image_data.values())
+    table = table_of(dataset, infos)
+    sizes = table.sizes(options.metadata_cache)
+    if sizes.scan is not None and not sizes.scan.read.all():
+        raise KeyboardInterrupt
+    kept = _large_enough(dataset, table, sizes)
+    if len(kept) < len(infos):
+        for i in sorted(set(range(len(infos))) - set(kept)):
+            _take_out(dataset, infos[i])
+        infos, table, sizes = [infos[i] for i in kept], table.select(kept), sizes.select(kept)
+    if not prescribed:
+        dataset.bucket_manager = _new_manager(dataset)
+    by_metadata = dataset.bucket_manager.place if prescribed else None
+    placing = table.place(sizes, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
+    placement = placing.placement
+    buckets: dict[tuple[int, int], tuple[int, int]] = {}
+    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes))
+    columns = zip(placing.kept.tolist(), infos, *pairs, CutSize.of(placement), strict=True)
+    for keep, info, size, bucket, resized in columns:
+        if keep:
+            bucket = buckets.setdefault(bucket, bucket)
+            info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized
+    for i, _ in placing.left_out:
+        _take_out(dataset, infos[i])
+    if placing.trained.mode == "all":
+        # in the numbers that sd-scripts prints and writes into metadata, an image counts once for each resolution
+        more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
+        regular = table.is_reg[placing.kept]
+        dataset.num_train_images += int(more[~regular].sum())
+        dataset.num_reg_images += int(more[regular].sum())
+    return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
+
+
+def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequence[int]:
+    """The rows of metadata that `skip_image_resolution` does not leave out; it is obeyed here.
+
+    sd-scripts would go by caches whose names begin like an image's, and would count what it leaves out.
+    """
+    limit = getattr(dataset, "skip_image_resolution", None)
+    if limit is None or not all(hasattr(dataset.image_to_subset[key], "metadata_file") for key in table.keys):
+        return range(len(table))
+    skips = skipped_images(table.paths, list(_pairs(sizes.rows)), limit)
+    if skips.reasons and is_first_process():
+        logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(table))
+        names = [(table.keys[i], reason) for i, reason in sizes.unreadable.items() if i in skips]
+        if names:
+            logger.warning("\n".join(skipped_lines(names)))
+    return [i for i in range(len(table)) if i not in skips]
+
+
+def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    return zip(rows[:, 0].tolist(), rows[:, 1].tolist(), strict=True)
+
+
+def _keys_of(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
+    """The bucket keys of one of sd-scripts' dataset objects.
+
+    Some versions have no limits where none are obeyed, with `bucket_no_upscale`: then the usual ones, as far as the
+    resolutions lie within them.
+    """
+    size, low, high = (dataset.width, dataset.height), dataset.min_bucket_reso, dataset.max_bucket_reso
+    sides = [side for resolution in (size, *(options.resolutions or ())) for side in resolution]
+    low = min(DatasetKeys.min_bucket_reso, *sides) if low is None else low
+    high = max(DatasetKeys.max_bucket_reso, *sides) if high is None else high
+    steps, no_upscale = dataset.bucket_reso_steps, dataset.bucket_no_upscale
+    return DatasetKeys(size, dataset.enable_bucket, low, high, steps, no_upscale)
+
+
+def _new_manager(dataset: Dataset) -> BucketManager:
+    resolution = (dataset.width, dataset.height)
+    if not dataset.enable_bucket:
+        manager = BucketManager(False, resolution, None, None, None)
+        manager.set_predefined_resos([resolution])
+        return manager
+    limits = dataset.min_bucket_reso, dataset.max_bucket_reso, dataset.bucket_reso_steps
+    manager = BucketManager(dataset.bucket_no_upscale, resolution, *limits)
+    if not dataset.bucket_no_upscale:
+        manager.make_buckets()
+    return manager
+
+
+def _take_out(dataset: Dataset, info: ImageRecord) -> None:
+    """Remove an image, and correct the counts that sd-scripts prints and writes into metadata."""
+    subset = dataset.image_to_subset.pop(info.image_key, None)
+    del dataset.image_data[info.image_key]
+    if info.is_reg:
+        dataset.num_reg_images -= info.num_repeats
+    else:
+        dataset.num_train_images -= info.num_repeats
+    if subset is not None and subset.img_count > 0:
+        subset.img_count -= 1
+
+
+# Sizes that sd-scripts took from the *names* of cached latents match by prefix there: `img_1.png` takes the
+# size of `img_10_0300x0200_sd.npz`. Sizes of WebP files in its `metadata_cache.json` may be one pixel short, and
+# images may have been edited since. All these are read again from the image's header, which is faster than the
+# doubt is worth. In fine-tuning sets such a cache also takes the image's place; it is put back, since latents are
+# checked against the image that they were made from.
+
+
+_CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGNORECASE | re.DOTALL)
+
+
+def table_of(dataset: Dataset, infos: Sequence[ImageRecord]) -> DatasetTable:
+    """Images of one of sd-scripts' own datasets, with the sizes that it knows and may be trusted with."""
+    sizes = np.zeros((len(infos), 2), dtype=np.int32)
+    noted = []
+    subsets = [dataset.image_to_subset[info.image_key] for info in infos]
+    for i, (info, subset) in enumerate(zip(infos, subsets, strict=True)):
+        _put_image_back(info, subset)
+        if info.image_size is not None and hasattr(subset, "metadata_file"):
+            sizes[i] = info.image_size
+        elif info.image_size is not None and getattr(subset, "cache_info", False):
+            noted.append(i)
+    written = {folder: written_ns(os.path.join(folder, CACHE_FILE)) for folder in {_folder(subsets[i]) for i in noted}}  # noqa: PTH118
+    truly = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
+    for i, true in zip(noted, truly, strict=True):
+        if true:
+            sizes[i] = infos[i].image_size or (0, 0)
+    numbers: dict[int, int] = {}
+    return DatasetTable(
+        keys=tuple(info.image_key for info in infos),
+        paths=tuple(info.absolute_path for info in infos),
+        stated_sizes=sizes,
+        repeats=np.array([info.num_repeats for info in infos], dtype=np.int64),
+        is_reg=np.array([info.is_reg for info in infos], dtype=np.bool_),
+        subset=np.array([numbers.setdefault(id(s), len(numbers) + 1) for s in subsets], dtype=np.int32),
+    )
+
+
+def _folder(subset: Subset) -> str:
+    return subset.image_dir or ""
+
+
+def _put_image_back(info: ImageRecord, subset: Subset) -> None:
+    """Fine-tuning sets: where metadata has no size, a cache with a name like the image's stands for the image.
+
+    If its name only begins like the image's, it is another image's. If the image itself is gone, its own cache still
+    knows the size.
+    """
+    path = info.absolute_path
+    if path == info.image_key or not path.lower().endswith(".npz"):
+        return
+    match = _CACHE_NAME.fullmatch(PurePath(path).name)
+    if match is None:
+        return
+    image = os.path.join(_folder(subset), info.image_key)  # noqa: PTH118
+    # since 0.10.6 a key need not have an extension
+    info.absolute_path = image if os.path.isfile(image) else image_named(image) or image  # noqa: PTH113
+    if match["stem"] != _stem(info.image_key) or os.path.exists(info.absolute_path):  # noqa: PTH110
+        info.image_size = None
+        info.latents_npz = None  # since 0.11.1 that cache would be trained from without a look at it
+
+
+def _stem(key: str) -> str:
+    """How caches of an image begin, whose key has an extension or none."""
+    path = PurePath(key)
+    return path.stem if path.suffix in supported_extensions() else path.name

@@ -1,0 +1,301 @@
+"""What training with a config will be: its datasets placed and planned by the objects that the adapter trains with."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets.focus import FocusCuts
+from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, shortened
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rules.registry import named_rule
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
+from kohya_bucket.latents.architectures import Trainer
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
+from kohya_bucket.trainers.door.findings import Findings, Severity
+from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import (
+    BucketRow,
+    PlacedDataset,
+    by_bucket,
+    place_all,
+    refuse_unmatched,
+    scan_sizes,
+)
+from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset
+from kohya_bucket.trainers.sdscripts.config.check import buckets_follow
+from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+
+
+@dataclass(frozen=True)
+class DatasetOverview:
+    """One dataset.
+
+    Attributes:
+        read: what the config says of it.
+        images: the images that are trained, in their buckets.
+        sizes: [N, 2] their sizes.
+        left_out: (key, reason) of the images that are not trained.
+        mends: for each of them keys of the config, with values with which it is trained; see `mends_of`.
+        turned: EXIF orientations of the images that ask for a turn or a mirroring, which sd-scripts does not do.
+        rows: one for each bucket in use, in the order of `images.buckets`, with what the epoch's plan trains of it.
+    """
+
+    read: ReadDataset
+    images: PlacedDataset
+    sizes: IntArray
+    left_out: tuple[tuple[str, str], ...]
+    turned: tuple[int, ...] = ()
+    mends: tuple[dict[str, Any], ...] = ()
+    rows: tuple[BucketRow, ...] = ()
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One for each resolution that it trains at."""
+        return self.images.per_resolution or (self.images.placement,)
+
+    @property
+    def focus_cuts(self) -> list[FocusCuts]:
+        """What the crops of each resolution cut off the images' focus; none where no focus is set."""
+        focus = self.images.focus
+        return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.placements]
+
+    def enlarged_per_bucket(self) -> list[tuple[int, float]]:
+        """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
+        1), in the order of `rows`.
+        """
+        image, bucket = self.images.pairs
+        scales = np.stack([enlargement(self.sizes, placement) for placement in self.placements])
+        factor = scales[self.images.resolution_of_bucket[bucket], image]
+        parts = by_bucket(factor, bucket, len(self.images.buckets))
+        return [(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
+
+    def image_rows(self) -> list[dict[str, Any]]:
+        """One row per image that is trained, with several resolutions one for each that it is trained at.
+
+        Sizes are in pixels; `cut` are pixels of the resized image: left, top, right, bottom.
+        """
+        rows = []
+        for at in self.placements:
+            columns = {
+                "key": self.images.keys,
+                "size": self.sizes.tolist(),
+                "bucket": at.bucket_sizes.tolist(),
+                "resized": at.resized_sizes.tolist(),
+                "cut": at.cuts.tolist(),
+                "crop_loss": at.crop_loss.tolist(),
+                "repeats": self.images.repeats.tolist(),
+            }
+            for placed, *values in zip(at.placed.tolist(), *columns.values(), strict=True):
+                if placed:
+                    rows.append(dict(zip(columns, values, strict=True)))
+        return rows
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs.
+
+    Attributes:
+        unreadable: paths of images that cannot be read, of the other datasets.
+    """
+
+    options: AdapterOptions
+    datasets: tuple[DatasetOverview, ...]
+    gpus: tuple[GpuRow, ...]
+    unreadable: frozenset[str] = frozenset()
+
+
+def overview(
+    config: Config, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
+    progress: Progress | None = None,
+) -> Overview:  # fmt: skip
+    """Place and plan what `config` trains, or would train without the mistakes that stop it.
+
+    What the images' headers show to be wrong is added to its findings. Nothing is planned without options.
+
+    Raises:
+        KohyaBucketError: options from which no buckets follow, with the dataset's place in the config.
+    """
+    if options is None:
+        bad = name_unreadable(config.datasets, config.findings, progress)
+        return Overview(AdapterOptions(), (), (), frozenset(bad))
+    unreadable: set[str] = set()
+    placed, stopped = [], bool(config.findings.of(Severity.ERROR))
+    for dataset in config.datasets:
+        if stopped and not buckets_follow(dataset.config, predefined=dataset.images.predefined is not None):
+            unreadable |= name_unreadable([dataset], config.findings, progress)
+            continue
+        try:
+            refuse_lost_focus(dataset.config, options, config.release)
+            placed.append(_place(dataset, options, progress, config.findings, config.trainer))
+        except KohyaBucketError as error:
+            raise type(error)(f"{dataset.config.place}: {error}") from error
+    if not any(len(d.images.keys) for d in placed) and not stopped:
+        message = "no image can be trained, each for its own reason"
+        config.findings.error("no-images", "", message, "see what is listed as not trained")
+    try:
+        refuse_unmatched(options, [d.images.focus for d in placed])
+    except ConfigError as error:
+        config.findings.error("focus", "", str(error))
+    counts, rows = epoch_of([d.images for d in placed], options, gpus, accumulate)
+    datasets = (replace(d, rows=tuple(d.images.rows(mine))) for d, mine in zip(placed, counts, strict=True))
+    return Overview(options, tuple(datasets), rows, frozenset(unreadable))
+
+
+def _place(
+    dataset: ReadDataset, options: AdapterOptions, progress: Progress | None, findings: Findings, trainer: Trainer
+) -> DatasetOverview:
+    images, keys = dataset.images, dataset.config.dataset_keys
+    read = images.sizes(options.metadata_cache, progress)
+    stated = check_images(dataset, read.rows, findings, options.metadata_cache, progress)
+    placing = images.place(read, dataset.config.batch_size, keys, options)
+    left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
+    turned = [scan.orientation[scan.rotated()].tolist() for scan in (read.scan, stated) if scan is not None]
+    trained, prescribed = read.rows[placing.kept], images.predefined is not None
+    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.rows[~placing.kept], trainer)
+    seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
+    if not prescribed:
+        _check_limits(seen, options, trainer, findings)
+    return seen
+
+
+def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, trainer: Trainer) -> list[dict[str, Any]]:
+    """For each image without a bucket, a key and its value with which it has one; {} where none that is tried does.
+
+    `sizes` are [N, 2] of these images; (0, 0) where unreadable. `trainer` is whose steps are tried.
+    """
+    found: list[dict[str, Any]] = [{} for _ in sizes]
+    if not len(sizes) or named_rule(options.rule).from_images:
+        return found
+    smaller = [s for s in (32, 16, 8) if keys.bucket_reso_steps % s == 0 and s < keys.bucket_reso_steps]
+    fitting = [s for s in smaller if not (trainer.family and trainer.refusing(s))]
+    tried: list[dict[str, Any]] = [{"bucket_reso_steps": step} for step in fitting]
+    tried = [{"bucket_no_upscale": False}, *tried] if keys.bucket_no_upscale else tried
+    for mend in tried:
+        open_ = [i for i, one in enumerate(found) if not one]
+        try:
+            placed = np.logical_or.reduce([p.placed for p in place_all(replace(keys, **mend), options, sizes[open_])])
+        except KohyaBucketError:
+            continue
+        for k in np.flatnonzero(placed).tolist():
+            found[open_[k]] = mend
+    return found
+
+
+def _check_limits(seen: DatasetOverview, options: AdapterOptions, trainer: Trainer, findings: Findings) -> None:
+    for keys in at_resolutions(seen.read.config.dataset_keys, options):
+        if options.rule == "kohya" and keys.enable_bucket:
+            check_limits(keys, rule_for(keys, options), seen.sizes, seen.read.config.place, trainer, findings)
+
+
+def check_limits(
+    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, trainer: Trainer, findings: Findings
+) -> None:
+    """Say what a low `max_bucket_reso` costs images of these sizes, [N, 2], at a resolution, and a high
+    `min_bucket_reso`. `rule` is sd-scripts' own.
+    """
+    longest, at = trainer.longest(keys.resolution, keys.bucket_reso_steps), "{}x{}".format(*keys.resolution)
+    if short := shortened(rule, sizes, longest):
+        findings.warning("short-buckets", place, f"at resolution {at} {short.text}", f"max_bucket_reso = {longest}")
+    if wide := narrowed(rule, sizes):
+        remedy = f"min_bucket_reso = {wide.proposed}"
+        findings.warning("wide-buckets", place, f"at resolution {at} {wide.text}", remedy)
+
+
+def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:
+    """Add the images of datasets that cannot be planned to the findings if they cannot be read; returns their paths."""
+    # What metadata names and is not there has a finding of its own; a link to nothing is one of the folder's files.
+    paths = list(dict.fromkeys(path for dataset in datasets for path in dataset.images.paths))
+    bad = [(path, why) for _, path, why in scan_sizes(paths, "off", progress).failures if os.path.lexists(path)]
+    if bad:
+        names = [f"{path}: {why}" for path, why in bad]
+        message = f"{counted(len(bad), 'image')} cannot be read ({some(names, 1)})"
+        findings.warning("unreadable-image", "", message, what_to_do(*(why for _, why in bad)), names)
+    return {path for path, _ in bad}
+
+
+# What only the images' headers tell: sizes that metadata states wrongly, control images that do not fit.
+
+
+def check_images(
+    dataset: ReadDataset, sizes: IntArray, findings: Findings, metadata_cache: str = "auto",
+    progress: Progress | None = None,
+) -> SizeScan | None:  # fmt: skip
+    """Compare what the config and its metadata say with the files.
+
+    `sizes` are [N, 2] those that the images are placed by: stated ones, or read ones; 0 where unreadable. Returns what
+    the headers say of the images whose sizes are stated.
+    """
+    images, scan = dataset.images, None
+    stated = np.flatnonzero(images.stated_sizes.min(axis=1, initial=1) > 0)
+    if len(stated):
+        scan = scan_sizes([images.paths[i] for i in stated], metadata_cache, progress)
+        _check_stated(dataset, stated, scan.sizes, findings)
+    if images.conditioning:
+        control = scan_sizes(images.conditioning, metadata_cache, progress).sizes
+        _check_control(dataset, sizes, control, findings)
+    if not dataset.config.enable_bucket:
+        _check_one_size(dataset, sizes, findings)
+    return scan
+
+
+def _check_stated(dataset: ReadDataset, rows: npt.NDArray[np.intp], true: IntArray, findings: Findings) -> None:
+    images, where = dataset.images, dataset.config.place
+    unreadable = [images.keys[i] for i, size in zip(rows.tolist(), true.tolist(), strict=True) if not size[0]]
+    if unreadable:
+        count = counted(len(unreadable), "image")
+        message = f"{count} with a size in the metadata cannot be read, and sd-scripts stops there"
+        findings.error("unreadable-image", where, f"{message} ({some(unreadable)})", "replace or remove", unreadable)
+    differs = (true[:, 0] > 0) & (true != images.stated_sizes[rows]).any(axis=1)
+    if differs.any():
+        names = [images.keys[i] for i in rows[differs].tolist()]
+        first = rows[differs][0]
+        said = "x".join(map(str, images.stated_sizes[first].tolist()))
+        is_now = "x".join(map(str, true[differs][0].tolist()))
+        message = (
+            f"{counted(len(names), 'image')} with a different size than the metadata says, so sd-scripts distorts them "
+            f"({images.keys[first]}: {said} stated, {is_now} in fact)"
+        )
+        findings.warning("stated-size", where, message, "write the metadata again", names)
+
+
+def _check_control(dataset: ReadDataset, sizes: IntArray, control: IntArray, findings: Findings) -> None:
+    images = dataset.images
+    wanted = np.array([bool(path) for path in images.conditioning])
+    wrong = np.flatnonzero(wanted & (sizes[:, 0] > 0) & (sizes != control).any(axis=1))
+    if len(wrong) and dataset.config.enable_bucket:
+        i = int(wrong[0])
+        names = [images.conditioning[k] for k in wrong.tolist()]
+        shown = "x".join(map(str, control[i].tolist())) if control[i][0] else "unreadable"
+        message = f"{counted(len(names), 'control image', 'has', 'have')} a different size than their image, and "
+        message += f"sd-scripts stops there ({names[0]}: {shown}, its image {'x'.join(map(str, sizes[i].tolist()))})"
+        findings.error("control-size", dataset.config.place, message, "make the sizes equal", names)
+
+
+def _check_one_size(dataset: ReadDataset, sizes: IntArray, findings: Findings) -> None:
+    config, images = dataset.config, dataset.images
+    if config.resolution is None or any(s.random_crop or s.face_crop_aug_range for s in config.subsets):
+        return
+    other = np.flatnonzero((sizes[:, 0] > 0) & (sizes != np.array(config.resolution)).any(axis=1))
+    if len(other):
+        names = [images.keys[i] for i in other.tolist()]
+        width, height = config.resolution
+        message = (
+            f"{counted(len(names), 'image')} with a different size than {width}x{height}: without enable_bucket "
+            "sd-scripts stops at the first of them, unless latents are cached"
+        )
+        findings.warning("not-this-size", config.place, message, "set enable_bucket = true", names)

@@ -1,0 +1,418 @@
+"""Every place of sd-scripts that the adapter replaces or relies on, by subject: its checks, and the replacement."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
+from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.door import Owners, Place, Seam, Subject, calling_frame, where
+from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.shapes import (
+    Behaves,
+    Check,
+    Fields,
+    Inherits,
+    Offers,
+    Says,
+    Takes,
+    TakesAmong,
+    Uses,
+    checksum,
+    parameters_of,
+    sample_picture,
+)
+from kohya_bucket.trainers.sdscripts import objects
+from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, planned_item
+from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
+from kohya_bucket.trainers.sdscripts.caching import extra_sizes
+from kohya_bucket.trainers.sdscripts.caching.latents import (
+    cache_latents,
+    cache_the_readable_plainly,
+    check_one_size_each,
+)
+from kohya_bucket.trainers.sdscripts.caching.text import cache_text_outputs, is_ahead
+from kohya_bucket.trainers.sdscripts.config.files import read_folder
+from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
+from kohya_bucket.trainers.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
+from kohya_bucket.trainers.sdscripts.resuming import is_known
+from kohya_bucket.trainers.sdscripts.tables import BatchTable
+
+
+def has_strategies(owners: Owners) -> bool:
+    """Whether latents are cached by strategies, one for each model family (since 0.10)."""
+    return owners.has("LatentsCachingStrategy") or owners.has("BaseDataset.new_cache_latents")
+
+
+def has_no_strategies(owners: Owners) -> bool:
+    """Whether each data set caches latents by itself (until 0.9)."""
+    return not has_strategies(owners)
+
+
+def has_plain_caching(owners: Owners) -> bool:
+    """Whether latents can be cached without strategies: until 0.11, when data sets got modules of their own."""
+    return owners.home.__name__ == "library.train_util"
+
+
+_ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
+
+OBJECTS = Subject(
+    "objects",
+    "image records, subsets and data sets",
+    (
+        *where(has_strategies, Seam("ImageInfo", (Offers(objects.CachedRecord),))),
+        *where(has_no_strategies, Seam("ImageInfo", (Offers(objects.ImageRecord),))),
+        Seam("BucketBatchIndex", (Fields(*_ENTRY),)),
+        Seam("DreamBoothSubset", (Offers(objects.NotedSubset),)),
+        Seam("FineTuningSubset", (Offers(objects.ListedSubset),)),
+        Seam("ControlNetSubset", (Offers(objects.NotedSubset),)),
+        Seam("DreamBoothDataset", (Offers(objects.Dataset),)),
+        Seam("FineTuningDataset", (Offers(objects.Dataset),)),
+        Seam("ControlNetDataset", (Offers(objects.DelegatingDataset),)),
+        Seam("DatasetGroup", (Offers(objects.Group),)),
+        Seam("collator_class", (Offers(objects.Collator),)),
+        Seam("BaseDataset.__getitem__", (Uses("image_data", "image_to_subset", "bucket_reso", "resized_size"),)),
+    ),
+    orders_epochs=True,
+)
+
+
+# Files, their sizes, and the bucket of each.
+
+
+def _glob_images(place: Place, directory: str, base: str = "*") -> list[str]:
+    if base != "*" or glob.has_magic(directory):
+        found: list[str] = place.original(directory, base)
+        return found
+    try:
+        return read_folder(directory, place.door.owners.named("IMAGE_EXTENSIONS")).images
+    except OSError:
+        return []
+
+
+def _size_by_cache_name(place: Place, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
+    # where it is asked of an image, the cache may be another one's: its name only begins like the image's
+    return place.original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
+
+
+def _list_metadata(place: Place, self: Any, *args: Any, skip_image_resolution: Any = None, **keys: Any) -> None:
+    place.original(self, *args, **keys)
+    if skip_image_resolution is not None:
+        self.skip_image_resolution = skip_image_resolution  # obeyed when buckets are made
+
+
+def _make_control_buckets(place: Place, self: objects.DelegatingDataset) -> None:
+    if place.door.options().focus and Uses("trim_and_resize_if_required")(
+        place.door.owners.find("ControlNetDataset.__getitem__")[2]
+    ):
+        raise ConfigError(CONTROL_IN_THE_MIDDLE)
+    place.original(self)
+    self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
+
+
+def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Images that sd-scripts places without a mistake: none is so small or narrow that a side becomes 0."""
+    draw = random.Random(0)
+    sizes = [(draw.randint(256, 2048), draw.randint(256, 2048)) for _ in range(120)]
+    for no_upscale, resolution, steps in ((False, (1024, 1024), 64), (True, (1024, 1024), 64), (True, (512, 768), 32)):
+        asked, ours = (cls(no_upscale, resolution, 256, 2048, steps) for cls in (theirs, BucketManager))
+        if not no_upscale:
+            asked.make_buckets()
+            ours.make_buckets()
+        placed = ours.place(sizes)
+        expected = zip(placed.bucket_sizes.tolist(), placed.resized_sizes.tolist(), strict=True)
+        how = f"{resolution[0]}x{resolution[1]} in steps of {steps}{', no_upscale' if no_upscale else ''}"
+        for (width, height), (bucket, resized) in zip(sizes, expected, strict=True):
+            answer = asked.select_bucket(width, height)[:2]
+            yield f"{width}x{height} at {how}", tuple(map(tuple, answer)), (tuple(bucket), tuple(resized))
+
+
+_SWITCHES = ("image_data", "enable_bucket", "bucket_no_upscale")
+_TABLES = ("bucket_manager", "bucket_info", "buckets_indices", "batch_size", "_length")
+_DATASET_KEYS = (
+    "subsets", "is_training_dataset", "batch_size", "tokenizer", "max_token_length", "resolution", "network_multiplier",
+    "enable_bucket", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale",
+    "prior_loss_weight", "train_inpainting", "debug_dataset", "validation_split", "validation_seed",
+    "resize_interpolation", "skip_image_resolution",
+)  # fmt: skip
+_OF_CACHE = "LatentsCachingStrategy.get_image_size_from_disk_cache_path"
+_DELEGATE = "dreambooth_dataset_delegate"
+
+
+def _made(name: str, checks: tuple[Check, ...] = (), replacement: Any = None) -> Seam:
+    """Where data sets of a kind are made, from keys whose consequences are known."""
+    return Seam(f"{name}.__init__", checks, replacement, only=_DATASET_KEYS, defaults=f"{name}Params")
+
+
+BUCKETS = Subject(
+    "buckets",
+    "files, their sizes and buckets",
+    (
+        Seam("BucketManager", (Behaves(_placements),), BucketManager),
+        Seam("IMAGE_EXTENSIONS"),
+        Seam("glob_images", (Uses("IMAGE_EXTENSIONS"),), _glob_images),
+        Seam("BaseDataset.get_image_size", (), get_image_size),
+        Seam("BaseDataset.make_buckets", (Uses(*_SWITCHES, *_TABLES),), make_buckets),
+        Seam("ControlNetDataset.make_buckets", (Uses(_DELEGATE, "buckets_indices"),), _make_control_buckets),
+        *where(has_no_strategies, _made("DreamBoothDataset")),
+        *where(has_strategies, _made("DreamBoothDataset", (Uses("is_training_dataset"),))),
+        _made("FineTuningDataset", (), _list_metadata),
+        _made("ControlNetDataset"),
+        *where(
+            has_strategies,
+            Seam("DatasetGroup.get_resolutions", (), get_resolutions),
+            Seam(_OF_CACHE, (), _size_by_cache_name),
+        ),
+    ),
+    orders_epochs=True,
+)
+
+
+# The order of an epoch, and the batch at a place in it.
+
+
+def _shuffle_buckets(place: Place, self: objects.Dataset) -> None:
+    if not isinstance(self.buckets_indices, BatchTable):
+        place.original(self)
+
+
+def _set_current_epoch(place: Place, self: objects.Dataset, epoch: int) -> None:
+    note_epoch(self, epoch)
+
+
+def _group_item(place: Place, self: objects.Group, index: int, /) -> Any:
+    if isinstance(index, PlannedBatch):
+        return planned_item(self, index)
+    tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
+    if all(isinstance(table, BatchTable) and table.options.several_sizes for table in tables):
+        return numbered_item(self, index)
+    return place.original(self, index)
+
+
+_HELD = ("bucket_manager", "buckets", "buckets_indices")
+
+BATCHES = Subject(
+    "batches",
+    "the order of an epoch",
+    (
+        Seam("BaseDataset.shuffle_buckets", (), _shuffle_buckets),
+        Seam("BaseDataset.set_current_epoch", (), _set_current_epoch),
+        Seam("BaseDataset.__getitem__", (Takes("index"), Uses(*_HELD, *_ENTRY), Says("alpha_masks", "loss_weights"))),
+        Seam("ControlNetDataset.__getitem__", (Takes("index"), Uses(_DELEGATE, *_HELD))),
+        Seam("DatasetGroup", (Inherits("__getitem__"),)),
+        Seam("DatasetGroup.__getitem__", (), _group_item),
+        Seam("DatasetGroup.set_current_epoch", (Takes("epoch"),)),
+    ),
+    orders_epochs=True,
+)
+
+
+# The dataset config, in which the adapter's own table stands.
+
+
+def _sanitize_user_config(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    result: dict[str, Any] = place.original(self, place.door.read_options(user_config, calling_frame()), **more)
+    return result
+
+
+CONFIG = Subject(
+    "config",
+    "the dataset config",
+    (Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize_user_config),),
+    orders_epochs=True,
+)
+
+
+# The loader over a data set group, and the collator that tells the epoch.
+
+
+_ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn")
+
+LOADING = Subject(
+    "loading",
+    "the loader of a data set group",
+    (
+        Seam("collator_class.__init__", (Takes("epoch", "step", "dataset"),)),
+        Seam(
+            "collator_class.__call__",
+            (Takes("examples"), Uses("current_epoch", "current_step", "set_current_epoch", "set_current_step")),
+        ),
+        Seam("DataLoader.__init__", (TakesAmong(*_ARGUMENTS, "num_workers", "worker_init_fn", "generator"),)),
+    ),
+    orders_epochs=True,
+)
+
+
+# The accelerator, whose states remember the place in an epoch.
+
+
+def _prepare_accelerator(place: Place, args: Any, **more: Any) -> Any:
+    resume = place.door.resume
+    resume.take_arguments(args, counts=is_known(args, calling_frame()))
+    accelerator: Accelerator = place.original(args, **more)
+    resume.watch(accelerator)
+    return accelerator
+
+
+RESUMING = Subject(
+    "resuming",
+    "a run that is resumed goes on by sd-scripts' own count",
+    (
+        Seam("prepare_accelerator", (), _prepare_accelerator),
+        Seam("Accelerator", (Offers(Accelerator),)),
+        Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)),
+    ),
+)
+
+
+# The places where latents are cached: by strategies (since 0.10) or without (until 0.10).
+
+
+def _cache_latents(
+    place: Place, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+) -> None:
+    with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
+        if cache_to_disk and place.door.options().focus:
+            raise ConfigError(
+                "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
+                "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
+            )
+        run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
+        cache_the_readable_plainly(self, run, place.door.options())
+
+
+def _cache_group(
+    place: Place, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+) -> None:
+    if cache_to_disk:
+        check_one_size_each(self.datasets)
+    place.original(self, vae, vae_batch_size, cache_to_disk, **more)
+
+
+def _new_cache_latents(place: Place, self: objects.Dataset, model: Any, accelerator: Any) -> None:
+    if is_ahead():
+        return
+    strategy: objects.LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
+    to_disk = bool(strategy is not None and strategy.cache_to_disk)
+    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=True):
+        cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
+
+
+def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
+    """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters are others."""
+    picture = sample_picture()
+    chosen = "resize_interpolation" in parameters_of(theirs)
+    for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
+        by_name = INTERPOLATIONS[2:] if chosen else ()
+        answers = {name: theirs(False, picture, bucket, resized, name)[0] for name in by_name}
+        answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
+        for name, answer in answers.items():
+            expected = resize_and_crop(picture, resized, bucket, name)
+            yield f"60x40 to {resized} by {name}", *map(checksum, (answer, expected))
+
+
+def _trim(
+    place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
+) -> tuple[Any, Any, Any]:
+    if not isinstance(resized_size, objects.CutSize):
+        return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
+    resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
+    (left, top), (width, height) = resized_size.crop, reso
+    return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
+
+
+_CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expected", "cache_batch_latents")
+_ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
+
+
+_STRATEGY = "LatentsCachingStrategy"
+
+CACHING = Subject(
+    "caching",
+    "latents are cached by sd-scripts' own code",
+    (
+        Seam(
+            "trim_and_resize_if_required",
+            (TakesAmong("random_crop", "image", "reso", "resized_size"), Behaves(_pixels)),
+            _trim,
+        ),
+        *where(
+            has_plain_caching,
+            Seam("BaseDataset.cache_latents", (Uses("image_data", "latents_npz", "bucket_reso"),), _cache_latents),
+            Seam("DatasetGroup.cache_latents", (Uses("datasets"),), _cache_group),
+            Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
+        ),
+        *where(
+            has_strategies,
+            Seam(
+                "BaseDataset.new_cache_latents",
+                (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
+                _new_cache_latents,
+            ),
+            Seam(_STRATEGY, (Offers(objects.LatentsStrategy),)),
+            Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
+            Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
+            Seam(
+                f"{_STRATEGY}.is_disk_cached_latents_expected",
+                (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
+            ),
+            Seam(f"{_STRATEGY}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
+            Seam(f"{_STRATEGY}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
+        ),
+    ),
+)
+
+
+# Outputs of text encoders in caches.
+
+
+_CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
+
+
+def _new_cache_text_encoder_outputs(place: Place, self: objects.Dataset, models: Any, accelerator: Any) -> None:
+    named = place.door.owners.named
+    strategies = [named(name).get_strategy() for name in (_CACHING, *_BESIDE)]
+    cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
+
+
+def _keeps_dropout(owners: Owners) -> bool:
+    """Whether a caption's dropout rate is saved with the outputs (since 0.10.1), by some model families."""
+    cacheable = owners.find("BaseDataset.is_text_encoder_output_cacheable")[2]
+    return callable(cacheable) and "cache_supports_dropout" in parameters_of(cacheable)
+
+
+def _caches_texts(owners: Owners) -> bool:
+    return has_strategies(owners) or owners.has(_CACHING)
+
+
+TEXT_CACHING = Subject(
+    "text-caching",
+    "text-encoder outputs are cached by sd-scripts' own code",
+    (
+        *where(
+            lambda owners: _caches_texts(owners) and _keeps_dropout(owners),
+            Seam("ImageInfo", (Offers(objects.DroppedRecord),)),
+        ),
+        *where(
+            _caches_texts,
+            Seam(
+                "BaseDataset.new_cache_text_encoder_outputs",
+                (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
+                _new_cache_text_encoder_outputs,
+            ),
+            Seam(_CACHING, (Offers(objects.TextStrategy),)),
+            *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_CACHING, *_BESIDE)),
+            Seam(f"{_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+            Seam(f"{_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
+            Seam(f"{_CACHING}.load_outputs_npz", (Takes("npz_path"),)),
+        ),
+    ),
+)
+
+
+SUBJECTS = (OBJECTS, BUCKETS, BATCHES, CONFIG, LOADING, CACHING, TEXT_CACHING, RESUMING)

@@ -1,0 +1,172 @@
+"""Which latents a dataset config needs: one list of items per dataset and kind of caching."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import BucketSet
+from kohya_bucket.buckets.focus import focused
+from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.rule import InSet
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.images.listing import file_key
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.trainers.door.group import moved_images
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
+from kohya_bucket.trainers.sdscripts.config.model import Sizes, refuse_lost_focus
+
+Rows = npt.NDArray[np.intp]
+
+
+def wanted_by_config(
+    config: Config, encoding: EncodeOptions, images_root: Path, *, options: AdapterOptions | None = None,
+    gpus: Sequence[int] = (1,), content_hash: bool = False, progress: Progress | None = None,
+) -> list[LatentItems]:  # fmt: skip
+    """What sd-scripts would cache for `config`: buckets, flips, masks and interpolation as each subset says.
+
+    Flips and masks of `encoding` are added for all images. Images of subsets that crop or colour at random are
+    listed in `without_bucket`: sd-scripts does not cache their latents. With `resolutions` there are latents at each
+    of them; with `merge` and `catch_all` also at the sizes that images may be moved to in any epoch, which depend on
+    the numbers of processes in `gpus`.
+
+    Raises:
+        ConfigError: options that exclude each other.
+    """
+    options = options or AdapterOptions()
+    names = ["{}x{}".format(*dataset.config.dataset_keys.resolution) for dataset in config.datasets]
+    # the part of a store that each dataset's latents go into
+    pairs = list(zip(config.datasets, names if len(set(names)) > 1 else [""] * len(names), strict=True))
+    # sd-scripts caches all that is trained before all that is held back
+    training = [(dataset, name, dataset.images) for dataset, name in pairs]
+    validation = [(dataset, name, dataset.validation) for dataset, name in pairs if dataset.validation is not None]
+    out = []
+    for number, (dataset, collection, images) in enumerate([*training, *validation]):
+        if len(images):
+            refuse_lost_focus(dataset.config, options, config.release)
+            sizes = images.sizes(options.metadata_cache, progress)
+            for part in _cached_sizes(dataset, images, sizes, options, gpus, collection):
+                found = _of_dataset(dataset, images, sizes.rows, encoding, images_root, content_hash, *part)
+                out += [replace(wanted, dataset=number) for wanted in found]
+    return _with_shared_requests(out)
+
+
+def _with_shared_requests(parts: list[LatentItems]) -> list[LatentItems]:
+    """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
+    if len({(part.encoding.flip, part.encoding.mask) for part in parts}) < 2:
+        return parts
+    flipped, masked = (
+        {item for part in parts if getattr(part.encoding, name) for item in items_of(part)} for name in ("flip", "mask")
+    )
+    out = []
+    for part in parts:
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for i, item in enumerate(items_of(part)):
+            groups.setdefault((item in flipped, item in masked), []).append(i)
+        pieces = [
+            replace(part.subset(group), encoding=replace(part.encoding, flip=flip, mask=mask))
+            for (flip, mask), group in groups.items()
+        ] or [part]
+        pieces[0].without_bucket = part.without_bucket
+        out += pieces
+    return out
+
+
+def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
+    return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
+
+
+def _of_dataset(
+    dataset: ReadDataset, images: DatasetTable, sizes: IntArray, encoding: EncodeOptions, images_root: Path,
+    content_hash: bool, rows_of_part: Rows, placement: Placement, collection: str, further: bool,
+) -> list[LatentItems]:  # fmt: skip
+    subsets = {subset.number: subset for subset in dataset.config.subsets}
+    groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
+    for at, i in enumerate(rows_of_part.tolist()):
+        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(at)
+    out = []
+    for way, group in groups.items():
+        if way is None:
+            continue
+        members = np.array(group)
+        rows = rows_of_part[members]
+        paths = [images.paths[i] for i in rows.tolist()]
+        flip, mask, interpolation = way
+        own = replace(
+            encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation,
+            collection=collection,
+        )  # fmt: skip
+        captions = [images.captions[i] for i in rows.tolist()] if images.captions else None
+        out.append(
+            LatentItems.from_placement(
+                paths, sizes[rows], placement.select(members), own, images_root, captions=captions,
+                content_hash=content_hash, further=further,
+            )
+        )  # fmt: skip
+    left_out = [] if further else groups.get(None, [])
+    if left_out and not out:  # a part without items says why there are none
+        none = placement.select(np.zeros(0, dtype=np.intp))
+        encoding = replace(encoding, collection=collection)
+        out.append(LatentItems.from_placement([], sizes[:0], none, encoding, images_root, content_hash=content_hash))
+    if left_out:
+        out[0].without_bucket += [(images.paths[i], _AT_RANDOM) for i in rows_of_part[left_out].tolist()]
+    return out
+
+
+_AT_RANDOM = "its subset has random_crop or color_aug, so that its latents cannot be cached"
+
+
+def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] | None:
+    """(flip, mask, interpolation) of a subset's caches, or None if sd-scripts caches none."""
+    if subset.random_crop or subset.color_aug:
+        return None
+    return (
+        subset.flip_aug, subset.alpha_mask, subset.resize_interpolation or dataset.config.resize_interpolation or "auto"
+    )  # fmt: skip
+
+
+# At which sizes the images of a dataset are cached: their own, those of other resolutions, and where they may move.
+
+
+def _cached_sizes(
+    dataset: ReadDataset, images: DatasetTable, sizes: Sizes, options: AdapterOptions, gpus: Iterable[int],
+    collection: str,
+) -> Iterator[tuple[Rows, Placement, str, bool]]:  # fmt: skip
+    """What the trainer caches for some images of a dataset, at one size each: their positions in it, their placement,
+    the collection of a store that their latents go into, which holds no image twice, and whether these are sizes
+    besides the bucket that sd-scripts knows of. Those without a bucket are in the first part.
+
+    `images` are those that are trained, or those that are held back for validation. `collection` is the dataset's; with
+    `resolutions`, each has its own.
+
+    Raises:
+        ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
+    """
+    placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
+    columns, trained = placing.per_resolution, placing.trained
+    names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
+    there = np.stack([column.placed for column in columns])
+    own = np.where(there.any(axis=0), np.argmax(there, axis=0), -1)  # the first resolution with a bucket
+    for number, column in enumerate(columns):
+        here = own == number
+        for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):
+            if rows.any():
+                yield np.flatnonzero(rows), column.select(rows), names[number], further
+    if not options.moving:
+        return
+    placed = np.flatnonzero(placing.kept)
+    image, bucket = moved_images(trained, options, gpus)
+    for target in np.unique(bucket).tolist():
+        rows = placed[image[bucket == target]]
+        width, height = trained.buckets[target]
+        only = BucketSet.from_dims([(width, height)])
+        placement = InSet(sizes.rows[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
+        placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
+        name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
+        yield rows, placement, name, True

@@ -1,0 +1,71 @@
+"""What the adapter says in sd-scripts' log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kohya_bucket.latents.fingerprint import Reason, as_text
+from kohya_bucket.planning import RESOLUTION_MODES
+from kohya_bucket.planning.plan import BucketCounts
+from kohya_bucket.texts import counted, one_line, some
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import PlacedDataset
+
+_SHOWN = 20
+_SHOWN_SIZES = 16
+
+
+def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: bool, prescribed: bool) -> str:
+    """What decided the buckets of a data set, and for a rule that looks at the images, which ones it offers.
+
+    `prescribed`: the data set's metadata says in which bucket each image is.
+    """
+    if not enable_bucket:
+        return "no buckets: enable_bucket is off"
+    if prescribed:
+        return "buckets from the metadata"
+    if options.rule != "auto":
+        return f"rule {options.rule}"
+    offered = [place.bucket_set for place in images.per_resolution or (images.placement,)]
+    sizes = [str(bucket) for one in offered if one is not None for bucket in one]
+    return f"rule auto ({options.auto_method}) chose {some(sizes, _SHOWN_SIZES)}"
+
+
+def bucket_table_lines(images: PlacedDataset, counts: BucketCounts, rule: str) -> list[str]:
+    """The buckets in use, one line each: narrow, because sd-scripts' log leaves half a terminal.
+
+    `counts` are of the plan of an epoch on one process.
+    """
+    rows = images.rows(counts)
+    samples, batches = sum(row.samples for row in rows), sum(row.batches for row in rows)
+    lines = [
+        rule,
+        f"{counted(len(images.keys), 'image')} in {counted(len(images.buckets), 'bucket')}",
+        f"{counted(samples, 'sample')}, {counted(batches, 'batch')} an epoch",
+        "   bucket samples batches crop",
+    ]
+    for row in rows:
+        short = "+" if row.short_batches else " "
+        lines.append(f"{row.bucket!s:>9} {row.samples:>7} {row.batches:>6}{short} {row.mean_crop_loss:>4.0%}")
+    if any(row.short_batches for row in rows):
+        lines.append("(+: its last batch is short)")
+    if images.mode is not None:
+        lines.append(f"{len(images.per_resolution)} resolutions, {RESOLUTION_MODES[images.mode].text}")
+    return lines
+
+
+def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
+    """The images that are not trained, each with its reason."""
+    return _listed(f"{counted(len(failures), 'image')} will not be trained:", failures)
+
+
+def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
+    """Caches that were there and could not be used, each with its reason."""
+    found = [(path, as_text(why)) for path, why in reasons.items()]
+    return _listed(f"{counted(len(found), 'cache')} could not be used and were made again:", found)
+
+
+def _listed(title: str, reasons: Sequence[tuple[str, str]]) -> list[str]:
+    lines = [title, *(one_line(f"  {name}: {reason}") for name, reason in reasons[:_SHOWN])]
+    more = len(reasons) - _SHOWN
+    return lines if more <= 0 else [*lines, f"  … and {more} more (`kohya-bucket plan --images` lists all)"]

@@ -1,0 +1,111 @@
+"""Where the sampler behind sd-scripts' loader goes on after stops, whatever the batch size and the options."""
+
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="the sampler is torch's")
+
+from kohya_bucket.planning import EpochPosition
+from kohya_bucket.planning.fingerprint import RanksDifferError
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
+from kohya_bucket.trainers.door.group import GroupPlanner
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import place_images
+from kohya_bucket.trainers.door.sampler import PlanSampler
+
+IMAGES = 60
+SIZES = np.random.RandomState(0).randint(200, 900, (IMAGES, 2)).astype(np.int32)
+KEYS = DatasetKeys((256, 256), True, 64, 1024)
+TABLES = [
+    {},
+    {"remainder": "merge", "merge_max_crop": 0.5},
+    {"remainder": "catch_all"},
+    {"resolutions": [256, 384], "resolution_mode": "rotate"},
+    {"resolutions": [256, 384], "resolution_mode": "rotate", "remainder": "catch_all"},
+]
+
+
+def sampler_of(table, batch_size, epoch=1, seed=5):
+    options = AdapterOptions.from_tables(("here", table))
+    names = [f"{i}.png" for i in range(IMAGES)]
+    images = place_images(names, SIZES, np.ones(IMAGES, dtype=int), batch_size, KEYS, options).trained
+    return PlanSampler(GroupPlanner([images], options), seed, SimpleNamespace(value=epoch))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(TABLES), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4))
+def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
+    """Each stop saves what the trainer counts: accelerator steps, which begin at what `on_start` says."""
+    seen: Counter[int] = Counter()
+    position = None
+    for batch_size, steps in [*stops, (3, 10**6)]:
+        sampler, begun = sampler_of(table, batch_size), []
+        sampler.on_start = begun.append
+        if position is not None:
+            sampler.resume(position)
+        batches, trained = iter(sampler), 0
+        if sampler.epoch == 2:
+            break  # the epoch was complete
+        for batch in batches:
+            seen.update(batch.images.tolist())
+            trained += 1
+            if trained == steps:
+                break
+        position = sampler.position(begun[0] + trained)
+    assert seen == dict.fromkeys(range(IMAGES), 1)
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 10**6])
+@pytest.mark.parametrize("worlds", [(3, 3), (4, 2), (2, 5), (8, 1)])
+def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds, stop_at):
+    """Each image once by what counts in the loss; each batch of one bucket; and a state that JSON can hold."""
+    monkeypatch.setattr("kohya_bucket.trainers.door.sampler.gather", lambda mine: [mine])
+    counted, position, mixed = np.zeros(IMAGES), None, 0
+    for world, steps in zip(worlds, (stop_at, 10**6), strict=True):
+        monkeypatch.setattr("kohya_bucket.trainers.door.sampler.world", lambda world=world: (world, 0))
+        sampler = sampler_of({"step_shapes": "equal_cost"}, 3)
+        if position is not None:
+            state = json.loads(json.dumps(position.state_dict(sampler.fingerprint)))
+            sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))
+        if sampler._rest is not None and sampler._rest.epoch == 2:
+            break  # the epoch was complete
+        batches = list(sampler)[: steps * world]
+        assert len(batches) % world == 0
+        for first in range(0, len(batches), world):
+            step = batches[first : first + world]
+            mixed += len({batch.bucket for batch in step}) > 1
+            weights = [batch.loss_scale / len(batch.images) / world for batch in step]
+            for batch, weight in zip(step, weights, strict=True):
+                assert set(sampler.planner.bucket_ids[batch.images]) == {batch.bucket}
+                np.add.at(counted, batch.images, weight * _images_of(step))
+        position = sampler.position(sampler._first(sampler._current) + len(batches) // world)
+    assert np.allclose(counted, 1)
+    assert mixed
+
+
+def _images_of(step):
+    """Images of a global batch, one that fills several ranks once."""
+    return len({int(i) for batch in step for i in batch.images})
+
+
+def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
+    told = []
+    monkeypatch.setattr("kohya_bucket.trainers.door.sampler.world", lambda: (2, 0))
+    monkeypatch.setattr(
+        "kohya_bucket.trainers.door.sampler.gather", lambda mine: [*told[:1], told.append(mine) or mine]
+    )
+    assert sampler_of({}, 2, seed=7).seed == 7
+    assert sampler_of({}, 2, seed=8).seed == 7
+    with pytest.raises(RanksDifferError) as error:
+        sampler_of({"remainder": "pad"}, 3)
+    assert str(error.value) == (
+        "rank 1 holds another data set than rank 0 (there, then on rank 1): remainder was keep, now pad; "
+        "global_batch was 4, now 6. Every process must see the same files and settings; "
+        "with a validation split, set validation_seed"
+    )

@@ -1,0 +1,200 @@
+"""What is said of musubi-tuner's configs. That they are read as it does: `compat_tests/test_musubi_configs_real.py`."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, architecture_named
+from kohya_bucket.trainers.musubi.config import is_musubi, read_config
+from kohya_bucket.trainers.musubi.keys import ClipKeys, ImageKeys
+from kohya_bucket.trainers.musubi.listing import list_items
+from tests.pictures import make_pictures
+
+CLIPS = "[[datasets]]\nvideo_directory = 'v'\ncaption_extension = '.txt'\nenable_bucket = true\n"
+
+
+def read(tmp_path, text, arch="wan"):
+    file = tmp_path / "c.toml"
+    file.write_text(text, encoding="utf-8")
+    return read_config(file, ANY if arch is None else ARCHITECTURES[arch])
+
+
+def said(config):
+    return {f.code: f.text for f in config.findings}
+
+
+def test_keys_of_general_and_of_each_data_set(tmp_path):
+    text = (
+        "[general]\nresolution = 512\nbatch_size = 3\ncaption_extension = '.cap'\nenable_bucket = true\n"
+        "[[datasets]]\nvideo_directory = 'v'\ntarget_frames = [25, 1]\nsource_fps = 30.0\nbatch_size = 1\n"
+        "[[datasets]]\nimage_jsonl_file = 'i.jsonl'\ncache_directory = 'c'\nresolution = [960, 544]\n"
+    )
+    config = read(tmp_path, text)
+    clips, images = config.datasets
+    assert isinstance(clips, ClipKeys)
+    assert isinstance(images, ImageKeys)
+    assert (clips.resolution, clips.batch_size, clips.target_frames, clips.caches) == ((512, 512), 1, (25, 1), "v")
+    assert (images.resolution, images.batch_size, images.caption_extension) == ((960, 544), 3, ".cap")
+    assert config.places == ("line 6, dataset 1", "line 11, dataset 2")
+    assert [f.code for f in config.findings] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        (
+            "target_frame = [1]",
+            "unknown-key",
+            "there is no key 'target_frame': did you mean 'target_frames'?",
+        ),
+        (
+            "multiple_target = true",
+            "misplaced-key",
+            "move it to a data set of images",
+        ),
+        ("source_fps = 30", "wrong-type", "source_fps is 30, but must be a number with a decimal point, e.g. 30.0"),
+        ("target_frames = 25", "wrong-type", "must be a list of whole numbers"),
+        (
+            "frame_extraction = 'heads'",
+            "frame-extraction",
+            "chunk, slide, uniform, full; nearest: head",
+        ),
+        ("target_frames = [0]", "frames", "no frames follow from one of these"),
+        ("source_fps = 0.0", "frames", "a rate above 0"),
+        ("batch_size = 0", "batch-size", "batch_size is 0"),
+        ("batch_size = false", "batch-size", "batch_size is 0"),
+        ("resolution = 0", "resolution", "must be sides of 1 pixel or more"),
+        ("target_frames = [30, 31]", "target-frames", "are rounded to [29]: Wan takes 4n+1 frames"),
+        ("bucket_no_upscale = true", "clip-buckets", "as the newest musubi-tuner places them; up to 0.3.4"),
+        ("num_repeats = 0", "no-repeats", "nothing of it is trained"),
+        ("[dataset]", "unknown-key", "beside [general] and [[datasets]] there is nothing: did you mean datasets?"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, line, code, words):
+    assert words in said(read(tmp_path, CLIPS + line + "\n"))[code]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("target_frames = [4, 22]", "frames", "MiniMax-H3 needs 5 frames or more"),
+        ("target_frames = [22, 30]", "target-frames", "are rounded to [22]: MiniMax-H3 takes 17n+5 frames"),
+        ("target_frames = [22]\nsource_fps = 30.0", "source-fps", "are brought to 24 frames per second by their times"),
+        ("target_frames = [22]\nbatch_size = 2", "batch-size", "trains one item at a time"),
+    ],
+)
+def test_what_is_different_for_minimax_h3(tmp_path, line, code, words):
+    assert words in said(read(tmp_path, CLIPS + line + "\n", "mmh3"))[code]
+
+
+def test_clips_of_minimax_h3_last_as_long_as_before():
+    """Frames are dropped or repeated to reach 24 a second."""
+    keys, model = ClipKeys((512, 512), True, target_frames=(5, 22, 40), frame_extraction="chunk"), ARCHITECTURES["mmh3"]
+    rates = keys.rates(model, np.array([24.0, 48.0, 12.0, 0.0]))
+    placed = keys.clip_rule(model).place([(640, 360)] * 4, [44, 44, 22, 44], rates)
+    assert placed.frames.tolist() == [44, 22, 44, 44]
+    assert {tuple(size) for size in placed.picture.bucket_sizes.tolist()} == {(672, 384)}
+    assert set(placed.spans.length.tolist()) == {5, 22, 39}
+    assert model.grid.latent_frames([5, 22, 39]).tolist() == [2, 7, 12]
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_where_clips_go_depends_on_the_checkout(tmp_path, hands_on):
+    """The version of a trainer that is named by its path is known."""
+    package = tmp_path / "src" / "musubi_tuner"
+    (package / "dataset").mkdir(parents=True)
+    given = "self.enable_bucket" if hands_on else ""
+    code = f"class VideoDataset:\n def retrieve_latent_cache_batches(self):\n  return BucketSelector({given})\n"
+    (package / "dataset" / "image_video_dataset.py").write_text(code, encoding="utf-8")
+    (tmp_path / "wan_train_network.py").touch()
+    wan = architecture_named(str(tmp_path / "wan_train_network.py"))
+    file = tmp_path / "c.toml"
+    placed = {}
+    for text in (CLIPS, CLIPS + "bucket_no_upscale = true\n", CLIPS.replace("true", "false")):
+        file.write_text(text, encoding="utf-8")
+        config = read_config(file, wan)
+        placed[text] = config.datasets[0].picture_rule(wan).place([(480, 270), (270, 480)]).bucket_sizes.tolist()
+        assert "clip-buckets" not in said(config)
+        assert ("clips-without-buckets" in said(config)) is ("false" in text and not hands_on)
+    in_buckets, kept, one_size = placed.values()
+    assert in_buckets == [[960, 544], [544, 960]]
+    assert kept == ([[480, 256], [256, 480]] if hands_on else in_buckets)
+    assert one_size == ([[960, 544]] * 2 if hands_on else in_buckets)
+
+
+def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
+    assert "is the cache folder of 2 data sets" in said(read(tmp_path, CLIPS + CLIPS))["shared-cache"]
+    found = said(read(tmp_path, "[[datasets]]\nvideo_jsonl_file = 'v.jsonl'\n"))
+    assert "set cache_directory" in found["no-cache-directory"]
+    assert "every clip is cut to 960x544: for buckets, set enable_bucket = true" in found["one-size"]
+    assert "set caption_extension" not in found
+    assert "names no images and no clips" in said(read(tmp_path, "[[datasets]]\nresolution = 512\n"))["no-source"]
+    found = said(read(tmp_path, "[general]\nsource_fps = 1.0\n" + CLIPS))
+    assert "does not belong in [general]: move it to a data set of clips" in found["misplaced-key"]
+    with pytest.raises(ConfigError, match=r"there is no \[\[datasets\]\] in it"):
+        read(tmp_path, "[general]\nresolution = 512\n")
+
+
+def test_models(tmp_path):
+    assert "Z-Image trains no clips in musubi-tuner" in said(read(tmp_path, CLIPS, "zi"))["no-clips"]
+    rate = said(read(tmp_path, CLIPS + "source_fps = 30.0", None))["no-architecture"]
+    assert "depends on the model: name it, e.g. --arch wan" in rate
+    for name in ("wan", "WAN", "wan_train_network.py", "src/musubi_tuner/wan_train_network.py"):
+        assert architecture_named(name) is ARCHITECTURES["wan"]
+    for name, short in [("hunyuan_video", "hv"), ("hv_train.py", "hv"), ("hv_1_5_train_network.py", "hv15"),
+                        ("FLUX.1 Kontext", "fk"), ("zimage_train.py", "zi")]:  # fmt: skip
+        assert architecture_named(name).name == short
+    for wrong in ("wam", "", "train.py"):
+        with pytest.raises(ConfigError, match="must be a family of musubi-tuner"):
+            architecture_named(wrong)
+
+
+def test_whose_config_it_is():
+    assert is_musubi({"datasets": [{"video_directory": "v"}]})
+    assert is_musubi({"general": {}, "datasets": [{}, {"image_jsonl_file": "v"}]})
+    assert is_musubi({"datasets": [{"subsets": [{"image_directory": "i"}]}]})
+    for other in ({}, None, [], {"datasets": 3}, {"datasets": [3]}, {"datasets": [{"resolution": 512}]},
+                  {"datasets": [{"image_directory": "x", "subsets": [{"image_dir": "x"}]}]}):  # fmt: skip
+        assert not is_musubi(other)
+
+
+def test_images_without_a_caption_are_left_out_and_named(tmp_path):
+    make_pictures(tmp_path / "i", [(64, 64)] * 3, "a caption")
+    (tmp_path / "i" / "1.txt").unlink()
+    (tmp_path / "i" / ".hidden.png").touch()
+    (tmp_path / "i" / "0.Png").touch()
+    folder = (tmp_path / "i").as_posix()
+    config = read(tmp_path, f"[[datasets]]\nimage_directory = '{folder}'\ncaption_extension = '.txt'\n")
+    paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
+    assert [Path(path).name for path in paths] == ["0.png", "2.png"]
+    assert (
+        "1 image without a caption, which musubi-tuner leaves out (before 0.3.0 it stops there): "
+        in said(config)["no-caption"]
+    )
+    (tmp_path / "i").rename(tmp_path / "j")
+    list_items(config.datasets[0], "dataset 1", config.findings)
+    assert "does not exist" in said(config)["missing-folder"]
+
+
+def test_lines_of_a_list(tmp_path):
+    rows = [
+        {"video_path": "a.mp4", "caption": "x"},
+        {"video_path": "x/a.mp4", "caption": "x", "control_path": "c.mp4"},
+        {"caption": "x"},
+        {"video_path": "b.mp4"},
+        [1],
+    ]
+    list_file = tmp_path / "v.jsonl"
+    list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
+    (tmp_path / "a.mp4").touch()  # beside the list, and not here
+    config = read(tmp_path, f"[[datasets]]\nvideo_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
+    paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
+    assert paths == [str(tmp_path / "a.mp4"), "x/a.mp4"]
+    wrong = [f.message.split(" of ")[0] for f in config.findings if f.code == "bad-line"]
+    assert wrong == ["line 3", "line 4", "line 5"]
+    controls = [f.message for f in config.findings if f.code == "missing-control-image"]
+    assert [text.partition(" control ")[0] for text in controls] == ["1 of 2 items without a", "1"]  # that of line 1
+    assert "share names" in said(config)["shared-names"]
