@@ -20,7 +20,7 @@ from kohya_bucket.trainers.door.placing import place_images
 # values that are far from the default, so that what heeds them shows it in 150 images
 VALUES: dict[str, list[Any]] = {
     "rule": ["token_band", "exact", "auto"],
-    "switching": ["geometric", "area"],
+    "switching": ["area"],  # `geometric` is what some rules do by themselves
     "no_upscale_fit": ["largest"],
     "max_crop": [0.15],
     "token_tolerance": [0.3],

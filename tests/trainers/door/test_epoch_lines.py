@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -73,7 +74,7 @@ hooks.attach(sampler)
 list(sampler)
 print("trained")
 """
-    folder = [path for path in sys.path if path.endswith("adapter")]
+    folder = [str(Path(__file__).parent)]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {folder!r}\n{program}"],
         capture_output=True, text=True, encoding="utf-8", check=True,
