@@ -31,7 +31,7 @@ def integer(name: str, value: Any) -> int:
     """`value` as a plain int, whatever integer type it has.
 
     Raises:
-        PlanError: it is none: a fraction, a text, None.
+        PlanError: it is something else: a fraction, a text, None.
     """
     try:
         return operator.index(value)
@@ -43,7 +43,7 @@ def array_of(name: str, value: Any, error: type[KohyaBucketError] = PlanError, d
     """`value` as an array, whatever shape it has.
 
     Raises:
-        KohyaBucketError: it is none, of the type given: rows of different lengths, or what `dtype` cannot hold.
+        KohyaBucketError: it is not one, of the type given: rows of different lengths, or what `dtype` cannot hold.
     """
     import numpy as np  # not for those who only want the help texts
 
@@ -71,7 +71,7 @@ def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
 
 
 def number_of_launch(name: str, alone: int, allowed: range) -> int:
-    """What torchrun or accelerate tell a process in its environment; `alone` where nobody started it.
+    """What torchrun or accelerate tell a process in its environment; `alone` where it was started by itself.
 
     Raises:
         KohyaBucketError: it is no number that is allowed.
@@ -132,7 +132,7 @@ def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketE
 
 
 def known_keyword(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keyword arguments that are none of the known ones.
+    """Refuse unknown keyword arguments.
 
     Raises:
         TypeError: with the name and the nearest known one, as Python itself does for a call.

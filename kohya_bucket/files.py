@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 MADE_BY = "made by kohya_bucket"  # in the beginning of pages and pictures, by which they are known as ours
-TEMPORARY_AGE = 3600.0  # seconds after which nobody writes a temporary file any more
+TEMPORARY_AGE = 3600.0  # seconds after which a temporary file counts as abandoned
 _LONGEST = 255 - len("..0123456789ab.tmp")  # bytes of a name that can have a temporary sibling of its own name
 _RETRY_SECONDS = 2.0
 _HELD_SECONDS = 5.0  # without which a process that holds a claim counts as dead; it needs a few milliseconds
@@ -45,7 +45,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
     Raises:
         OSError: as whatever the file system refuses.
-        UnreadableError: nobody can tell what is there.
+        UnreadableError: what is there cannot be told.
     """
     path = Path(os.path.realpath(path))
     temporary = _sibling(path, uuid.uuid4().hex[:12])  # no other process or thread uses it
@@ -319,7 +319,7 @@ def _fill(path: Path, content: bytes | Callable[[str], object]) -> None:
 def remove_leftovers(paths: Iterable[Path]) -> int:
     """Remove the temporary files that writers of `paths` left when they were killed; returns how many.
 
-    Each folder is listed once. Files of the last hour stay: somebody may be writing them.
+    Each folder is listed once. Files of the last hour stay: they may still be written.
     """
     names: dict[Path, set[str]] = {}
     for path in paths:

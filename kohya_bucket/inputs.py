@@ -15,7 +15,7 @@ MAX_CONFIG_BYTES = 1 << 26
 MAX_TABLE_BYTES = 1 << 30
 """Of lists, tables and rows that are read whole: ten million lines of a hundred bytes."""
 
-# Opening a named pipe must not wait for somebody to write into it, and Windows must not translate line ends.
+# Opening a named pipe must not wait for a writer, and Windows must not translate line ends.
 READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _SMALL = 1 << 16
 
@@ -23,7 +23,7 @@ Name = str | os.PathLike[str]
 
 
 class OddFileError(OSError):
-    """What stands in the place of a file and is none: `strerror` says what."""
+    """Something other than a file in the place of one: `strerror` says what."""
 
 
 class TooLongError(OddFileError):

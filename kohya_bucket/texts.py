@@ -1,4 +1,4 @@
-"""Texts of somebody else's making: small files read whole and bounded, and names shown in one line."""
+"""Texts from outside: small files read whole and bounded, and names shown in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u
 
 
 def one_line(text: object) -> str:
-    """A text for a terminal or a log, with names in it that anybody may have given: what is no sign is escaped.
+    """A text for a terminal or a log, with names in it that anybody may have given: unprintable characters are escaped.
 
     So no file name ends a line and begins a forged one, changes colours, or turns what follows around.
     """
@@ -78,7 +78,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """What a TOML text holds.
 
     Raises:
-        ValueError: it is none, or nested more than 64 deep; toml's own error has the line as `lineno`.
+        ValueError: it is not TOML, or nested more than 64 deep; toml's own error has the line as `lineno`.
     """
     import toml
 

@@ -73,7 +73,7 @@ class ClipBuckets:
             source_fps: frames per second, of all or [N] of each; None converts none.
 
         Raises:
-            BucketSettingsError: counts that are none, or a rate of 0.
+            BucketSettingsError: counts below 1, or a rate of 0.
         """
         array = as_sizes(sizes)
         counts = clip_counts(frames, len(array))

@@ -21,7 +21,7 @@ from kohya_bucket.texts import counted
 
 NO_FOCUS = (np.nan, np.nan, np.nan, np.nan)
 _SHARES = 10**9  # shares are counted in billionths, so that what follows is exact in 64-bit integers
-_TOLERANCE = 10**6  # a thousandth of a pixel beyond a border is none
+_TOLERANCE = 10**6  # a thousandth of a pixel beyond a border does not count
 
 
 def focus_pixels(focus: FloatArray, sizes: IntArray) -> npt.NDArray[np.int64]:

@@ -121,7 +121,7 @@ def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
 
 
 def _content(path: Path) -> Any:
-    """What a TOML or JSON file holds; None where it is none."""
+    """What a TOML or JSON file holds; None where it holds neither."""
     try:
         return (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
     except (OSError, ValueError):
@@ -176,7 +176,7 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
 
     Args:
         checkout: the sd-scripts whose trainers say which steps they accept.
-        config: what is trained; where it cannot be read, nobody knows whose models `arch` is of.
+        config: what is trained; where it cannot be read, it is unknown whose models `arch` names.
     """
     from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
     from kohya_bucket.trainers.door.config_source import load_source

@@ -107,7 +107,7 @@ codecs.register_error(_ENCODING_ERRORS, _in_other_words)
 
 @contextlib.contextmanager
 def scan_progress(title: str, *, quiet: bool = False, done_as: str = "") -> Iterator[Callable[[int, int], None] | None]:
-    """A `progress(done, total)` function, or None where nobody would see it.
+    """A `progress(done, total)` function, or None where it would not be seen.
 
     With `done_as`, e.g. "encoded", the rate is shown too, and where there is no terminal a line now and then.
     """

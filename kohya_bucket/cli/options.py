@@ -43,7 +43,7 @@ def with_option_groups(
 ) -> _Command:
     """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
 
-    Parameters and fields that `opt` made are options; fields without a help text are none. The dataclass' `panel` is
+    Parameters and fields that `opt` made are options; fields without a help text are not. The dataclass' `panel` is
     the title over its options.
 
     Args:
@@ -248,7 +248,7 @@ class RuleOptions(OptionsOfRules):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The resolution as (width, height). `ConfigError` for what is none."""
+        """The resolution as (width, height). `ConfigError` for anything else."""
         from kohya_bucket.trainers.sdscripts.config.keys import parse_resolution
 
         return parse_resolution(self.resolution)
@@ -335,7 +335,7 @@ _EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not
 
 
 def _family_of_trainer(arch: str) -> str:
-    """The family of a trainer's file, such as flux_train.py; what is none comes back as it is, for its message."""
+    """The family of a trainer's file, such as flux_train.py; anything else comes back as it is, for its message."""
     from kohya_bucket.latents.architectures import trainer_named
 
     try:
@@ -370,7 +370,7 @@ class ClipOptions:
         return None, self
 
     def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:
-        """The same as the keys of a data set. `ConfigError` for lengths that are none."""
+        """The same as the keys of a data set. `ConfigError` for lengths below 1."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
         from kohya_bucket.trainers.musubi.keys import ClipKeys
 

@@ -64,7 +64,7 @@ def _of_one_kind(names: Sequence[str], is_one: Callable[[str], bool], what: str)
     found = [name for name in names if is_one(name)]
     if 0 < len(found) < len(names):
         other = next(name for name in names if name not in found)
-        raise KohyaBucketError(f"{found[0]} {what}, and {other} is none: name one kind alone")
+        raise KohyaBucketError(f"{found[0]} {what}, and {other} is not one: name one kind alone")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Ranks make sure that they are about to train the same plan, before one waits for another for ever."""
+"""Ranks make sure that they are about to train the same plan, so that a mismatch fails instead of deadlocking."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The items of a batch: what a loader asks for. Images that stand for others are none of the batch."""
+        """The items of a batch: what a loader asks for. Images that stand for others do not belong to the batch."""
         numbers = [item_number(index, len(self)) for index in indices]
         taken = set(numbers)
         return [self._readable(n, bucket_of(i, -1), taken) for n, i in zip(numbers, indices, strict=True)]

@@ -30,7 +30,7 @@ from kohya_bucket.planning.options import known_options
 
 
 def warn_of_never_trained(planner: EpochPlanner) -> None:
-    """Warn, in the name of whoever called the caller, of images whose buckets never fill a global batch."""
+    """Warn, at the line that called the caller, of images whose buckets never fill a global batch."""
     if not planner.options.leaves_out_small_buckets or not len(small := never_full(planner)):
         return
     lost = np.setdiff1d(never_trained(planner), planner.demand_model.unplaced)
@@ -156,7 +156,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         )
 
     def deal_to(self, replicas: int, rank: int) -> None:
-        """Be told the ranks by whoever counts them otherwise than torch.distributed does.
+        """Take the ranks from a caller that counts them otherwise than torch.distributed does.
 
         Raises:
             PlanError: the sampler was made for other ranks.

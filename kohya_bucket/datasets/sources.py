@@ -88,7 +88,7 @@ class CellSource(FastSource, Protocol):
 
 
 def checked_sizes(source: ImageSource, fast: bool) -> SourceSizes:
-    """Sizes of a source that somebody else may have written.
+    """Sizes of a source that anybody may have written.
 
     Raises:
         KohyaBucketError: it lacks a method, `picture` with `decode="fast"`, or gives another number of sizes.
@@ -110,7 +110,7 @@ def at_rest(cell: Any) -> Any:
 
     Such an image is read into memory as it lies in its file. Where that would not give the same one again (a later
     frame, a JPEG that is to be decoded smaller), or the file cannot be read anew, it is decoded. What is broken stays
-    as it is, for whoever decodes it to find. The image itself may be somebody else's, and is not closed.
+    as it is, and fails where it is decoded. The image itself belongs to the caller, and is not closed.
     """
     file = getattr(cell, "fp", None) if isinstance(cell, ImageFile.ImageFile) else None
     if file is None or isinstance(file, io.BytesIO):

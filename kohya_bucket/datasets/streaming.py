@@ -1,4 +1,4 @@
-"""`StreamingBuckets`: batches of one bucket from a stream whose length and order nobody knows, with bounded memory."""
+"""`StreamingBuckets`: batches of one bucket from a stream of unknown length and order, with bounded memory."""
 
 from __future__ import annotations
 

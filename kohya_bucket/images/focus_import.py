@@ -46,7 +46,7 @@ def read_boxes(source: str) -> Iterator[Box]:
     """All boxes of a COCO or Label Studio file, or of a folder of YOLO's.
 
     Raises:
-        ConfigError: none of these, or a value that is no box, with its place.
+        ConfigError: another format, or a value that is not a box, with its place.
         OSError: it cannot be read.
     """
     if os.path.isdir(source):

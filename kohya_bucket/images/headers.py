@@ -160,7 +160,7 @@ def _ends_in_pixels(head: bytes, source: Source, at: int, length: int) -> bool:
     """Whether behind the first IDAT, which is there, nothing follows that could hold an orientation.
 
     Where all IDAT but the last are of one length, two looks tell; else each is passed. At an address, where a look is a
-    request, nobody looks behind what was read.
+    request, nothing behind what was read is looked at.
     """
     step = 12 + length
     if isinstance(source, int):

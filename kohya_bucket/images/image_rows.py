@@ -2,7 +2,7 @@
 
 A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it. An image in
 an Arrow file is read where it lies. To read a row of Parquet, all rows before it in its row group are decoded: so a
-reader goes on from where it was, and the rows that it passes are kept for whoever comes next, up to a limit for the
+reader goes on from where it was, and the rows that it passes are kept for the next reader, up to a limit for the
 process.
 """
 

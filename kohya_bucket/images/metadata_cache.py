@@ -199,7 +199,7 @@ class MetadataCache:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MetadataCache:
-        """Read a cache written by `save`; whoever wrote the file.
+        """Read a cache written by `save`, or by anybody.
 
         Raises:
             KohyaBucketError: no such file, a damaged one, one of a newer version, with values that no file has, or
@@ -407,5 +407,5 @@ def _hashes(column: Any) -> npt.NDArray[np.bytes_] | None:
         return None
     texts = column.fill_null("").to_pylist()
     if not all(map(_HASH_TEXT.fullmatch, texts)):
-        raise ValueError(f"a hash that is none of {HASH_LENGTH} hexadecimal digits")
+        raise ValueError(f"a hash without {HASH_LENGTH} hexadecimal digits")
     return np.array(texts, dtype=f"S{HASH_LENGTH}")

@@ -157,7 +157,7 @@ class Origins:
 
     @classmethod
     def of_tars(cls, index: TarIndex) -> tuple[Origins, dict[int, str]]:
-        """Of the samples of tars; and why some of them are none, since a later one of the shard has their name.
+        """Of the samples of tars; and why some of them are left out, since a later one of the shard has their name.
 
         Raises:
             KohyaBucketError: a shard is not there, or is another than its index says.
@@ -237,7 +237,7 @@ class Origins:
         for i, why in job.failures.items():
             if why not in _ABSENT:
                 raise UnreadableError(
-                    f"{job.paths[i]}: cannot be looked at now ({why}), so nobody knows whether it changed: run again"
+                    f"{job.paths[i]}: cannot be looked at now ({why}), so whether it changed is unknown: run again"
                 )
         of_files[:, list(job.failures)] = -1
         of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)

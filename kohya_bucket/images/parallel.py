@@ -28,7 +28,7 @@ _here = threading.local()
 
 
 def check_cancelled() -> None:
-    """Called from time to time by work that takes long: raises if nobody wants it any more, as after Ctrl-C."""
+    """Called from time to time by work that takes long: raises if it was cancelled, as by Ctrl-C."""
     cancelled: threading.Event | None = getattr(_here, "cancelled", None)
     if cancelled is not None and cancelled.is_set():
         raise RuntimeError("this work was cancelled")

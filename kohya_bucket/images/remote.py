@@ -26,7 +26,7 @@ MAX_HEADER_BYTES = 1 << 28
 """What is read of one file at most until its size is known; some decoders want all of it first."""
 
 _BUFFER = 1 << 16
-_READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in what is no picture
+_READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in a file of another kind
 
 
 class Pieces(Protocol):
@@ -117,7 +117,7 @@ class RawFile(io.RawIOBase):
 class HeaderFile(io.BufferedReader):
     """The same as an open file, for a decoder that looks for the size in it: nothing is read that is not asked for.
 
-    Whoever asks for more than `MAX_HEADER_BYTES`, all reads together, gets an `UnreadableImageError`.
+    More than `MAX_HEADER_BYTES`, all reads together, is an `UnreadableImageError`.
     """
 
     def __init__(self, source: Source) -> None:
@@ -262,7 +262,7 @@ def storage_of(url: str) -> tuple[Any, str]:
 
     Raises:
         KohyaBucketError: there is no storage of that protocol, or it needs more than an address.
-        OSError: the address is none.
+        OSError: the address is malformed.
     """
     system = _system(url.split("://", 1)[0], os.getpid())
     return system, as_os_error(lambda: system._strip_protocol(url))

@@ -24,7 +24,7 @@ def _verify(path: str) -> tuple[bool]:
     from kohya_bucket.images.pixels import decodes  # more of Pillow than a scan of headers needs
 
     if not is_url(path):
-        read_header(path)  # refuses what is no picture before all of it is read: pipes, devices, gigabytes of nothing
+        read_header(path)  # refuses pipes, devices and gigabytes of nothing before all of it is read
     return decodes(path)
 
 

@@ -23,7 +23,7 @@ def stamp_of(path: str) -> Stamp:
         status = os.stat(path)
     except ValueError as error:
         raise OSError(f"not a usable path ({error})") from None
-    if not stat.S_ISREG(status.st_mode):  # a pipe, which blocks whoever opens it
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe blocks
         raise OSError("not a regular file")
     return status.st_size, status.st_mtime_ns
 
@@ -48,7 +48,7 @@ def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
 def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> bytes:
     """`length` bytes from `offset`, of a file that still had its stamp after they were read.
 
-    Where that is None, nobody looks: at an address this costs a request.
+    None without a look: at an address it costs a request.
 
     Raises:
         OSError: it cannot be read.

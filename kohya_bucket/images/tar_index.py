@@ -306,7 +306,7 @@ def scan_shard(
 
 @contextmanager
 def _opened(shard: str) -> Iterator[io.BufferedReader]:
-    """A shard. Whoever reads of it seeks before: `tarfile` looks for members, and headers of images lie between."""
+    """A shard. Every reader seeks before it reads: `tarfile` looks for members, and headers of images lie between."""
     try:
         with open_remote(shard) if is_url(shard) else open_input(shard) as file:
             start = file.read(8)
@@ -319,7 +319,7 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
             yield file
     except KohyaBucketError:
         raise
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: numbers that are none
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: malformed numbers
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
 
 

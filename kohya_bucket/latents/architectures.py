@@ -113,7 +113,7 @@ class Architecture:
         return self.key_suffixes(bucket_size)[0]
 
     def key_suffixes(self, bucket_size: tuple[int, int]) -> tuple[str, ...]:
-        """What keys may end in for a bucket, whoever wrote them; first what this family's readers ask for first."""
+        """What keys may end in for a bucket, of any writer; first what this family's readers ask for first."""
         sized = f"_{bucket_size[1] // self.stride}x{bucket_size[0] // self.stride}"
         if not self.plain_until:
             return (sized,)
@@ -125,7 +125,7 @@ class Architecture:
 
     def read_by(self, version: str) -> Architecture:
         """The family as a version of sd-scripts reads it, such as "0.10.1" or "0.11"; "" is the newest. Raises
-        `KohyaBucketError` for what is no version, or one that looks for files of other names."""
+        `KohyaBucketError` for anything but a version, or one that looks for files of other names."""
         if not version:
             return self
         if not is_version(version):
@@ -249,7 +249,7 @@ class Trainer:
     """What advice has to hold for: one trainer of sd-scripts, those of one family, or all.
 
     Attributes:
-        title: what messages call it; "" for all trainers, of which nobody said which is meant.
+        title: what messages call it; "" where no trainer is named.
         steps: {file: what `bucket_reso_steps` must be a multiple of}.
         family: the name of theirs; "" for all.
     """

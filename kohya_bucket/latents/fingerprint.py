@@ -89,7 +89,7 @@ def as_text(reasons: Iterable[Reason]) -> str:
     return "; ".join(map(str, reasons))
 
 
-UNKNOWN_VAE = "unknown"  # in the place of a hash, where nobody knows
+UNKNOWN_VAE = "unknown"  # used when the VAE's hash is unknown
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale]
     """What of stored items is not as wanted, besides their source: [N] bool by kind, or one bool for one item.
 
     A flipped latent or mask that is stored but not wanted is no difference. `ignoring` names what may differ. Outputs
-    of text encoders depend on caption, encoders and tokens; "" is what nobody knows, which is no difference.
+    of text encoders depend on caption, encoders and tokens; "" is unknown, which matches anything.
     """
     if wanted["kind"] == "text":
         names = [name for name in _CHANGES_OF_TEXT if wanted.get(name)]

@@ -13,7 +13,7 @@ _WAIT = 5.0  # seconds; the loaders themselves would ask six times, for most of 
 
 
 def only_local(name: str) -> bool:
-    """Whether a model's loaders are to ask nobody: `name` is a folder, or the hub cannot be reached and has been asked
+    """Whether a model's loaders stay offline: `name` is a folder, or the hub cannot be reached and has been asked
     for this model before.
 
     Raises:

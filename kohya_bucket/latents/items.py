@@ -43,7 +43,7 @@ def content_hash(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How captions are encoded, all that their outputs depend on besides the text. "" is what nobody knows.
+    """How captions are encoded, all that their outputs depend on besides the text. "" is unknown.
 
     Attributes:
         encoders: hash of the text encoders' weights.
@@ -291,7 +291,7 @@ class LatentItems:
         def hash_of(k: int) -> str:
             if self.source_hashes is not None:
                 return self.source_hashes[int(items[k])]
-            with suppress(UnreadableError):  # whoever decodes it will say so
+            with suppress(UnreadableError):  # the decoder says so
                 return str(self.images.hash(int(items[k])))
             return ""
 

@@ -142,7 +142,7 @@ class EpochPlanner:
         return plan
 
     def plan_at(self, position: EpochPosition) -> EpochPlan:
-        """The plan from a position on; the last one is kept, so that whoever asks again gets the same object."""
+        """The plan from a position on; the last one is kept, so that asking again gives the same object."""
         if self._last is None or self._last[0] != position:
             self._last = position, self.plan(position.seed, position.epoch, position.done)
         return self._last[1]
@@ -196,8 +196,8 @@ class EpochPlanner:
     def _remainder(
         self, demand: Demand, whole: Demand, full: _GlobalBatch, seed: int, epoch: int, part: int
     ) -> tuple[Demand, list[Rows]]:
-        # What is left of an epoch trains where it was asked: whoever prepared the moves of whole epochs (cached
-        # latents at the other size, say) need not prepare for every step at which a run may stop.
+        # What is left of an epoch trains where it was asked: caches that hold the moves of whole epochs need not hold
+        # those for every step at which a run may stop.
         policies = tuple(KEEP if part and policy.moves_images else policy for policy in self.options.policies)
         context = replace(self._context, global_batch=full, seed=seed, epoch=epoch)
         return apply_policies(policies, demand, whole, context)

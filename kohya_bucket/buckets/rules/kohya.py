@@ -167,7 +167,7 @@ def _check_keys(rule: KohyaBuckets) -> None:
     ):
         if value < 1 or value % steps:
             raise BucketSettingsError(
-                f"{name} is {value}, which is no positive multiple of bucket_reso_steps {steps}: every side of a "
+                f"{name} is {value}, which is not a positive multiple of bucket_reso_steps {steps}: every side of a "
                 f"bucket must be one; use {max(fixed, steps)}"
             )
     if low > high:

@@ -127,7 +127,7 @@ def _chosen(
 ) -> Chosen:  # fmt: skip
     """The images and buckets that the command line names.
 
-    Encoding takes long: nobody shall find out afterwards that it was at other sizes than was meant.
+    Encoding takes long, and other sizes than were meant would only show afterwards.
     """
     from kohya_bucket.cli.encoding import Chosen
     from kohya_bucket.cli.sources import source_in

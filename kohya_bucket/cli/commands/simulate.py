@@ -157,7 +157,7 @@ def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Pa
 
 
 def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
-    """What the longest side of buckets costs that nobody chose, as a line; none where it costs nothing."""
+    """What the default longest side of buckets costs, as a line; none where it costs nothing."""
     from kohya_bucket.reports.explain import explain
 
     longest = 2 * max(options.size)

@@ -184,7 +184,7 @@ def check_target(kind: str, output_dir: str | os.PathLike[str] | None, format: s
 
 
 def check_family(encoder: VAEEncoder, name: str) -> None:
-    """Refuse, for npz, a model family that is none, or a VAE whose latents have another shape than the family's."""
+    """Refuse, for npz, an unknown model family, or a VAE whose latents have another shape than the family's."""
     if name not in ARCHITECTURES:
         raise KohyaBucketError(
             f"npz files are named by model family, and {name or 'none'!r} is not one: "
@@ -284,7 +284,7 @@ class TextEncoder(Protocol):
     """What `precompute_text` encodes with.
 
     Attributes:
-        weights: hash of its weights, "" where nobody knows; others are encoded again.
+        weights: hash of its weights, "" where it is unknown; others are encoded again.
         tokens: how captions become tokens, in one line of words; what says otherwise is encoded again.
     """
 

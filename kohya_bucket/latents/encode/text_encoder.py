@@ -158,7 +158,7 @@ def load_text_encoder(
         layer, apply_mask: see `TransformersTextEncoder`.
 
     Raises:
-        KohyaBucketError: transformers is missing, a model is none of these or cannot be loaded, or a length is missing.
+        KohyaBucketError: transformers is missing, a model is of another kind or cannot be loaded, a length is missing.
     """
     import torch
 

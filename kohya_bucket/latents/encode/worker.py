@@ -358,8 +358,8 @@ class NpzSink:
     """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
 
     Each file is there whole or not at all, also where the process is killed. Groups of them are waited for together. A
-    power failure before may leave a file that is cut off, which is no npz: its directory is at the end. The next run,
-    and sd-scripts, notice.
+    power failure before may leave a file that is cut off, and that the next run and sd-scripts find broken: an npz has
+    its directory at the end.
 
     Args:
         paths: the file of each item, see `paths_of_run`.

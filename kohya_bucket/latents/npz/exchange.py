@@ -113,7 +113,7 @@ def import_text_npz(
     """Take the outputs of text encoders beside `images` into a store of captions.
 
     A file that says its caption and its text encoders, as those of the adapter do, is taken at its word. Of one that
-    sd-scripts made itself nobody knows the encoders: it is believed, as it is where it lies.
+    sd-scripts made itself the encoders are unknown: it is trusted, as it is where it lies.
 
     Args:
         captions: for each image the text that files are of which do not say theirs; None: those are skipped.

@@ -1,7 +1,7 @@
 """The names of npz, and which one each image of a run has: sd-scripts' own, or a further one where that is taken.
 
 sd-scripts names a file for the stem and the size of the image. So `a.png` and `a.jpg` may meet in one file, and so do
-datasets that have an image at different sizes, for the families whose files hold one. Whoever comes first has the
+datasets that have an image at different sizes, for the families whose files hold one. The one that comes first has the
 usual name; the order is that of the datasets, and by name within each, so that every run and every process agrees.
 By these names the cache files beside images are found again, sd-scripts' and this package's.
 """
@@ -44,7 +44,7 @@ def npz_path(image: str | os.PathLike[str], size: Size, arch: Architecture, *, s
 def further_path(path: Path, bucket_size: Size) -> Path:
     """The file for a further size of an image, beside its usual npz.
 
-    Its name does not end as sd-scripts' do, so that without this package it is nobody's.
+    Its name does not end as sd-scripts' do, so that nothing but this package reads it.
     """
     width, height = bucket_size
     return path.with_name(f"{path.name.removesuffix('.npz')}_at_{width:04d}x{height:04d}.npz")

@@ -300,7 +300,7 @@ def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Numbers and names that one process gives another, so that whoever does that work writes the same files.
+    """Numbers and names that one process gives another, so that any process that does the work writes the same files.
 
     Nothing in the store exceeds `above`, and no other work has this `key`.
     """

@@ -143,7 +143,7 @@ def encode(table: Any, description: dict[str, Any]) -> bytes:
 
 
 def decode(data: Any) -> tuple[Any, dict[str, Any]]:
-    """Table and description of what `encode` wrote. Raises `LatentStoreError` if it is none, or of a newer version."""
+    """Table and description of what `encode` wrote. Raises `LatentStoreError` for anything else, or a newer version."""
     wanted = schema()
     with as_damage("not a table of latents"):
         table = bounded_table(data, wanted.names)
@@ -343,7 +343,7 @@ def _check_places(
 
 
 def _codes(table: Any, name: str, known: Sequence[str]) -> npt.NDArray[Any]:
-    """Position in `known` of each row's word, -1 where it is none of them."""
+    """Position in `known` of each row's word, -1 for any other word."""
     words = table[name].unify_dictionaries().combine_chunks()
     codes = np.array([known.index(word) if word in known else -1 for word in words.dictionary.to_pylist()])
     return np.asarray(codes[numpy_of(words.indices)])

@@ -117,7 +117,7 @@ class Layout:
         return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{tag}.safetensors"
 
     def shard_sizes(self) -> dict[str, int]:
-        """Name -> length in bytes of every shard there; files of other names are none of ours."""
+        """Name -> length in bytes of every shard there; files of other names are not ours."""
         return {name: n for name, n in sizes_in(self.shards, ".safetensors").items() if SHARD_NAME.fullmatch(name)}
 
     def manifests(self) -> list[StorePath]:

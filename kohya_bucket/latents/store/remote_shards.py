@@ -216,7 +216,7 @@ class _Fetcher:
                     self._runs = False
                     return
                 info = self._waiting.popleft()
-            with suppress(KohyaBucketError, OSError):  # whoever reads the rows will hear of it
+            with suppress(KohyaBucketError, OSError):  # the read of its rows says so
                 self._bring(info)
             self._not_before[info.name] = time.monotonic() + _LOOK
 

@@ -243,7 +243,7 @@ class MappedShards:
         return found
 
     def checked(self, info: ShardInfo, tensor: str) -> npt.NDArray[np.bool_]:
-        """[N] which rows of a tensor were found right since the file was mapped; whoever looks at one says so here."""
+        """[N] which rows of a tensor were found right since the file was mapped; a check of one sets it here."""
         flags = self._checked.setdefault(info.name, {})
         if tensor not in flags:
             flags[tensor] = np.zeros(info.tensors[tensor].shape[0], dtype=bool)

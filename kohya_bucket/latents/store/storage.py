@@ -375,7 +375,7 @@ def place_of(root: str | os.PathLike[str]) -> StorePath:
 
 
 def is_there(path: StorePath) -> bool:
-    """Whether there is anything of that name. Raises `UnreadableError` or `StorageError` where nobody can tell."""
+    """Whether there is anything of that name. Raises `UnreadableError` or `StorageError` where that cannot be told."""
     if isinstance(path, RemotePath):
         return path.is_file() or path.is_dir()
     with suppress(FileNotFoundError, NotADirectoryError), reading(path):
@@ -399,7 +399,7 @@ def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
 
 
 def write_new(path: StorePath, parts: Iterable[Any]) -> None:
-    """Write a file under a name that nobody else uses, whole or not at all. Raises `LatentStoreError` as `write_file`;
+    """Write a file under a name of its own, whole or not at all. Raises `LatentStoreError` as `write_file`;
     in object storage `StorageError`, or `FileExistsError` if there is one."""
     if isinstance(path, RemotePath):
         create(path.url, b"".join(parts))

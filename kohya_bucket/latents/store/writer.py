@@ -60,7 +60,7 @@ class StoreWriter:
         shard_bytes: a shard is committed when its tensors reach this size.
         flush_seconds: everything pending is committed when this long has passed, so that a crash loses
             little; None waits for full shards.
-        assigned: numbers and names that somebody else hands out, so that a shard of that name has the same items, and
+        assigned: numbers and names handed out elsewhere, so that a shard of that name has the same items, and
             stays where it cannot be replaced; None: this writer takes its own.
 
     Attributes:

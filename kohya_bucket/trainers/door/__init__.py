@@ -1,1 +1,1 @@
-"""One plan behind somebody else's loader: what any trainer's door needs, and no trainer's name."""
+"""One plan behind a trainer's own loader: what every door needs, without a trainer's name."""

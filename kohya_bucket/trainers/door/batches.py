@@ -33,7 +33,7 @@ class PlannedBatch(int):
         images: [B] int32 image numbers within that dataset; an image that is trained twice stands twice.
         seed: for flips, crops and caption shuffles of this batch, the same whichever worker loads it.
         bucket: position in the dataset's buckets at whose size the images are trained.
-        global_step: the trainer's step when the batch was asked for; None where nobody counts.
+        global_step: the trainer's step when the batch was asked for; None where steps are not counted.
         loss_scale: what the batch's loss is multiplied by, so that images weigh the same on any number of ranks.
     """
 

@@ -1,4 +1,4 @@
-"""What trainers do with captions that nobody means, whichever trainer it is."""
+"""What any trainer does with captions that their authors did not intend."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
 def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -> StorePath:
     """`latent_cache_dir`, or the folder `kohya_bucket_latents` beside a data set's first image.
 
-    Wherever training is started, it finds the same folder, and whoever moves the images takes it along.
+    Wherever training is started, it finds the same folder, and it moves along with the images.
     """
     if options.latent_cache_dir:
         return as_given(options.latent_cache_dir)

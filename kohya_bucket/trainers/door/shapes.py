@@ -200,7 +200,7 @@ def takes_all(signature: inspect.Signature) -> bool:
 
 
 def signature_of(function: Any) -> inspect.Signature:
-    """Of a function as it stands in a class. `TypeError` or `ValueError` if it is none."""
+    """Of a function as it stands in a class. `TypeError` or `ValueError` if it is not a function."""
     return inspect.signature(getattr(function, "__func__", function))
 
 
@@ -209,7 +209,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 def parameters_of(function: Any) -> list[str]:
-    """Names of a function's parameters, `self` left out. `TypeError` or `ValueError` if it is none."""
+    """Names of a function's parameters, `self` left out. `TypeError` or `ValueError` if it is not a function."""
     return [name for name in signature_of(function).parameters if name not in _SELF]
 
 

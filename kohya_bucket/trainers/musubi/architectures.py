@@ -67,7 +67,7 @@ class Architecture:
 
 
 ANY = Architecture("", "", "any model but HiDream-O1 and MiniMax-H3", ())
-"""What all but two have in common, for when nobody says which it is."""
+"""What all but two have in common, used when no model is named."""
 
 _H3_GRID = FrameGrid(17, 5, (5, 2))
 

@@ -45,7 +45,7 @@ class TensorFile:
     Attributes:
         texts: by name.
         shapes: of each tensor, by its name.
-        content: hash of the table of tensors and their first bytes: another one once somebody has written the file
+        content: hash of the table of tensors and their first bytes: another one once the file is written
             anew and kept its texts.
     """
 
@@ -156,7 +156,7 @@ class Note:
 
     @classmethod
     def in_file(cls, file: TensorFile, *, latents: bool) -> Note | None:
-        """None where there is none, or where somebody has written the tensors anew since: then nothing is known."""
+        """None where there is none, or where the tensors were written anew since: then nothing is known."""
         with suppress(BrokenFileError), as_damage(NOTE, error=BrokenFileError):
             said = json.loads(file.texts.get(NOTE, "{}"))
             if said.get("content") != file.content:
@@ -189,7 +189,7 @@ _SAMPLES, _SAMPLE = 64, 1 << 14
 
 
 def made_by(arguments: Namespace | None) -> MadeBy:
-    """What a program's arguments say of what it makes; empty where nobody knows them.
+    """What a program's arguments say of what it makes; empty where they are unknown.
 
     A model is known by its content, wherever it lies: its length and samples from all over it.
     """
@@ -202,7 +202,7 @@ def made_by(arguments: Namespace | None) -> MadeBy:
 
 
 def why_made_otherwise(stored: MadeBy, wanted: MadeBy, *, text: bool) -> list[Reason]:
-    """Reasons why what was made by `stored` does not serve; what either side does not say is none."""
+    """Reasons why what was made by `stored` does not serve; what either side leaves unsaid matches."""
     reasons = []
     for name in sorted(stored.keys() & wanted.keys()):
         before, now = stored[name], wanted[name]

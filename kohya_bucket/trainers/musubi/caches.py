@@ -102,8 +102,8 @@ class Caches:
     Attributes:
         dataset: of a family that is known.
         selector: gives its buckets.
-        made_by: models and options that are asked for; empty where nobody knows them: they are not compared.
-        package: the trainer's code; None where nobody knows it.
+        made_by: models and options that are asked for; empty where they are unknown: they are not compared.
+        package: the trainer's code; None where it is unknown.
         focus: what the crop of each item keeps, by the item's number; those without one are not in it.
         named, texts: what lies there: latents by the item's stem, and names of files with outputs of text encoders.
         makers: those of what was found to serve, with the items' numbers: of latents (False) and of captions (True).
@@ -282,7 +282,7 @@ class Caches:
         """What there is of a caption's outputs; with `begin`, only that pass of several is asked for.
 
         Where each clip has its own, all of `clips` must have them; of those that the files themselves name, where
-        nobody says which clips there are.
+        the clips are not listed anywhere.
         """
         reasons = [Reason(Stale.MISSING)]
         good: dict[tuple[int, int] | None, Note | None] = {}

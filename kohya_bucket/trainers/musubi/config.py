@@ -49,7 +49,7 @@ class MusubiConfig:
         datasets: in order; those that musubi-tuner would refuse are there with what is known.
         readable: whether all values of each can be read; else a default stands there.
         places: where each begins, for messages: `line 7, dataset 1`.
-        model: what is trained; `ANY` where nobody said it.
+        model: what is trained; `ANY` where it is not said.
         options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
     """

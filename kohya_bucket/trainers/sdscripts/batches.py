@@ -131,7 +131,7 @@ def _trainer_uses_weights() -> bool:
     folder = Path(program).resolve().parent
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     here = {Path(file).resolve() for file in files if file and Path(file).suffix == ".py"}
-    trainers = [file for file in here if file.parent == folder and file.is_file()]  # torch names one that is none
+    trainers = [file for file in here if file.parent == folder and file.is_file()]  # torch names one that is not there
     return any(_KEY in file.read_text(encoding="utf-8", errors="replace") for file in trainers)
 
 

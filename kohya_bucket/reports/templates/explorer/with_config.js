@@ -82,7 +82,7 @@ class WithConfig {
     if (lost.length) this.configNotes.append(h("p", { class: "bad" }, `Not saved: the repeats of ${lost.map((group) => group.folder).join(", ")}, which no image_dir names.`));
   }
 
-  /* What a config says of repeats, until somebody changes it here. */
+  /* What a config says of repeats, until it is changed here. */
   takeRepeats() {
     for (const group of this.images.groups.values()) {
       const [mine] = (group.found || []).filter(([d]) => d === this.dataset);

@@ -1,7 +1,7 @@
 """sd-scripts' own loop over captions, with whole and checked files, or shards, under it.
 
 sd-scripts names a file for the image alone. Where images of one stem, or data sets that share an image, have different
-captions, whoever comes first has the usual file and the others have further ones.
+captions, the one that comes first has the usual file and the others have further ones.
 """
 
 from __future__ import annotations
