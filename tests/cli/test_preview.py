@@ -85,7 +85,7 @@ def test_a_preview_has_the_crops_of_a_focus(folder):
     found = kohya_bucket.preview(config(folder, max_bucket_reso=256) | {"kohya_bucket": {"focus": "beside"}})
     assert mistakes(json.loads(json.dumps(found.data))) == []
     (entry,) = found.data["datasets"]
-    assert entry["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0, "moved": 0}]
+    assert entry["focus"] == [{"rectangles": 1, "cut_in_middle": 1, "cut": 0}]
     (row,) = [row for row in entry["image_rows"] if row["key"] == str(folder / "3.png")]
     assert row["cut"][0] == 0 < row["cut"][2]
 
