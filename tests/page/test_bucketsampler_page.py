@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shlex
 import subprocess
@@ -22,6 +23,7 @@ pytest.importorskip("pyarrow")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
+import kohya_bucket.bucketsampler as bucketsampler  # noqa: E402
 from kohya_bucket import (  # noqa: E402
     Bucket,
     BucketBatchSampler,
@@ -109,6 +111,71 @@ def test_quickstart(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(isinstance(bucket, Bucket) for bucket in batch["bucket"])
         assert batch["image"].shape == (len(batch["bucket"]), 3, batch["bucket"][0].height, batch["bucket"][0].width)
         assert batch["bucket"][0] in names["rule"].bucket_set
+
+
+def test_unchanged(place: Path) -> None:
+    names = run_snippet("unchanged")
+    dataset, images = names["dataset"], names["images"]
+    assert dataset.strategy is names["strategy"]
+    assert (images.shape[0], images.shape[1]) == (4, 3)
+    assert 0 <= float(images.min()) <= float(images.max()) <= 1
+    assert "caption" not in names["batch"]
+    assert dataset.bucket_indices.dtype == np.int64
+    assert [len(batch) for batch in names["sampler"]] == [4] * len(names["sampler"])
+    assert bucketsampler.dims_from_cache(names["paths"], names["cache"]).tolist() == dataset.sizes.tolist()
+    again = pickle.loads(pickle.dumps(dataset))  # as worker processes are given it
+    assert again[3]["image"].equal(dataset[3]["image"])
+    row = next(iter(names["cache"]))
+    assert row.size_bytes == Path(row.path).stat().st_size
+    again = bucketsampler.MetadataCache([row])
+    again.upsert_many([row])
+    assert [one.size_bytes for one in again] == [row.size_bytes]
+    resize = bucketsampler.BucketResize(Bucket(64, 32), resample=Image.Resampling.LANCZOS)
+    assert resize(Image.new("RGB", (200, 90), "white")).unique().tolist() == [1.0]
+
+
+def test_a_strategy_of_ones_own(place: Path) -> None:
+    class Last:
+        bucket_set = bucketsampler.BucketSet.from_dims([(64, 64), (128, 64)])
+
+        def assign(self, width: int, height: int) -> Bucket:
+            return self.bucket_set[-1]
+
+        def assign_many_indices(self, dims: Any) -> Any:
+            return np.full(len(dims), 1)
+
+    spoil(Path("data/00.jpg"))
+    assert isinstance(Last(), bucketsampler.Strategy)
+    dataset = bucketsampler.BucketedDataset(sorted(Path("data").glob("*.jpg")), Last(), captions=["a"] * COUNT)
+    assert dataset.bucket_indices.tolist() == [-1] + [1] * (COUNT - 1)
+    assert (dataset[1]["image"].shape, dataset[1]["caption"]) == ((3, 64, 128), "a")
+
+
+def test_what_that_package_alone_names() -> None:
+    bucket = Bucket(1024, 512)
+    assert bucketsampler.log_ar_distance(100, 100, bucket) == pytest.approx(np.log(2))
+    assert bucketsampler.resize_to_bucket_dims(3000, 1000, bucket) == ((1536, 512), (256, 0))
+    for wrong in (lambda: Bucket(0, 1), lambda: bucketsampler.BucketSet.from_dims([])):
+        with pytest.raises(bucketsampler.InvalidBucketError):
+            wrong()
+    for sizes in ([], [(8, 8), (8, 8)]):
+        with pytest.raises((bucketsampler.EmptyBucketSetError, bucketsampler.DuplicateBucketError)):
+            bucketsampler.BucketSet.from_dims(sizes)
+    with pytest.raises(bucketsampler.PresetNotFoundError, match="sdxl"):
+        bucketsampler.load_preset("sdx")
+    with pytest.raises(bucketsampler.BucketSamplerError):
+        bucketsampler.log_ar_distance(0, 1, bucket)
+    for name in bucketsampler.__all__:
+        assert getattr(bucketsampler, name) is not None
+
+
+@pytest.mark.parametrize(("read", "text"), [("load_from_toml", "buckets = 3"), ("load_from_json", "[]")])
+def test_a_file_that_holds_no_bucket_set(tmp_path: Path, read: str, text: str) -> None:
+    (tmp_path / "set").write_text(text, encoding="utf-8")
+    with pytest.raises(bucketsampler.InvalidPresetError):
+        getattr(bucketsampler, read)(tmp_path / "set")
+    with pytest.raises(FileNotFoundError):
+        getattr(bucketsampler, read)(tmp_path / "none")
 
 
 def test_huggingface(hub: None) -> None:

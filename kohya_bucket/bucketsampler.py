@@ -1,0 +1,344 @@
+"""The names and arguments of the package bucketsampler: `import kohya_bucket.bucketsampler as bucketsampler`.
+
+What is the same in both is this package's own. What is called or set otherwise there is adapted here, and nowhere else;
+docs/bucketsampler.md says what behaves differently.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket import buckets, images
+from kohya_bucket._version import __version__
+from kohya_bucket.buckets import (
+    AutoBuckets,
+    Bucket,
+    BucketSet,
+    assign_many,
+    best_bucket,
+    bucket_set_to_toml,
+    crop_loss,
+    generate_buckets,
+    list_presets,
+    set_files,
+)
+from kohya_bucket.buckets.rule import InSet, SetRule
+from kohya_bucket.buckets.rules.auto import AutoBucketResult
+from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
+from kohya_bucket.extras import importer
+from kohya_bucket.reports.summary import (
+    AspectRatioSummary,
+    CropLossSummary,
+    aspect_ratio_summary,
+    bucket_distribution,
+    crop_loss_summary,
+    underutilized_buckets,
+)
+
+if TYPE_CHECKING:
+    from kohya_bucket.datasets.images import BucketedDataset
+    from kohya_bucket.datasets.items import BucketResize
+    from kohya_bucket.datasets.latents import BucketedLatentDataset
+    from kohya_bucket.datasets.sampler import BucketBatchSampler
+    from kohya_bucket.latents import VAEEncoder, precompute_latents
+
+__all__ = [
+    "AspectRatioSummary",
+    "AutoBucketResult",
+    "AutoBuckets",
+    "Bucket",
+    "BucketBatchSampler",
+    "BucketResize",
+    "BucketSamplerError",
+    "BucketSet",
+    "BucketedDataset",
+    "BucketedLatentDataset",
+    "CropLossSummary",
+    "DuplicateBucketError",
+    "EmptyBucketSetError",
+    "FixedBuckets",
+    "ImageTooSmallError",
+    "InvalidBucketError",
+    "InvalidPresetError",
+    "MetadataCache",
+    "MetadataRow",
+    "PresetNotFoundError",
+    "Strategy",
+    "VAEEncoder",
+    "__version__",
+    "aspect_ratio_summary",
+    "assign_many",
+    "assign_many_indices",
+    "best_bucket",
+    "bucket_distribution",
+    "bucket_set_to_toml",
+    "build_metadata_cache",
+    "crop_loss",
+    "crop_loss_summary",
+    "generate_buckets",
+    "list_presets",
+    "load_from_json",
+    "load_from_toml",
+    "load_preset",
+    "log_ar_distance",
+    "precompute_latents",
+    "resize_to_bucket_dims",
+    "underutilized_buckets",
+]
+
+BucketSamplerError = KohyaBucketError
+EmptyBucketSetError = DuplicateBucketError = InvalidBucketError
+
+
+def assign_many_indices(dims: npt.ArrayLike, bucket_set: BucketSet) -> npt.NDArray[np.int64]:
+    """[N] positions of the nearest buckets, of N (width, height)."""
+    return buckets.assign_many_indices(dims, bucket_set).astype(np.int64)
+
+
+class FixedBuckets(buckets.FixedBuckets):
+    """Nearest bucket of a fixed set, in log aspect."""
+
+    def assign_many_indices(self, sizes: npt.ArrayLike) -> Any:
+        return super().assign_many_indices(sizes).astype(np.int64)
+
+
+class ImageTooSmallError(KohyaBucketError):
+    """An image is smaller than its bucket: never raised here, since such an image is enlarged."""
+
+
+class PresetNotFoundError(ConfigError, KeyError):
+    """No preset has that name; the message lists those that exist."""
+
+    __str__ = ConfigError.__str__
+
+
+class InvalidPresetError(ConfigError):
+    """A file that holds no bucket set; the message says why."""
+
+
+def load_preset(name: str) -> BucketSet:
+    """The bucket set of a bundled preset. `PresetNotFoundError` where there is none."""
+    try:
+        return set_files.load_preset(name)
+    except ConfigError as error:
+        raise PresetNotFoundError(str(error)) from error
+
+
+def load_from_toml(path: str | Path) -> BucketSet:
+    """A bucket set from a TOML file. `InvalidPresetError` where it holds none."""
+    try:
+        return set_files.load_from_toml(path)
+    except KohyaBucketError as error:
+        raise InvalidPresetError(str(error)) from error
+
+
+def load_from_json(path: str | Path) -> BucketSet:
+    """A bucket set from a JSON file. `InvalidPresetError` where it holds none."""
+    try:
+        return set_files.load_from_json(path)
+    except KohyaBucketError as error:
+        raise InvalidPresetError(str(error)) from error
+
+
+def log_ar_distance(width: int, height: int, bucket: Bucket) -> float:
+    """How far the aspects of an image and a bucket are apart, as a difference of natural logarithms."""
+    _check_size(width, height)
+    return abs(math.log(width / height) - bucket.log_aspect_ratio)
+
+
+def resize_to_bucket_dims(width: int, height: int, bucket: Bucket) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(size after scaling, left and top of the crop) by which an image of this size comes into a bucket."""
+    _check_size(width, height)
+    placement = FixedBuckets(BucketSet((bucket,))).place([(width, height)])
+    right, down = placement.resized_sizes[0].tolist()
+    return (right, down), ((right - bucket.width) // 2, (down - bucket.height) // 2)
+
+
+def _check_size(width: int, height: int) -> None:
+    if min(width, height) < 1:
+        raise KohyaBucketError(f"an image of {width}x{height} has no pixels: both sides must be 1 or more")
+
+
+@runtime_checkable
+class Strategy(Protocol):
+    """What decides buckets: every rule with a set of its own, or any class with these three."""
+
+    @property
+    def bucket_set(self) -> BucketSet:
+        """All buckets that it chooses from."""
+
+    def assign(self, width: int, height: int) -> Bucket:
+        """Bucket of one image."""
+
+    def assign_many_indices(self, dims: Any) -> npt.NDArray[Any]:
+        """[N] positions in `bucket_set`."""
+
+
+class _StrategyBuckets(SetRule):
+    """A strategy of somebody's own as a rule. It is asked for images that can be read only."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy.bucket_set)
+        self._strategy = strategy
+
+    def _assign(self, sizes: IntArray) -> InSet:
+        index = np.full(len(sizes), -1, dtype=np.int32)
+        readable = sizes.min(axis=1, initial=1) > 0
+        index[readable] = self._strategy.assign_many_indices(sizes[readable])
+        return InSet(sizes, self.bucket_set, index)
+
+
+class MetadataRow(images.MetadataRow):
+    """One file of a `MetadataCache`."""
+
+    def __new__(cls, path: str, width: int, height: int, mtime_ns: int, size_bytes: int, *more: Any) -> MetadataRow:
+        return super().__new__(cls, path, width, height, mtime_ns, size_bytes, *more)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.bytes
+
+
+class MetadataCache(images.MetadataCache):
+    """Sizes of files, kept; of rows, or as `load` reads it."""
+
+    def __init__(self, rows: Iterable[MetadataRow] | None = None, **columns: Any) -> None:
+        super().__init__(**columns)
+        if rows is not None:
+            self.upsert(*rows)
+
+    def upsert_many(self, rows: Iterable[MetadataRow]) -> None:
+        """Add or replace many rows at once."""
+        self.upsert(*rows)
+
+    def _row_at(self, i: int) -> MetadataRow:
+        return MetadataRow(*super()._row_at(i))
+
+
+def build_metadata_cache(
+    paths: Iterable[str | os.PathLike[str]], *, existing: MetadataCache | None = None, num_workers: int = 8
+) -> MetadataCache:
+    """A cache of exactly these files; unchanged rows of `existing` are not read anew."""
+    cache = MetadataCache() if existing is None else existing
+    return cast("MetadataCache", cache.refresh(paths, workers=max(num_workers, 1)))
+
+
+def dims_from_cache(paths: Sequence[str | os.PathLike[str]], cache: images.MetadataCache) -> npt.NDArray[np.int64]:
+    """[N, 2] (width, height) of these files. `KeyError` where one is not in the cache."""
+    found = [cache.get_dim(path) for path in paths]
+    if None in found:
+        raise KeyError(f"cache miss for {paths[found.index(None)]}: build_metadata_cache(paths, existing=cache)")
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+@functools.cache
+def _torch_names() -> Mapping[str, Any]:
+    """The classes that need torch, as that package calls and sets them."""
+    from PIL import Image
+
+    from kohya_bucket.datasets import images as datasets
+    from kohya_bucket.datasets import items, sampler
+    from kohya_bucket.errors import PlanError
+
+    like_there: dict[str, Any] = {"interpolation": "bicubic", "pixel_range": (0, 1)}
+
+    def as_rule(strategy: Any) -> Any:
+        own = isinstance(strategy, Strategy) and not hasattr(strategy, "place")
+        return _StrategyBuckets(strategy) if own else strategy
+
+    class BucketedDataset(datasets.BucketedDataset):
+        """Images in [0, 1], each with the bucket that a strategy gives it; without captions, items have none."""
+
+        _captioned = False
+
+        def __init__(
+            self, paths: Iterable[str | os.PathLike[str]], strategy: Any, *, captions: Sequence[str] | None = None,
+            transform: Any = None, num_workers: int = 8, metadata_cache: Any = None,
+        ) -> None:  # fmt: skip
+            super().__init__(
+                paths, as_rule(strategy), captions=captions, transform=transform, num_workers=num_workers,
+                metadata_cache=metadata_cache, **like_there,
+            )  # fmt: skip
+            self._captioned = captions is not None
+
+        @classmethod
+        def from_hf(  # type: ignore[override]
+            cls, hf_dataset: Any, strategy: Any, *, image_column: str = "image", caption_column: str | None = None,
+            transform: Any = None, num_workers: int = 8,  # noqa: ARG003 (headers of a table are read without)
+        ) -> BucketedDataset:  # fmt: skip
+            found = super().from_hf(
+                hf_dataset, as_rule(strategy), image_column=image_column, caption_column=caption_column,
+                transform=transform, **like_there,
+            )  # fmt: skip
+            found._captioned = caption_column is not None
+            return found
+
+        def _place(self, *arguments: Any) -> None:
+            super()._place(*arguments)
+            self.bucket_indices = self.bucket_indices.astype(np.int64)
+
+        @property
+        def strategy(self) -> Any:
+            return self.rule
+
+        @property
+        def paths(self) -> list[Path]:
+            return [Path(self.source.name(i)) for i in range(len(self))]
+
+        def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+            found = super().__getitems__(indices)
+            if not self._captioned:
+                for item in found:
+                    del item["caption"]
+            return found
+
+    class BucketBatchSampler(sampler.BucketBatchSampler):
+        """Batches of one bucket; what does not fill one is left out, in each epoch another part."""
+
+        def __init__(
+            self, bucket_indices: Any, batch_size: int, *, shuffle: bool = True, drop_last: bool = True,
+            num_replicas: int = 1, rank: int = 0, seed: int = 0,
+        ) -> None:  # fmt: skip
+            raw = np.asarray(getattr(bucket_indices, "bucket_indices", bucket_indices), dtype=np.int64)
+            if raw.ndim != 1 or raw.min(initial=0) < 0:
+                raise PlanError(f"bucket_indices has the shape {list(raw.shape)}, but must be [N] numbers from 0 on")
+            super().__init__(
+                bucket_indices, batch_size, shuffle, drop_last, num_replicas=num_replicas, rank=rank, seed=seed
+            )
+            self.bucket_indices, self.num_replicas, self.rank = raw, num_replicas, rank
+
+    class BucketResize(items.BucketResize):
+        """Scales an image until it covers a bucket, and cuts the bucket out of its middle: [3, H, W] in [0, 1]."""
+
+        def __init__(self, bucket: Bucket, *, resample: Image.Resampling = Image.Resampling.BICUBIC) -> None:
+            super().__init__(bucket, interpolation=resample.name.lower(), pixel_range=(0, 1))
+            self.resample = resample
+
+    found = {kind.__name__: kind for kind in (BucketedDataset, BucketBatchSampler, BucketResize)}
+    for name, kind in found.items():
+        kind.__qualname__ = name  # where worker processes find it again
+    return found
+
+
+_FROM_ELSEWHERE = importer(
+    __name__,
+    {
+        "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
+        "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("BucketedDataset", "BucketBatchSampler", "BucketResize"):
+        return _torch_names()[name]
+    return _FROM_ELSEWHERE(name)
