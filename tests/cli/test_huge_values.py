@@ -48,7 +48,7 @@ def test_the_adapters_settings(folder: Path) -> None:
     weights = "resolutions=[512, 768]\nresolution_mode='weighted'\nresolution_weights=[inf, 1.0]"
     assert "resolution_weights is [inf, 1.0], but must be a list of numbers" in planned(folder, table=weights)
     many = f"rule='auto'\nnum_buckets={HUGE}"
-    assert "num_buckets is 100000000000000000000000, but must be 65,536 or less" in planned(folder, table=many)
+    assert "num_buckets is 100000000000000000000000, but must be less than" in planned(folder, table=many)
 
 
 def test_the_datasets_settings(folder: Path) -> None:

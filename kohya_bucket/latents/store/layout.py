@@ -134,13 +134,10 @@ class Layout:
 
     def read_manifest(self, path: StorePath) -> bytes:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
-        with reading(path):
+        with as_damage(f"manifest {path} is damaged"), reading(path):
             if path.stat().st_size > _MOST_MANIFEST:
                 raise LatentStoreError(f"manifest {path} is damaged: none is that long")
-            try:
-                data = path.read_bytes() if isinstance(path, RemotePath) else parquet_bytes(path, _MOST_MANIFEST)
-            except ValueError as error:
-                raise LatentStoreError(f"manifest {path} is damaged: {error}") from None
+            data = path.read_bytes() if isinstance(path, RemotePath) else parquet_bytes(path, _MOST_MANIFEST)
         if content_of(path) != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")
         return data

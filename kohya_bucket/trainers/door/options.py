@@ -41,9 +41,9 @@ def _text(what: str) -> Check:
 
 
 def _rule(value: Any) -> str:
-    if value in list_presets():
-        return f"written 'preset:{value}'"
-    return "" if is_rule(value) else f"one of {', '.join(rule_choices())}"
+    if is_rule(value):
+        return ""
+    return f"written 'preset:{value}'" if value in list_presets() else f"one of {', '.join(rule_choices())}"
 
 
 def _local_file(value: Any) -> str:
