@@ -115,7 +115,7 @@ def test_many_images_give_the_same_as_few() -> None:
     [
         ((512, 576, 1024, 64), "min_bucket_reso 576 is above the shorter side of resolution 512x512: lower it to 512"),
         ((2048, 256, 1024, 64), "max_bucket_reso 1024 is below the longer side .* raise it to 2048"),
-        ((512, 250, 1024, 64), "min_bucket_reso is 250, which is no positive multiple .* use 192"),
+        ((512, 250, 1024, 64), "min_bucket_reso is 250, which is not a positive multiple .* use 192"),
         ((512, 256, 1000, 64), "max_bucket_reso is 1000, .* use 1024"),
         ((512, 1024, 512, 64), "min_bucket_reso 1024 is above max_bucket_reso 512"),
         ((512, 256, 1024, 0), "bucket_reso_steps is 0"),

@@ -73,9 +73,9 @@ def here(tmp_path):
 
 
 MISTAKES = [
-    (["tars/shard-0000.tar", "images"], "is a tar shard, and images is none: name one kind alone"),
-    (["tars/shard-0000.tar", "t.parquet"], "is a tar shard, and t.parquet is none: name one kind alone"),
-    (["images", "t.parquet"], "t.parquet is a table of images, and images is none: name one kind alone"),
+    (["tars/shard-0000.tar", "images"], "is a tar shard, and images is not one: name one kind alone"),
+    (["tars/shard-0000.tar", "t.parquet"], "is a tar shard, and t.parquet is not one: name one kind alone"),
+    (["images", "t.parquet"], "t.parquet is a table of images, and images is not one: name one kind alone"),
     (["x.tar.gz"], "x.tar.gz: is compressed, so that its images cannot be read at random: unpack it to a plain .tar"),
     (["packed.tar"], "packed.tar: compressed with gzip, so that samples cannot be read at random: unpack it"),
     (["gone.tar"], "gone.tar: cannot be read (no such file)"),
