@@ -25,7 +25,7 @@ for package in ("torch", "accelerate", "transformers", "diffusers", "numpy"):
     except importlib.metadata.PackageNotFoundError:
         continue
 
-trainer = importlib.import_module(f"kohya_bucket.{name}")
+trainer = importlib.import_module(f"kohya_bucket.trainers.{name}")
 trainer.install(quiet=True)
 importlib.import_module(home)
 
@@ -34,8 +34,8 @@ from kohya_bucket.trainers.door.door import Owners  # noqa: E402
 why = trainer.why_inactive()
 if why:
     found["refused"] = why
-subjects = importlib.import_module(f"kohya_bucket.{name}.seams").SUBJECTS
-door = importlib.import_module(f"kohya_bucket.{name}.door")._door
+subjects = importlib.import_module(f"kohya_bucket.trainers.{name}.seams").SUBJECTS
+door = importlib.import_module(f"kohya_bucket.trainers.{name}.door")._door
 owners = Owners(door.package, door.home(), door.complete())
 found["seams"] = {subject.name: len(subject.seams_of(owners)) for subject in subjects}
 found["absent"] = [subject.text for subject in subjects if not subject.seams_of(owners)]

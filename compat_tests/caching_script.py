@@ -24,7 +24,7 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--seconds", type=float, help="of work per image, on the last rank")
 options = parser.parse_args()
 
-from kohya_bucket import sdscripts  # noqa: E402
+from kohya_bucket.trainers import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402

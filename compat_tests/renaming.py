@@ -140,7 +140,7 @@ class Copy:
 
 def outcome(name: str, root: Path) -> dict[str, Any]:
     """What `install()` says in a checkout, in this process, which must not have imported it."""
-    door = importlib.import_module(f"kohya_bucket.{name}")
+    door = importlib.import_module(f"kohya_bucket.trainers.{name}")
     sys.path.insert(0, str(root))
     door.install(quiet=True)
     try:
@@ -182,7 +182,7 @@ def given(name: str, path: str) -> str:
 
 
 def opened(name: str) -> Any:
-    return importlib.import_module(f"kohya_bucket.{name}.door")._door
+    return importlib.import_module(f"kohya_bucket.trainers.{name}.door")._door
 
 
 def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:
@@ -252,7 +252,7 @@ def unseen(name: str, checkout: Path, folder: Path) -> tuple[int, list[dict[str,
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     rows = json.loads(out.read_text(encoding="utf-8"))
-    subjects = importlib.import_module(f"kohya_bucket.{name}.seams").SUBJECTS
+    subjects = importlib.import_module(f"kohya_bucket.trainers.{name}.seams").SUBJECTS
     ordering = {subject.name for subject in subjects if subject.orders_epochs}
 
     def is_seen(row: dict[str, Any]) -> bool:

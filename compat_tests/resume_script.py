@@ -29,7 +29,7 @@ parser.add_argument("--state", type=Path, default=Path("state"))
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
 
-from kohya_bucket import sdscripts  # noqa: E402
+from kohya_bucket.trainers import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402

@@ -22,7 +22,7 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--epochs", type=int, default=3)
 options = parser.parse_args()
 
-from kohya_bucket import sdscripts  # noqa: E402
+from kohya_bucket.trainers import sdscripts  # noqa: E402
 
 sdscripts.install()
 import torch  # noqa: E402
