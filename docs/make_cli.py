@@ -19,8 +19,8 @@ Every command with all its options. `kohya-bucket COMMAND --help` prints the usu
 page is made by `python docs/make_cli.py`; edit the help texts, not the page.
 
 Options may be written with `-` or `_`: `--max-bucket-reso` and `--max_bucket_reso` are the same. Exit codes: 0, all
-went well; 1, something was found that needs attention; 2, a mistake in what was given, or files that could not be
-read, written or encoded; 130, interrupted.
+went well; 1, something was found that needs attention, or a store cannot be read at the moment; 2, a mistake in what
+was given, or files that could not be read, written or encoded; 130, interrupted.
 """
 
 

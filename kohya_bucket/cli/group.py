@@ -15,7 +15,7 @@ from kohya_bucket._version import __version__
 from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.commands import COMMANDS, SECTIONS
 from kohya_bucket.cli.help import PlainCommand, PlainGroup, write_section
-from kohya_bucket.errors import KohyaBucketError, UnreadableError, why_not_written
+from kohya_bucket.errors import KohyaBucketError, StorageError, UnreadableError, why_not_written
 from kohya_bucket.texts import one_line
 
 _INTERRUPTED = 130
@@ -81,7 +81,7 @@ def run() -> None:
     """Run the command that `sys.argv` names, and exit. A user's mistake is one line and exit code 2."""
     try:
         app()
-    except UnreadableError as error:  # no mistake of the user's
+    except (UnreadableError, StorageError) as error:  # no mistake of the user's
         print(f"kohya-bucket: {one_line(error)}", file=sys.stderr)
         sys.exit(1)
     except KohyaBucketError as error:

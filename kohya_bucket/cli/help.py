@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted
 
 ADVANCED = "Advanced"
@@ -132,6 +133,23 @@ def _convert_quickly(parameter: Any) -> None:
             return [*value]
         if kind is Path and isinstance(value, str):
             return Path(value)
-        return value if type(value) is kind else process(ctx, value)
+        if type(value) is kind:
+            return value
+        try:
+            return process(ctx, value)
+        except typer.BadParameter:
+            _check_number(parameter.opts[0], value, kind)
+            raise
 
     parameter.process_value = convert
+
+
+def _check_number(option: str, value: Any, kind: Any) -> None:
+    """Refuse a text that is no number with its value, which typer's message does not have."""
+    if kind in (int, float) and isinstance(value, str):
+        try:
+            kind(value)
+        except ValueError:
+            must = "a whole number" if kind is int else "a number"
+            share = ", as a share: 0.1 for 10%" if kind is float and value.endswith("%") else ""
+            raise ConfigError(f"{option} is {value!r}, but must be {must}{share}") from None

@@ -219,7 +219,7 @@ class MaintenanceReport:
         copied: items that were moved into new shards.
         dropped: items that are gone from the store.
         removed: files that were deleted.
-        in_use: files that could not be removed, because a program holds them open.
+        in_use: files that could not be removed, and why: a program holds them open, or their folder is read-only.
         damaged: (item or file, what is wrong with it).
         shards: how many there are now.
         freed: bytes.
@@ -275,8 +275,8 @@ def remove_file(path: StorePath, done: MaintenanceReport) -> None:
         done.removed.append(path.name)
     except FileNotFoundError:
         pass
-    except OSError:
-        done.in_use.append(path.name)
+    except OSError as error:
+        done.in_use.append(f"{path.name} ({error.strerror or error})")
 
 
 def pack(

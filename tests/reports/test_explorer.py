@@ -44,6 +44,7 @@ enable_bucket = true
 
 [kohya_bucket]
 max_crop = 0.2
+order = "runs"
 run_length = 8
 """
 
@@ -178,6 +179,22 @@ def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, im
     del wanted["kohya_bucket"]["max_crop"]
     assert toml.loads(text) == wanted
     assert all(comment in text for comment in ("# kept: a comment", "# and one behind a value"))
+
+
+@pytest.mark.parametrize(
+    ("ours", "counted"),
+    [("", True), ('remainder = "keep"', True), ('remainder = "pad"', False), ("max_tokens = 4096", False)],
+)
+def test_batches_that_follow_from_other_options_are_not_counted(browser, images, tmp_path, ours, counted) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    text = f"[kohya_bucket]\n{ours}\n[[datasets]]\nresolution = 512\nbatch_size = 4\nenable_bucket = true\n"
+    browser.execute_script("explorer.takeConfig(arguments[0], 'my.toml')", text)
+    until(browser, "return explorer.settled && document.querySelectorAll('#numbers b').length")
+    shown = browser.find_element("tag name", "body").text
+    assert ("batches of 4 an epoch" in shown) is counted
+    assert ("Last batch" in shown) is counted
+    assert ("Batches are not counted here" in shown) is not counted
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def prune(
         f"about {done.freed / 1e6:.1f} MB {would}freed"
     )
     store_file = opened.layout.store_file.name
-    _print_files_in_use(done)
+    _end_if_not_removed(done)
     if images is None and any(name == store_file for name, _ in done.damaged):
         say(f"{store_file} stays: add --images DIR to write it anew")
         raise typer.Exit(1)
@@ -136,7 +136,7 @@ def pack(
     before = len(opened.shards)
     done = pack_store(opened, to, shard_bytes=shard_mb << 20)
     say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {done.shards} now")
-    _print_files_in_use(done)
+    _end_if_not_removed(done)
     _end_if_damaged(opened, store, "so what they hold was not packed")
 
 
@@ -278,10 +278,11 @@ def _print_status(found: StoreStatus, store: Path) -> None:
     say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
 
 
-def _print_files_in_use(done: MaintenanceReport) -> None:
+def _end_if_not_removed(done: MaintenanceReport) -> None:
     if done.in_use:
-        files = counted(len(done.in_use), "file", "is", "are")
-        say(f"{files} open in another program and not removed yet: {done.in_use[0]}", err=True)
+        files, what = counted(len(done.in_use), "file", "is", "are"), "close what has it open, or make its folder writable"
+        say(f"{files} not removed: {done.in_use[0]}; {what}, and run again", err=True)
+        raise typer.Exit(1)
 
 
 def _print_exchange(done: Exchange, verb: str, text: bool) -> None:

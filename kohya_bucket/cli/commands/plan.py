@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,7 @@ import typer
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import AsJson, TrainerArguments, gpu_counts, refuse_beside
+from kohya_bucket.cli.options import AsJson, RuleOptions, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import argument
 
@@ -55,6 +55,8 @@ def plan(
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)
+        if config is None:
+            arguments, hint = _usual(context, arch, arguments)
         given = arguments.given()
         if config is not None:
             given |= {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}
@@ -71,3 +73,14 @@ def plan(
     if hint and not as_json and not stops:
         say(hint)
     raise typer.Exit(1 if stops or (strict and spoiled) else 0)
+
+
+def _usual(context: typer.Context, arch: str | None, arguments: TrainerArguments) -> tuple[TrainerArguments, str]:
+    """With what people set for the family in place of what is not given, and what the trainer then needs, as a line."""
+    if arch is None:
+        return arguments, ""
+    usual = RuleOptions().for_arch(context, arch)
+    sides = ("min_bucket_reso", "max_bucket_reso", "bucket_reso_steps") if arguments.enable_bucket else ()
+    added = {name: getattr(usual, name) for name in ("resolution", *sides) if getattr(arguments, name) is None}
+    hint = f"as is usual for {arch}; for the trainer: {' '.join(f'--{name} {value}' for name, value in added.items())}"
+    return replace(arguments, **added), hint if added else ""

@@ -153,6 +153,10 @@ def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Pa
     if options.focus is None:
         return None
     rectangle = parsed_focus(options.focus, "--focus")
+    if rectangle is None and file is None and given is not None:
+        raise KohyaBucketError(
+            f"--focus is {given!r}, but a size has no name to look for in a file: give left,top,right,bottom"
+        )
     return rectangle or (None if file is None else focus_in(options.focus, str(file)))
 
 

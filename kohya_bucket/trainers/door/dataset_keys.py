@@ -25,9 +25,18 @@ class DatasetKeys:
 
 
 def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
-    """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other."""
+    """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other.
+
+    Raises:
+        BucketSettingsError: none lies between them.
+    """
     steps = check_steps(keys.bucket_reso_steps)
     low, high = keys.min_bucket_reso, keys.max_bucket_reso
+    if low - low % steps > high + -high % steps:
+        raise BucketSettingsError(
+            f"min_bucket_reso {low} is above max_bucket_reso {high}, so that no side fits: lower the one or raise "
+            "the other"
+        )
     return low - low % steps, high + -high % steps
 
 

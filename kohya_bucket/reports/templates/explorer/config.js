@@ -2,6 +2,8 @@
 
 const DEFAULTS = { resolution: null, batch_size: 1, enable_bucket: false, min_bucket_reso: 256, max_bucket_reso: 1024, bucket_reso_steps: 64, bucket_no_upscale: false, num_repeats: 1 };
 const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null };
+/* Of [kohya_bucket]: by them batches are others than those of one size that the page counts. */
+const BATCHES = ["remainder", "small_buckets", "max_pixels", "max_tokens", "max_cost", "resolutions"];
 const named = (table, ...name) => table.name.length === name.length && name.every((part, i) => table.name[i] === part);
 const KINDS = {
   batch_size: (v) => Number.isInteger(v) && v > 0, min_bucket_reso: Number.isInteger, max_bucket_reso: Number.isInteger, bucket_reso_steps: (v) => Number.isInteger(v) && v > 0,
@@ -49,6 +51,7 @@ class Config {
   get(d, key) { return alike(key, this.find([this.datasets[d].table, ...this.general], key)?.value ?? DEFAULTS[key]); }
   repeats(d, s) { return this.find([this.datasets[d].subsets[s], this.datasets[d].table, ...this.general], "num_repeats")?.value ?? 1; }
   our(key) { return this.find(this.ours, key)?.value ?? OURS[key]; }
+  batchesBy() { return BATCHES.filter((key) => (this.find(this.ours, key)?.value ?? "keep") !== "keep"); }
   imageDir(d, s) { const dir = this.find([this.datasets[d].subsets[s]], "image_dir")?.value; return typeof dir === "string" ? dir : null; }
 
   /* Writes a value where it stands: in the data set, in [general] if there is one data set only, else into the data set. */
@@ -91,6 +94,7 @@ class Config {
       }
     }
     if (kept.size) out.push(`Kept as written, and not shown here: ${[...kept].join(", ")}.`);
+    if (this.batchesBy().length) out.push(`Batches are not counted here, since they follow from ${this.batchesBy().join(" and ")}: kohya-bucket plan shows them.`);
     const rule = this.our("rule");
     if (!bucketsOf(rule, sets)) out.push(`rule = ${JSON.stringify(rule)} cannot be shown here: images are placed as by sd-scripts. kohya-bucket analyze --config shows it.`);
     for (const [d] of this.datasets.entries()) if (this.get(d, "resolution") === null) out.push(`Data set ${d + 1} has no resolution: it is shown with the one on this page, and saved with it.`);

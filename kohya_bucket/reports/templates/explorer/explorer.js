@@ -181,7 +181,7 @@ class Explorer extends WithConfig {
 
   /* Places all images again and draws what came of it; `compare` keeps the numbers of before beside them. */
   async update(compare = false) {
-    const { rule, error } = this.settings.rule(), turn = ++this.turn, current = () => turn === this.turn, v = this.settings.values;
+    const { rule, error } = this.settings.rule(), turn = ++this.turn, current = () => turn === this.turn;
     this.results.classList.toggle("stale", Boolean(error));
     if (error) return;
     this.rule = rule;
@@ -189,12 +189,12 @@ class Explorer extends WithConfig {
     const items = this.mine(), before = compare ? this.settled || this.result : null;
     this.page.classList.toggle("empty", !this.images.items.length);
     if (!await placeAll(items, (item) => this.placed(item), current)) return;
-    const result = await gather(items, v.batch, current);
+    const batch = this.config && this.config.batchesBy().length ? null : this.settings.values.batch, result = await gather(items, batch, current);
     if (!result || !current()) return;
     this.result = result;
     if (!compare || before === null) this.settled = null;
-    for (const draw of [() => this.key.replaceChildren(...numbers(result, before, items, v.batch)), () => this.chart.draw(),
-      () => this.bucketBody.replaceChildren(...bucketTable(result.buckets, v.batch, (b) => { this.view = 0; this.drawImages(); this.gallery.goTo(`bucket-${size(b.bucket)}`); })),
+    for (const draw of [() => this.key.replaceChildren(...numbers(result, before, items, batch)), () => this.chart.draw(),
+      () => this.bucketBody.replaceChildren(...bucketTable(result.buckets, batch, (b) => { this.view = 0; this.drawImages(); this.gallery.goTo(`bucket-${size(b.bucket)}`); })),
       () => this.drawLost([...result.bad, ...result.unplaced]), () => this.folderBody.replaceChildren(folderTable([...this.images.groups.values()].filter((group) => group.images), () => this.update(true))), () => this.drawImages()]) {
       draw();
       await breathe();

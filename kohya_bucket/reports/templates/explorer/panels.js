@@ -1,6 +1,6 @@
 /* The parts of the page below the form. */
 
-/* Key numbers, each with what it was before the last change. */
+/* Key numbers, each with what it was before the last change. Without a `batchSize` batches are not counted. */
 function numbers(now, before, items, batchSize) {
   const cells = [], lost = now.bad.length + now.unplaced.length;
   const cell = (text, label, value, cls) => cells.push(h("div", {}, h("b", { class: cls || null }, text(value(now))), h("span", {}, label),
@@ -12,7 +12,7 @@ function numbers(now, before, items, batchSize) {
   cell(percent, "cut off, 95th percentile", (r) => r.p95, lossClass(now.p95));
   cell(percent, "cut off, worst", (r) => r.worst, lossClass(now.worst));
   cell(percent, "enlarged", (r) => r.enlarged / Math.max(r.placed, 1), now.enlarged / Math.max(now.placed, 1) > 0.3 ? "warn" : "");
-  cell(int, batchSize > 1 ? `batches of ${batchSize} an epoch, ${int(now.short)} not full` : "steps an epoch at batch size 1", (r) => r.batches);
+  if (batchSize) cell(int, batchSize > 1 ? `batches of ${batchSize} an epoch, ${int(now.short)} not full` : "steps an epoch at batch size 1", (r) => r.batches);
   return cells;
 }
 
@@ -25,8 +25,10 @@ function bucketTable(list, batchSize, goTo) {
     { name: "Images", value: (b) => b.items.length, cell: (b) => int(b.items.length) },
     { name: "", label: "Share of images", left: true, cls: "wide", value: (b) => b.items.length, cell: meter },
     { name: "Samples", cls: "wide", value: (b) => b.samples, cell: (b) => int(b.samples) },
-    { name: "Batches", cls: "wide", value: (b) => b.batches, cell: (b) => int(b.batches) },
-    { name: "Last batch", cls: "wide", value: (b) => b.last || batchSize, cell: (b) => (b.last ? `${b.last} of ${batchSize}` : "full") },
+    ...(batchSize ? [
+      { name: "Batches", cls: "wide", value: (b) => b.batches, cell: (b) => int(b.batches) },
+      { name: "Last batch", cls: "wide", value: (b) => b.last || batchSize, cell: (b) => (b.last ? `${b.last} of ${batchSize}` : "full") },
+    ] : []),
     { name: "Cut off, mean", value: (b) => b.mean, cell: (b) => h("span", { class: lossClass(b.mean) }, percent(b.mean)) },
     { name: "Worst", value: (b) => b.worst, cell: (b) => h("span", { class: lossClass(b.worst) }, percent(b.worst)) },
     { name: "Enlarged", value: (b) => b.enlarged / b.items.length, cell: (b) => percent(b.enlarged / b.items.length) },

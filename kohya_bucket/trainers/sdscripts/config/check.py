@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.trainers.door.config_source import (
@@ -221,7 +222,8 @@ def buckets_follow(dataset: DatasetConfig, *, predefined: bool = False) -> bool:
 def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
     where = dataset.place
     if dataset.resolution is None:
-        findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", "resolution = 512")
+        usual = FAMILIES.get(trainer.family, FAMILIES["sd"]).resolution
+        findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", f"resolution = {usual}")
     elif not SIDES.fits(dataset.resolution):
         return
     elif dataset.enable_bucket:
