@@ -24,7 +24,7 @@ def planned(epoch: int, rank: int, begin: int = 0) -> list[list[int]]:
 
 def made(rank: int, stateful: bool = True) -> tuple:
     sampler = BucketBatchSampler(IDS, 4)
-    return sampler, prepared(sampler, RANKS, rank, use_stateful_dataloader=stateful)
+    return sampler, prepared(sampler, RANKS, rank, **({"use_stateful_dataloader": True} if stateful else {}))
 
 
 @reported(
