@@ -106,12 +106,14 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
     """
     given = Path(path)
     wrong = next((one for one in (given, *given.parents) if os.path.isdir(one.parent)), given)  # noqa: PTH112  (a NUL)
-    endings = endings if wrong == given else ()
+
+    def counts(one: Path) -> bool:
+        return one.is_dir() if wrong != given else not endings or one.suffix.lower() in endings
+
     try:
         if given.exists():  # and is something else than was wanted
             return "correct the path"
-        around = [one for one in wrong.parent.iterdir() if not endings or one.suffix.lower() in endings]
-        known = {one.stem.lower(): one for one in around}
+        known = {one.stem.lower(): one for one in wrong.parent.iterdir() if counts(one)}
         near = [known[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), known, 1)]
         meant = next(iter([*near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
     except (OSError, ValueError):

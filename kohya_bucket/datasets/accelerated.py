@@ -116,7 +116,8 @@ def _loader_class(theirs: ModuleType, own: _OwnBatches) -> type:
 
     class Prepared(theirs.DataLoaderShard):  # type: ignore[name-defined]
         def __init__(self, *arguments: Any, batch_sampler: Any, **options: Any) -> None:
-            super().__init__(*arguments, batch_sampler=own, **options)
+            # `_drop_last`: gather_for_metrics keeps all, since nothing was added to fill a last batch.
+            super().__init__(*arguments, batch_sampler=own, **{**options, "_drop_last": True})
 
         def __iter__(self) -> Iterator[Any]:
             self.iteration = sampler.epoch  # accelerate's own count begins at 0 in every program

@@ -150,6 +150,7 @@ def _raised_here(error: BaseException) -> bool:
 
 
 _REMEDIES = {
+    "no such file": "correct the path",
     "MAX_TEXT": "save it without its text",
     **dict.fromkeys(("MAX_IMAGE_PIXELS", "decompression bomb", "no memory for"), "make it smaller"),
     "its bucket was chosen": "run again, if it was just edited",

@@ -143,6 +143,14 @@ def test_the_config_is_read_for_the_checkout(folder):
     assert "new in sd-scripts 0.10.2" in found["misplaced-key"]["message"]
 
 
+def test_the_config_is_read_for_a_version_as_plan_does(folder):
+    config = write(folder, rest="[general]\ncaption_separator = '.'")
+    found, facts = findings(config, "--sd-scripts", "0.8.7", "--quick", code=1)
+    assert "new in sd-scripts 0.9, and 0.8.7 does not know it" in found["misplaced-key"]["message"]
+    assert "sd-scripts" not in facts  # there is no checkout to look at
+    assert "must be a version such as" in str(run(config, "--sd-scripts", folder, "--quick").exception)
+
+
 def test_images_that_no_epoch_trains_are_named(folder):
     (lone := folder / "lone").mkdir()
     (folder / "0.png").rename(lone / "0.png")

@@ -64,6 +64,7 @@ def test_a_missing_source_is_named(tree: Path) -> None:
 def test_what_is_there_is_not_meant_again(tree: Path) -> None:
     assert str(tree / "b.jpg") in path_meant(tree / "b.jpeg")
     assert str(tree / "b.jpg") not in path_meant(tree / "b.jpg")
+    assert path_meant(tree / "bb" / "c.jpg") == "correct the path"  # a file is no folder
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -60,6 +61,25 @@ def test_a_byte_that_changed_is_found(tmp_path: Path) -> None:
     assert check_text_npz(text) is None
     with_a_changed_byte(text, "t5_out")
     assert str(check_text_npz(text)) == "the checksum of t5_out is wrong"
+
+
+@reported(
+    "an edited image of the same size: the latents of the old one are trained",
+    "bmaltais/kohya_ss#1629",
+    trainer="sd-scripts keeps the npz as long as its size fits",
+    here="each cache has a fingerprint of the image's content, and one that does not fit is encoded again",
+    command="kohya-bucket precompute … --format npz, kohya-bucket doctor, or the training itself",
+    origin="another picture of the same size",
+)  # fmt: skip
+def test_an_edited_image_is_encoded_again(tmp_path: Path) -> None:
+    images = make_images(tmp_path / "images", SIZES)
+
+    def run():
+        return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd")
+
+    run()
+    Image.new("RGB", SIZES[0], "red").save(images[0])
+    assert (run().encoded, run().current) == (1, 2)
 
 
 @reported(

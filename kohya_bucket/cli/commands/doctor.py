@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import plain_console, say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, refuse_beside
@@ -27,7 +27,7 @@ def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
     config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
-    sd_scripts: Path | None = opt(None, "its checkout; by default the folder one is in", "--sd-scripts"),
+    sd_scripts: str | None = opt(None, "its checkout or version, as for `plan`", "--sd-scripts"),
     resolution: str | None = opt(None, "512 or 512,768, if the config does not set it"),
     train_batch_size: int | None = opt(None, "if the config does not set it", "--train-batch-size", min=1),
     cache_latents: bool = opt(False, "as for the trainer", "--cache-latents"),
@@ -62,15 +62,12 @@ def doctor(
 
 
 def _sections(
-    config: Path | None, sd_scripts: Path | None, given: Mapping[str, object], arch: str | None, quick: bool
+    config: Path | None, sd_scripts: str | None, given: Mapping[str, object], arch: str | None, quick: bool
 ) -> Iterator[Section]:
     from kohya_bucket.trainers.sdscripts.cache_doctor import cache_section
-    from kohya_bucket.trainers.sdscripts.checkout import find_checkout, nearby_checkout
-    from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
     from kohya_bucket.trainers.sdscripts.doctor import checkout_section, config_section, packages_section
 
-    checkout = find_checkout(sd_scripts) if sd_scripts else nearby_checkout()
-    release = Release.in_checkout(checkout) if checkout else NEWEST
+    release, checkout = release_at_hand(sd_scripts)
     trainer = trainer_at_hand(arch, checkout, config)
     yield packages_section()
     if checkout is not None:

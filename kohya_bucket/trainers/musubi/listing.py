@@ -39,6 +39,7 @@ class Listed(NamedTuple):
 
 def list_items(keys: DatasetKeys, place: str, findings: Findings, model: Architecture = ANY) -> Listed:
     """What a data set names. What is wrong with it is added to the findings."""
+    known = len(findings)
     if keys.directory is not None:
         paths = _in_folder(keys, keys.directory, place, findings)
         images = _images_in(keys.control_directory) if keys.control_directory and keys.what == "image" else []
@@ -54,7 +55,8 @@ def list_items(keys: DatasetKeys, place: str, findings: Findings, model: Archite
         return Listed([], [])
     if not paths:
         source = keys.directory or keys.jsonl_file
-        findings.error("no-items", place, f"not one {keys.what} is left of {source!r}", "see the other findings")
+        remedy = "see the other findings" if len(findings) > known else "it is empty"
+        findings.error("no-items", place, f"not one {keys.what} is left of {source!r}", remedy)
     stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
     times = Counter(stems)
     if shared := [path for path, stem in zip(paths, stems, strict=True) if times[stem] > 1]:
@@ -127,7 +129,7 @@ def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool)
             row = parse_json(entry) if isinstance(entry, str) else entry
             path = _of_line(row, "video_path" if what == "clip" else "image_path")
         except ValueError as error:
-            message = f"{line} of {file!r}, at which musubi-tuner stops: {error}"
+            message = f"{line} of {file!r}, at which musubi-tuner stops: {str(error).removeprefix('line 1, ')}"
             findings.error("bad-line", place, message, 'one object on each line: {"image_path": "…", "caption": "…"}')
             continue
         if beside:
@@ -148,7 +150,7 @@ def _entries(file: str, text: str, place: str, findings: Findings, blank: bool) 
         with suppress(ValueError):
             whole = parse_json(text)
             entries = whole if isinstance(whole, list) else [whole]
-            held = f"a list of {counted(len(entries), 'entry')}" if isinstance(whole, list) else "one object"
+            held = f"a list of {counted(len(entries), 'value')}" if isinstance(whole, list) else "one object"
             message = (
                 f"{file!r} holds one JSON text, {held}, but musubi-tuner reads one object from each line, and stops"
             )

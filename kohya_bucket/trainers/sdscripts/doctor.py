@@ -95,8 +95,8 @@ def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
         names = [f"{key}: {reason}" for key, reason in dataset.left_out]
         remedy = what_to_do(*(reason for _, reason in dataset.left_out))
         message = (
-            f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop at them when "
-            "they are read or loaded"
+            f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop when it reads "
+            "or loads one"
         )
         if dataset.read.config.bucket_no_upscale:
             remedy += ", or set bucket_no_upscale = false for the small ones"

@@ -179,6 +179,22 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     assert "does not exist" in said(config)["missing-folder"]
 
 
+def test_lists_that_hold_nothing(tmp_path):
+    list_file = tmp_path / "i.jsonl"
+    for text, found in (
+        ("", {"no-items": "is left of"}),
+        ("[]", {"not-lines": "a list of 0 values", "no-items": ""}),
+        ('{"image_path": "a.png", "caption": ""},\n', {"bad-line": "stops: column ", "no-items": ""}),
+    ):
+        list_file.write_text(text, encoding="utf-8")
+        config = read(tmp_path, f"[[datasets]]\nimage_jsonl_file = '{list_file.as_posix()}'\ncache_directory = 'c'\n")
+        list_items(config.datasets[0], "dataset 1", config.findings)
+        messages = said(config)
+        assert all(part in messages[code] for code, part in found.items())
+        remedy = next(f.remedy for f in config.findings if f.code == "no-items")
+        assert remedy == ("see the other findings" if text else "it is empty")
+
+
 def test_lines_of_a_list(tmp_path):
     rows = [
         {"video_path": "a.mp4", "caption": "x"},
