@@ -129,3 +129,17 @@ def test_names_are_split_and_groups_taken_apart() -> None:
     assert names_of("kohya, exact,,kohya", comparable(), groups()) == ["kohya", "exact"]
     assert names_of("kohya,trainers", comparable(), groups()) == ["kohya", *TRAINERS]
     assert names_of("all", comparable(), groups()) == groups()["all"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-crop", "10%"], "--max-crop is '10%', but must be a number, as a share: 0.1 for 10%"),
+        (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9', but must be a whole number"),
+        (["--min-bucket-reso", "5000"], "min_bucket_reso 5000 is above max_bucket_reso 1024"),
+    ],
+)
+def test_an_argument_that_does_not_fit_is_named_with_its_value(command_line, arguments, message) -> None:
+    code, output, errors = command_line("simulate", "800x600", *arguments)
+    assert (code, output, len(errors.splitlines())) == (2, "", 1)
+    assert message in errors
