@@ -7,6 +7,7 @@ trainer is `tests/trainers/door/toy_door.py`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -239,3 +240,10 @@ def test_a_latent_family_is_one_file(walk: Walk) -> None:
         "True",
         "{'toy_train.py': 16}",
     ]
+
+
+def test_an_option_of_rules_is_named_where_it_means_something() -> None:
+    """`max_crop`, which most rules have: its declaration, the rules that look at it, and what shows it."""
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "kohya_bucket").rglob("*.py"))
+    named = [text for text in texts if re.search(r"\bmax_crop\b", text)]
+    assert len(named) <= 12
