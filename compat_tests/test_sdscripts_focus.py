@@ -137,7 +137,8 @@ def test_a_moved_rectangle_is_encoded_anew_and_named(patched, strategies, tmp_pa
     def cache(moved=()):
         areas = write(tmp_path, moved)
         user = config(tmp_path, {"flip_aug": True, "caption_extension": ".txt"})
-        user["kohya_bucket"] |= {"latent_cache": kind, "latent_cache_dir": str(tmp_path / "store")}
+        if kind == "shards":
+            user["kohya_bucket"] |= {"latent_cache": kind, "latent_cache_dir": str(tmp_path / "store")}
         group, _ = build_groups(patched, user)
         strategies.base.LatentsCachingStrategy._strategy = strategies.sd.SdSdxlLatentsCachingStrategy(
             True, True, 2, False

@@ -17,7 +17,7 @@ KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_r
 def table(request, tmp_path):
     if request.param == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-    return {"latent_cache": request.param, "latent_cache_dir": str(tmp_path / "store")}
+    return {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")} if request.param == "shards" else {}
 
 
 def cache(sd, strategies, subset, table=None, skip_check=False, **keys):  # noqa: F811

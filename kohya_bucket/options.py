@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields
 from typing import Any
 
@@ -45,12 +45,12 @@ def read_value(about: Mapping[str, Any], name: str, value: Any, error: type[Kohy
     return about["read"](value)
 
 
-def without_effect(options: Any, given: Collection[str]) -> Iterator[str]:
-    """One text for each option that is given and changes nothing; it begins with the option's name."""
+def without_effect(options: Any) -> Iterator[str]:
+    """One text for each option that is not at its default and changes nothing; it begins with the option's name."""
     for one in fields(options):
         has_effect, needed = one.metadata.get("needs", (None, ""))
-        if one.name in given and has_effect is not None and not has_effect(options):
-            value = getattr(options, one.name)
+        value = getattr(options, one.name)
+        if has_effect is not None and value != one.default and not has_effect(options):
             yield f"{one.name} is {value!r}, which has no effect without {needed}: set that, or leave {one.name} out"
 
 

@@ -176,14 +176,12 @@ class PlanOptions(EpochOptions):
     equal_epochs: bool = option(False, _flag, bool)
 
     def __post_init__(self) -> None:
-        given = []
         for one in fields(self):
             value = getattr(self, one.name)
             if one.metadata and not (value is None and one.default is None):
                 value = read_value(one.metadata, one.name, value, PlanError)
                 object.__setattr__(self, one.name, value)
-                given += [one.name] if "needs" in one.metadata and value != one.default else []
-        for text in without_effect(self, given):
+        for text in without_effect(self):
             raise PlanError(text)
         for name, policy in zip(("remainder", "small_buckets"), self.policies, strict=False):
             if policy.needs_sizes and self.sizes is None:

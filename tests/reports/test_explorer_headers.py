@@ -109,7 +109,8 @@ def test_damaged_files_get_python_s_size_or_a_reason(browser) -> None:
             assert data[4:8] == b"ftyp", (data[:80], found)
         else:
             assert (found["width"], found["height"]) == python[:2], (data[:80], found)
-            assert found["orientation"] == python[2] or python[3] is ImageFormat.AVIF
+            # of a damaged JPEG the page reads the first block of EXIF; Python asks Pillow, which joins or drops blocks
+            assert found["orientation"] == python[2] or python[3] in (ImageFormat.AVIF, ImageFormat.JPEG)
     assert told > len(files) / 4
 
 

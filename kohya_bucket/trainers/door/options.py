@@ -7,7 +7,7 @@ variable `KOHYA_BUCKET_CONFIG` names (for runs without a dataset config). A key 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
     def over(self, **given: Any) -> AdapterOptions:
         """These options under those that are given. Raises `ConfigError` where these exclude others."""
         options = replace(self, **given)
-        for conflict in _conflicts(options, given):
+        for conflict in _conflicts(options):
             raise ConfigError(f"[{TABLE}] {conflict}")
         return options
 
@@ -203,7 +203,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
                 mistakes.error(_CODE, at(TABLE).rstrip(", "), message)
         if not len(mistakes):
             options = cls(**merged)
-            for conflict in _conflicts(options, places):
+            for conflict in _conflicts(options):
                 mistakes.error(_CODE, places.get(conflict.split()[0], ""), f"[{TABLE}] {conflict}")
         findings.add(mistakes)
         return None if len(mistakes) else options
@@ -224,11 +224,11 @@ def required(options: AdapterOptions | None, findings: Findings) -> AdapterOptio
     return options
 
 
-def _conflicts(options: AdapterOptions, given: Collection[str]) -> Iterator[str]:
+def _conflicts(options: AdapterOptions) -> Iterator[str]:
     """Which options exclude each other, and what to do: each text begins with the option at fault."""
     if options.resolutions is not None:
         yield from _conflicts_with_resolutions(options, options.resolutions)
-    yield from without_effect(options, given)
+    yield from without_effect(options)
     alone = [key for key in ("max_tokens", "max_cost", "cost") if getattr(options, key) is not None]
     if alone and options.model is None:
         models = ", ".join(TOKEN_GRIDS)

@@ -38,7 +38,7 @@ function crc32(bytes) {
   return ~sum >>> 0;
 }
 
-/* PNG: the header's checksum must be right, and the pixels begin inside the file. */
+/* PNG: the checksums of the header and of eXIf must be right, and the pixels begin inside the file. */
 async function readPng(pieces) {
   const { head } = pieces;
   if (head.length < 41 || big(head, 8, 4) !== 13 || ascii(head, 12, 4) !== "IHDR" || crc32(head.subarray(12, 29)) !== big(head, 29, 4)) damaged("PNG");
@@ -49,7 +49,11 @@ async function readPng(pieces) {
     if (chunk.length < 8) damaged("PNG");
     const length = big(chunk, 0, 4), name = ascii(chunk, 4, 4);
     if (name === "IDAT") return { width: big(head, 16, 4), height: big(head, 20, 4), orientation };
-    if (name === "eXIf") orientation = await orientationAt(pieces, at + 8, Math.min(length, MOST_EXIF));
+    if (name === "eXIf") {
+      const whole = await pieces.at(at + 4, Math.min(length, MOST_EXIF) + 8);
+      if (length <= MOST_EXIF && (whole.length < length + 8 || crc32(whole.subarray(0, length + 4)) !== big(whole, length + 4, 4))) damaged("PNG");
+      orientation = await orientationAt(pieces, at + 8, Math.min(length, MOST_EXIF));
+    }
     at += 12 + length;
   }
   return damaged("PNG");
