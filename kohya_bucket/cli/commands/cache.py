@@ -280,8 +280,9 @@ def _print_status(found: StoreStatus, store: Path) -> None:
 
 def _end_if_not_removed(done: MaintenanceReport) -> None:
     if done.in_use:
-        files, what = counted(len(done.in_use), "file", "is", "are"), "close what has it open, or make its folder writable"
-        say(f"{files} not removed: {done.in_use[0]}; {what}, and run again", err=True)
+        files = counted(len(done.in_use), "file", "is", "are")
+        what = "close what has it open, or make its folder writable, and run again"
+        say(f"{files} not removed: {done.in_use[0]}; {what}", err=True)
         raise typer.Exit(1)
 
 

@@ -222,8 +222,8 @@ def buckets_follow(dataset: DatasetConfig, *, predefined: bool = False) -> bool:
 def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
     where = dataset.place
     if dataset.resolution is None:
-        usual = FAMILIES.get(trainer.family, FAMILIES["sd"]).resolution
-        findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", f"resolution = {usual}")
+        usual = f"resolution = {FAMILIES.get(trainer.family, FAMILIES['sd']).resolution}"
+        findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", usual)
     elif not SIDES.fits(dataset.resolution):
         return
     elif dataset.enable_bucket:
