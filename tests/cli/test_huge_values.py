@@ -14,7 +14,7 @@ from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 from kohya_bucket.buckets.rules.novelai import novelai_bucket_sizes
 from kohya_bucket.cli import app
-from kohya_bucket.errors import KohyaBucketError, PlanError
+from kohya_bucket.errors import KohyaBucketError, PlanError, StorageError
 from kohya_bucket.planning import demand_model as memory
 from kohya_bucket.planning import plan_epoch
 
@@ -49,6 +49,7 @@ def test_the_adapters_settings(folder: Path) -> None:
     assert "resolution_weights is [inf, 1.0], but must be a list of numbers" in planned(folder, table=weights)
     many = f"rule='auto'\nnum_buckets={HUGE}"
     assert "num_buckets is 100000000000000000000000, but must be less than" in planned(folder, table=many)
+    assert "num_buckets is 65537, but must be 65,536 or less" in planned(folder, table="rule='auto'\nnum_buckets=65537")
 
 
 def test_the_datasets_settings(folder: Path) -> None:
@@ -160,3 +161,27 @@ def test_numbers_of_a_launch(monkeypatch, value) -> None:
     monkeypatch.setenv("RANK", "2")
     with pytest.raises(KohyaBucketError, match="RANK is '2'"):
         launched()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-crop", "10%"], "--max-crop is '10%', but must be a number, as a share: 0.1 for 10%"),
+        (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9', but must be a whole number"),
+        (["--min-bucket-reso", "5000"], "min_bucket_reso 5000 is above max_bucket_reso 1024, so that no side fits"),
+        (["--focus", "boxes.jsonl"], "--focus is 'boxes.jsonl', but a size has no name to look for in a file"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_as_it_was_given(command_line, arguments, message):
+    code, out, errors = command_line("simulate", "640x480", *arguments)
+    assert (code, out, message in errors) == (2, "", True)
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_command_ends_with_1_where_a_storage_does_not_answer(command_line, monkeypatch):
+    def silent(*_):
+        raise StorageError("s3://bucket does not answer")
+
+    monkeypatch.setattr("kohya_bucket.cli.commands.cache._open", silent)
+    code, _, errors = command_line("cache", "status", "s3://bucket/latents")
+    assert (code, errors) == (1, "kohya-bucket: s3://bucket does not answer\n")

@@ -159,6 +159,10 @@ def test_without_a_config(folder):
         "plan", "--train-data-dir", trained, "--resolution", "256", "--enable-bucket", "--train-batch-size", 2
     )
     assert (data["datasets"][0]["images"], data["datasets"][0]["samples"]) == (7, 35)
+    usual = run("plan", "--train-data-dir", trained, "--arch", "sdxl")
+    assert "as is usual for sdxl; for the trainer: --resolution 1024\n" in usual.output
+    usual = run("plan", "--train-data-dir", trained, "--arch", "sdxl", "--enable-bucket", "--resolution", "768")
+    assert "for the trainer: --min_bucket_reso 256 --max_bucket_reso 2048 --bucket_reso_steps 64\n" in usual.output
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -312,3 +313,31 @@ def test_a_store_json_of_somebody_else_is_refused_and_never_replaced(tmp_path, r
     layout.store_file.unlink()
     assert command_line("cache", "prune", root, "--damaged", "--images", folder)[0] == 0
     assert (everything(root), layout.images_root()) == (want, folder)
+
+
+def test_nothing_is_written_through_a_link_in_a_store(tmp_path, root):
+    if os.name == "nt":
+        pytest.skip("links need a privilege there")
+    elsewhere = tmp_path / "elsewhere"
+    layout = Layout(root)
+    layout.store_file.unlink()
+    layout.store_file.symlink_to(elsewhere)
+    with pytest.raises(LatentStoreError, match="is a link to what is not there: remove it"):
+        layout.create()
+    assert not elsewhere.exists()
+
+
+def test_a_file_that_cannot_be_removed_is_named_with_the_reason_and_exit_code_1(root, command_line, monkeypatch):
+    shard = next((root / "shards").iterdir())
+    shard.write_bytes(shard.read_bytes()[:100])
+    unlink = Path.unlink
+
+    def refuse(path, **options):
+        if path.name == shard.name:
+            raise PermissionError(13, "Permission denied")
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    code, _, errors = command_line("cache", "prune", root, "--damaged")
+    assert (code, f"1 file is not removed: {shard.name} (Permission denied)" in errors) == (1, True)
+    assert shard.exists()
