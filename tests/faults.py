@@ -17,6 +17,14 @@ import pytest
 PASSING = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT]
 
 
+def _path_of(fd: int) -> str | None:
+    """The file behind a descriptor, on Linux."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return None
+
+
 class Faults:
     """Counts what is asked of files under `roots`; the calls whose numbers are in `failing` fail with `code`.
 
@@ -48,18 +56,25 @@ class Faults:
 
         class Unreliable(io.FileIO):
             def readinto(self, buffer: Any) -> int | None:
-                faults.call(self.name)
+                faults.call(_path_of(self.fileno()))
                 return super().readinto(buffer)
 
             def readall(self) -> bytes:
-                faults.call(self.name)
+                faults.call(_path_of(self.fileno()))
                 return super().readall()
 
         def opened(file: Any, mode: str = "r", *args: Any, **more: Any) -> Any:
-            if mode != "rb" or not isinstance(file, (str, os.PathLike)):
+            if mode != "rb":
                 return real_open(file, mode, *args, **more)
             faults.call(file)
             return io.BufferedReader(Unreliable(file))
+
+        def of_descriptor(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(fd: int, *args: Any) -> Any:
+                faults.call(_path_of(fd))
+                return real(fd, *args)
+
+            return call
 
         def failing(real: Callable[..., Any]) -> Callable[..., Any]:
             def call(path: Any = ".", *args: Any, **more: Any) -> Any:
@@ -70,13 +85,13 @@ class Faults:
 
         class Map(mmap.mmap):
             def __new__(cls, fileno: int, *args: Any, **more: Any) -> Any:
-                link = Path(f"/proc/self/fd/{fileno}")
-                if fileno >= 0 and link.exists():  # on Linux
-                    faults.call(link.readlink())
+                if fileno >= 0:
+                    faults.call(_path_of(fileno))
                 return super().__new__(cls, fileno, *args, **more)
 
         monkeypatch.setattr(builtins, "open", opened)
         monkeypatch.setattr(io, "open", opened)
         monkeypatch.setattr(mmap, "mmap", Map)
-        for name in ("stat", "scandir", "listdir"):
+        for name in ("open", "stat", "scandir", "listdir"):
             monkeypatch.setattr(os, name, failing(getattr(os, name)))
+        monkeypatch.setattr(os, "read", of_descriptor(os.read))

@@ -403,7 +403,7 @@ def write_new(path: StorePath, parts: Iterable[Any]) -> None:
     in object storage `StorageError`, or `FileExistsError` if there is one."""
     if isinstance(path, RemotePath):
         create(path.url, b"".join(parts))
-    elif path.is_symlink():  # it would decide where else that is written
+    elif os.path.islink(path):  # it would decide where else that is written
         raise LatentStoreError(f"cannot write {path}: it is a link to what is not there: remove it")
     else:
         write_file(path, parts)
