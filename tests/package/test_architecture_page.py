@@ -7,7 +7,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-ROOMS = ("buckets", "images", "planning", "latents", "datasets", "trainers/door", "trainers/sdscripts", "trainers/musubi", "cli", "reports", "originals")
+ROOMS = (
+    "buckets", "images", "planning", "latents", "datasets", "trainers/door", "trainers/sdscripts", "trainers/musubi", "cli",
+    "reports", "originals",
+)  # fmt: skip
 
 
 def test_every_file_that_is_named_in_full_is_there():
