@@ -273,7 +273,8 @@ def with_other_behaviour(name: str, checkout: Path, change: str) -> dict[str, An
     lines = [
         "import importlib, json, sys", f"sys.path.insert(0, {str(checkout / trainer.source)!r})",
         f"modules = [importlib.import_module(name) for name in {trainer.imports!r}]", change,
-        f"import kohya_bucket.trainers.{name} as door", "try: door.install(quiet=True)", "except Exception as error: pass",
+        f"import kohya_bucket.trainers.{name} as door", "try: door.install(quiet=True)",
+        "except Exception as error: pass",
         "print(json.dumps([door.is_active(), door.why_inactive(), door.left_alone()]))",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -20,7 +20,7 @@ PASSING = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT]
 def _path_of(fd: int) -> str | None:
     """The file behind a descriptor, on Linux."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return str(Path(f"/proc/self/fd/{fd}").readlink())
     except OSError:
         return None
 
