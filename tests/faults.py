@@ -17,7 +17,7 @@ import pytest
 PASSING = [errno.EMFILE, errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT]
 
 
-def _path_of(fd: int) -> str | None:
+def _path_of(fd: int) -> Path | None:
     """The file behind a descriptor, on Linux."""
     try:
         return str(Path(f"/proc/self/fd/{fd}").readlink())
