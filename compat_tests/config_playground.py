@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from kohya_bucket.trainers.sdscripts.config import Change, Release
+from kohya_bucket.trainers.sdscripts.config import Feature, Release
 
 _SIZES = [(64, 64), (80, 64), (64, 96), (128, 72), (50, 120), (200, 64), (72, 73)]
 
@@ -106,8 +106,8 @@ _DATASET: dict[str, list[Any]] = {
 }
 #: Keys that are not known from the beginning, by the change that brought them.
 NEW_KEYS = {
-    Change.VALIDATION: ("validation_split", "validation_seed", "custom_attributes", "resize_interpolation"),
-    Change.SKIPPING: ("skip_image_resolution",),
+    Feature.VALIDATION: ("validation_split", "validation_seed", "custom_attributes", "resize_interpolation"),
+    Feature.SKIPPING: ("skip_image_resolution",),
 }
 _SUBSET: dict[str, list[Any]] = {
     "num_repeats": [1, 2, 5, 0],

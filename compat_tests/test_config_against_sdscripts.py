@@ -22,9 +22,9 @@ from kohya_bucket.errors import BucketSettingsError, ConfigError
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.config import (
     NEWEST,
-    Change,
     Config,
-    Kind,
+    DatasetKind,
+    Feature,
     ReadDataset,
     Release,
     Severity,
@@ -49,12 +49,12 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
 
     release = Release.in_checkout(unpatched.root)
     names = {f.name for f in fields(unpatched.config_util.BaseDatasetParams)}
-    assert (Change.VALIDATION in release) == ("validation_split" in names)
-    assert (Change.SKIPPING in release) == ("skip_image_resolution" in names)
+    assert (Feature.VALIDATION in release) == ("validation_split" in names)
+    assert (Feature.SKIPPING in release) == ("skip_image_resolution" in names)
     parser = argparse.ArgumentParser()
     unpatched.train_util.add_dataset_arguments(parser, True, True, True)
     unpatched.train_util.add_training_arguments(parser, True)
-    if Change.VALIDATION in release:
+    if Feature.VALIDATION in release:
         parser.add_argument("--validation_seed", type=int, default=None)
         parser.add_argument("--validation_split", type=float, default=0.0)
         base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
@@ -65,7 +65,7 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
     logging.disable(logging.CRITICAL)
     yield SimpleNamespace(**vars(unpatched), release=release, parser=parser)
     logging.disable(logging.NOTSET)
-    if Change.VALIDATION in release:
+    if Feature.VALIDATION in release:
         base._strategy = before
 
 
@@ -95,7 +95,7 @@ def arguments(real: SimpleNamespace, *given: str) -> argparse.Namespace:
 def blueprint(
     real: SimpleNamespace, config: dict[str, Any], args: argparse.Namespace, flags: tuple[bool, ...] = FULL
 ) -> Any:
-    runtime = {"tokenizer": SimpleNamespace(model_max_length=77)} if Change.VALIDATION not in real.release else {}
+    runtime = {"tokenizer": SimpleNamespace(model_max_length=77)} if Feature.VALIDATION not in real.release else {}
     sanitizer = real.config_util.ConfigSanitizer(*flags)
     return real.config_util.BlueprintGenerator(sanitizer).generate(config, args, **runtime)
 
@@ -222,7 +222,7 @@ def compare(config: dict[str, Any], folder: Path, real: SimpleNamespace, *given:
         split = dataset.config.validation_split > 0 and dataset.config.validation_seed is None
         assert_same_images(dataset.images, other, seeded=not split)
         SKIPPED.append(len(dataset.images.skipped))
-        if (dataset.config.kind is not Kind.FINE_TUNING or Change.IMAGE_LISTS in real.release) and not split:
+        if (dataset.config.kind is not DatasetKind.FINE_TUNING or Feature.IMAGE_LISTS in real.release) and not split:
             assert_same_captions(dataset, other)
     assert_same_plan(mine, train.datasets)
     held_back = [d for d in mine.datasets if d.validation is not None]
@@ -245,7 +245,7 @@ def compare_all(configs: list[dict[str, Any]], folder: Path, real: SimpleNamespa
 
 
 def skip_where_unknown(real: SimpleNamespace) -> None:
-    if Change.SKIPPING not in real.release:
+    if Feature.SKIPPING not in real.release:
         pytest.skip("this sd-scripts does not know skip_image_resolution")
 
 
@@ -278,7 +278,11 @@ def test_the_keys_are_those_of_the_schemas(real: SimpleNamespace) -> None:
     assert version.is_known
     for release in (real.release, version):
         assert set(map(str, schemas.general_schema)) == known_keys(Level.GENERAL, None, release)
-    for kind, short in ((Kind.DREAMBOOTH, "db"), (Kind.FINE_TUNING, "ft"), (Kind.CONTROLNET, "cn")):
+    for kind, short in (
+        (DatasetKind.DREAMBOOTH, "db"),
+        (DatasetKind.FINE_TUNING, "ft"),
+        (DatasetKind.CONTROLNET, "cn"),
+    ):
         for level, name in ((Level.SUBSET, "subset"), (Level.DATASET, "dataset")):
             theirs = set(map(str, getattr(schemas, f"{short}_{name}_schema"))) - {"subsets"}
             assert theirs == known_keys(level, kind, real.release) == known_keys(level, kind, version)
@@ -328,7 +332,7 @@ def test_the_command_line_counts_where_the_config_is_silent(there: Path, real: S
     given = ["--train_batch_size", "3", "--resolution", "128,64", "--enable_bucket", "--min_bucket_reso", "64",
              "--caption_extension", "txt", "--keep_tokens", "2", "--prior_loss_weight", "0.5", "--flip_aug",
              "--dataset_repeats", "4", "--bucket_reso_steps", "32", "--face_crop_aug_range", "1.5,2.5"]  # fmt: skip
-    given += ["--skip_image_resolution", "70,80"] if Change.SKIPPING in real.release else []
+    given += ["--skip_image_resolution", "70,80"] if Feature.SKIPPING in real.release else []
     for seed in range(60):
         config = random_config(20_000 + seed, real.release, slips=False)
         for table in config["datasets"]:
@@ -388,5 +392,5 @@ def test_the_ready_configs_are_accepted(real: SimpleNamespace, monkeypatch: pyte
 
 def test_validation_does_not_touch_the_global_random_state(there: Path, real: SimpleNamespace) -> None:
     state = random.getstate()
-    ours(one(SUBSET, validation_split=0.5) if Change.VALIDATION in real.release else one(SUBSET), there, real)
+    ours(one(SUBSET, validation_split=0.5) if Feature.VALIDATION in real.release else one(SUBSET), there, real)
     assert random.getstate() == state

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
-from kohya_bucket.trainers.sdscripts.config import Change, Config, Release, Severity, read_config
+from kohya_bucket.trainers.sdscripts.config import Config, Feature, Release, Severity, read_config
 from kohya_bucket.trainers.sdscripts.config.caches import IGNORING, NO_TEXT_CACHE, REFUSALS
 
 BASE = {"resolution": 64, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 128}
@@ -38,7 +38,7 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
     unpatched.train_util.add_dataset_arguments(parser, True, True, True)
     unpatched.train_util.add_training_arguments(parser, True)
     release = Release.in_checkout(unpatched.root)
-    if Change.VALIDATION in release:
+    if Feature.VALIDATION in release:
         parser.add_argument("--validation_seed", type=int, default=None)
         parser.add_argument("--validation_split", type=float, default=0.0)
         base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
@@ -49,7 +49,7 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
     logging.disable(logging.CRITICAL)
     yield SimpleNamespace(**vars(unpatched), release=release, parser=parser)
     logging.disable(logging.NOTSET)
-    if Change.VALIDATION in release:
+    if Feature.VALIDATION in release:
         base._strategy = before
 
 
@@ -83,7 +83,7 @@ def ours(config: dict[str, Any], real: SimpleNamespace, given: dict[str, Any] | 
 def theirs(config: dict[str, Any], real: SimpleNamespace) -> Any:
     args = real.parser.parse_args([])
     real.train_util.prepare_dataset_args(args, True)
-    old = {"tokenizer": SimpleNamespace(model_max_length=77)} if Change.VALIDATION not in real.release else {}
+    old = {"tokenizer": SimpleNamespace(model_max_length=77)} if Feature.VALIDATION not in real.release else {}
     sanitizer = real.config_util.ConfigSanitizer(True, True, True, True)
     blue = real.config_util.BlueprintGenerator(sanitizer).generate(config, args, **old)
     built = real.config_util.generate_dataset_group_by_blueprint(blue.dataset_group)
@@ -257,7 +257,7 @@ def test_what_is_trained_of_captions(there: Path, real: SimpleNamespace, wildcar
 
 
 def test_captions_are_cached_as_they_stand(there: Path, real: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    if Change.VALIDATION not in real.release:
+    if Feature.VALIDATION not in real.release:
         pytest.skip("before 0.10 there are no strategies that could be listened to")
     strategies = importlib.import_module("library.strategy_base")
     picture("a", "a {red|blue} cat;;;x\nsecond")
@@ -286,7 +286,7 @@ def test_captions_are_cached_as_they_stand(there: Path, real: SimpleNamespace, m
 
 @pytest.mark.parametrize("share", [0.07, 0.1, 0.5, 0.25, 0.9])
 def test_images_in_both_parts(there: Path, real: SimpleNamespace, share: float) -> None:
-    if Change.VALIDATION not in real.release:
+    if Feature.VALIDATION not in real.release:
         pytest.skip("this version has no validation_split")
     for i in range(41):
         picture(f"{i:02}")

@@ -22,8 +22,8 @@ from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop  # noqa: 
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.fingerprint import (  # noqa: E402
     Fingerprint,
-    Reason,
     Stale,
+    StaleReason,
     as_text,
 )
 from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
@@ -156,7 +156,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     cache = ShardCache(tmp_path / "store", tmp_path, family.arch)
     wanted = CacheItem(str(image), BUCKET, SIZE, True, True)
     cache.refresh()
-    assert cache.why_missing(wanted) == [Reason(Stale.MISSING)]
+    assert cache.why_missing(wanted) == [StaleReason(Stale.MISSING)]
     cache.save(wanted, item.latents, item.crop_ltrb, item.flipped, item.alpha_mask)
     cache.finish()
     assert cache.why_missing(wanted) == []
@@ -167,7 +167,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
         assert type(ours) is type(theirs)
         assert np.array_equal(ours, theirs)
     os.utime(image, ns=(1, 1))
-    assert cache.why_missing(wanted) == [Reason(Stale.SOURCE, "its modification time differs")]
+    assert cache.why_missing(wanted) == [StaleReason(Stale.SOURCE, "its modification time differs")]
 
 
 def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path):

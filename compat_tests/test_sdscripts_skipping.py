@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 from compat_tests.sdscripts_support import build_groups, random_sizes, write_images, write_metadata
-from kohya_bucket.trainers.sdscripts.config import Change, ReadDataset, Release, read_config
+from kohya_bucket.trainers.sdscripts.config import Feature, ReadDataset, Release, read_config
 
 BASE = {"resolution": 128, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 256}
 
 
 @pytest.fixture
 def skipping(patched: SimpleNamespace) -> SimpleNamespace:
-    if Change.SKIPPING not in Release.in_checkout(patched.root):
+    if Feature.SKIPPING not in Release.in_checkout(patched.root):
         pytest.skip("this sd-scripts does not know skip_image_resolution")
     return patched
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_named(
 
 def test_latents_of_another_image_are_not_trained(patched: SimpleNamespace, tmp_path: Path) -> None:
     """Since 0.11.1 a cache whose name begins like an image's is trained in its place."""
-    if Change.IMAGE_LISTS not in Release.in_checkout(patched.root):
+    if Feature.IMAGE_LISTS not in Release.in_checkout(patched.root):
         pytest.skip("this sd-scripts reads metadata otherwise")
     sized(tmp_path, img_1=(80, 64), img_10=(150, 150))
     latents_of(tmp_path / "img_10.png", 150, 150)
@@ -127,7 +127,7 @@ def test_latents_of_another_image_are_not_trained(patched: SimpleNamespace, tmp_
 def test_keys_without_extension_keep_their_image_beside_a_cache(
     absolute: bool, patched: SimpleNamespace, tmp_path: Path
 ) -> None:
-    if Change.STEMS not in Release.in_checkout(patched.root):
+    if Feature.STEMS not in Release.in_checkout(patched.root):
         pytest.skip("this sd-scripts needs the whole file name")
     sized(tmp_path, img_1=(80, 64))
     latents_of(tmp_path / "img_1.png", 80, 64)

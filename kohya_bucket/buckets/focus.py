@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.texts import counted
 
@@ -88,16 +87,6 @@ def focused(placement: Placement, focus: FloatArray | None) -> Placement:
     crops, ltrb = placement.cuts[:, :2], placement.crop_ltrb.copy()
     crops[at], ltrb[at] = moved_crops(focus[at], placement.resized_sizes[at], placement.bucket_sizes[at], ltrb[at])
     return replace(placement, crops=crops, crop_ltrb=ltrb)
-
-
-def place_keeping(rule: BucketRule, sizes: npt.ArrayLike, focus: FloatArray | None) -> Placement:
-    """`rule.place(sizes)`, with the crops that keep each focus.
-
-    Args:
-        sizes: [N, 2] (width, height); rows with a side below 1 are unreadable.
-        focus: [N, 4] shares, NaN where an image has no focus; None: none has one.
-    """
-    return focused(rule.place(sizes), focus)
 
 
 def cut_rectangles(placement: Placement, focus: FloatArray) -> FloatArray:

@@ -11,16 +11,16 @@ import typer
 
 from kohya_bucket.buckets.clips import ClipBuckets
 from kohya_bucket.cli.configs import is_musubi_config, musubi_config
-from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleOptions, given, refuse_beside
+from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleArguments, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.musubi.architectures import architecture_named
-from kohya_bucket.trainers.musubi.keys import ClipKeys, DatasetKeys, ImageKeys
+from kohya_bucket.trainers.musubi.keys import ClipKeys, CommonKeys, ImageKeys
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.trainers.musubi.architectures import Architecture
+    from kohya_bucket.trainers.musubi.architectures import Family
 
 
 _SHOWN = 6
@@ -57,7 +57,7 @@ def clip_of(text: str) -> tuple[Path | None, Clip]:
 
 
 def ways_to_train(
-    context: typer.Context, config: Path | None, options: RuleOptions, how: ClipOptions, clip: Clip | None
+    context: typer.Context, config: Path | None, options: RuleArguments, how: ClipOptions, clip: Clip | None
 ) -> list[WayToTrain]:
     """Each way to train a clip, or with --arch or a config of musubi-tuner an image."""
     own = [field.name for field in fields(how) if field.name != "arch"]
@@ -73,7 +73,7 @@ def ways_to_train(
         resolution = options.size if given(context, ["resolution"]) else (960, 544)
         model = architecture_named(how.arch)
         no_upscale = options.bucket_no_upscale
-        keys: DatasetKeys = ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
+        keys: CommonKeys = ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
         keys = keys if clip is None else how.clip_keys(resolution, no_upscale)
         return [_way(f"{resolution[0]}x{resolution[1]} for {model.title}", keys, model, clip)]
     if clip is None or how.source_fps is not None:
@@ -102,7 +102,7 @@ def _of_config(
     return out
 
 
-def _way(name: str, keys: DatasetKeys, model: Architecture, clip: Clip | None) -> WayToTrain:
+def _way(name: str, keys: CommonKeys, model: Family, clip: Clip | None) -> WayToTrain:
     taken = None
     if clip is not None and isinstance(keys, ClipKeys):
         taken = TakenClip(clip, keys.clip_rule(model), keys.source_fps)

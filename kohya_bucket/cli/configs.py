@@ -16,7 +16,7 @@ from kohya_bucket.texts import parse_json, parse_toml, read_text
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.cli.options import RuleOptions
+    from kohya_bucket.cli.options import RuleArguments
     from kohya_bucket.latents.architectures import Trainer
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.musubi.config import MusubiConfig
@@ -71,8 +71,8 @@ def only_one(argument: Path | None, option: Path | None) -> Path | None:
 
 
 def given_config(
-    config: Path | None, options: RuleOptions, images: Sequence[str] = ()
-) -> tuple[Path | None, RuleOptions, list[str]]:
+    config: Path | None, options: RuleArguments, images: Sequence[str] = ()
+) -> tuple[Path | None, RuleArguments, list[str]]:
     """(config, rule options, images): each file where it belongs by what it holds, wherever it was given.
 
     Args:

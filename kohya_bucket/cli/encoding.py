@@ -17,14 +17,14 @@ from kohya_bucket.cli.configs import adapter_options, refuse_musubi, release_at_
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
-    RuleOptions,
+    RuleArguments,
     TextOptions,
     VaeOptions,
     engine_of,
     gpu_counts,
     refuse_beside,
 )
-from kohya_bucket.cli.sources import ImageSource
+from kohya_bucket.cli.sources import ImageInput
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import argument, pip_install
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
@@ -47,11 +47,11 @@ class Chosen:
     """Images that a command line names; the rule is None where it is made from all sizes."""
 
     names: list[str]
-    images: ImageSource
-    options: RuleOptions
+    images: ImageInput
+    options: RuleArguments
     rule: BucketRule | None
 
-    def parts(self, work: Work, encoding: EncodeOptions, engine: str) -> tuple[Path, list[LatentItems]]:
+    def parts(self, work: EncodeJob, encoding: EncodeOptions, engine: str) -> tuple[Path, list[LatentItems]]:
         """The folder that names start from, and all of these images, in their buckets; reads their headers."""
         found = self.images.read(engine_of(engine), work.quiet)
         if not len(found.images):
@@ -67,7 +67,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedConfig:
     """A dataset config, its `[kohya_bucket]` table, and the numbers of GPUs that will train it."""
 
     read: Config
@@ -88,7 +88,7 @@ class Planned:
             )
         return folders[0] if folders else None
 
-    def parts(self, work: Work, encoding: EncodeOptions, _: str) -> tuple[Path, list[LatentItems]]:
+    def parts(self, work: EncodeJob, encoding: EncodeOptions, _: str) -> tuple[Path, list[LatentItems]]:
         """The same of all that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
         if self.adapter.moving and not work.quiet:
             self._say_what_it_is_for()
@@ -112,7 +112,7 @@ class Planned:
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
-def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: str) -> Planned:
+def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: str) -> PlannedConfig:
     """A config in which sd-scripts would stop at nothing, for a version of it or "" for the one at hand.
 
     `gpus` is "" for the number that this run has.
@@ -123,7 +123,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
     if errors := read.findings.of(Severity.ERROR):
         raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {argument(config)}` lists everything")
     # Every process must come to the same list, whatever devices it sees.
-    return Planned(
+    return PlannedConfig(
         read,
         adapter_options(read),
         gpu_counts(gpus or str(number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)))),
@@ -148,10 +148,10 @@ def _say_type(computes: str, stored: str, quiet: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class EncodeJob:
     """What is to be encoded, and how, wherever that happens. Both methods give how many images could not be."""
 
-    source: Chosen | Planned
+    source: Chosen | PlannedConfig
     recipe: EncodeOptions
     output: Path | None
     hash: bool

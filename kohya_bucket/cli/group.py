@@ -108,7 +108,7 @@ def load_command(name: str) -> Any:
     else:
         from kohya_bucket.cli.options import with_option_groups
 
-        for made in getattr(module, "PARTS", (module.__name__.rpartition(".")[2],)):
+        for made in getattr(module, "SUBCOMMANDS", (module.__name__.rpartition(".")[2],)):
             alone.command(made.strip("_").replace("_", "-"))(with_option_groups(getattr(module, made)))
     for made in alone.registered_commands:
         made.cls = PlainCommand if made.cls is TyperCommand else made.cls

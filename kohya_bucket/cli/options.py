@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_type_hints
 
 import typer
 
-from kohya_bucket.buckets.choices import EXTRACTIONS, described
-from kohya_bucket.buckets.choices import RuleOptions as OptionsOfRules
+from kohya_bucket.buckets.choices import EXTRACTIONS, RuleOptions, described
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.checks import near_text, number_of_launch, one_of, path_meant
@@ -207,7 +206,7 @@ def check_output(
 
 
 @dataclass(frozen=True, kw_only=True)
-class RuleOptions(OptionsOfRules):
+class RuleArguments(RuleOptions):
     """What a command line says about the rule; each field is an option, also those of rules that have a help text.
 
     The defaults are sd-scripts' (`sdscripts.config.keys.DEFAULTS`). Its trainers have none for `resolution` and
@@ -253,7 +252,7 @@ class RuleOptions(OptionsOfRules):
 
         return parse_resolution(self.resolution)
 
-    def for_arch(self, context: typer.Context, arch: str | None) -> RuleOptions:
+    def for_arch(self, context: typer.Context, arch: str | None) -> RuleArguments:
         """With what people set for a family that `--arch` names, except for what is given beside it."""
         if not arch or self.brings_sizes:
             return self

@@ -196,7 +196,7 @@ def sizes_of(
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundImages:
     """N images with their sizes, (0, 0) where `reasons` says why there is none, and their captions."""
 
     images: Origins
@@ -206,7 +206,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class ImageSource:
+class ImageInput:
     """Images that a command line names.
 
     Attributes:
@@ -215,38 +215,40 @@ class ImageSource:
         one: what holds them, with many in one file; "" where each has a file of its own.
     """
 
-    read: Callable[[Engine, bool], Found]
+    read: Callable[[Engine, bool], FoundImages]
     unfit: tuple[str, ...] = ("image_column", "caption_column")
     one: str = ""
 
 
-def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) -> ImageSource:
+def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) -> ImageInput:
     """What `sources` name. No header is read yet, so mistakes are named at once."""
     ending = "." + options.caption_extension.removeprefix(".")
     if ending == "." or not {"/", "\\", "\0"}.isdisjoint(ending):
         raise ConfigError(f"--caption-extension is {options.caption_extension!r}: give an ending such as .txt")
     options = replace(options, caption_extension=ending)
     if shards := _shards_in(sources):
-        return ImageSource(partial(_read_tars, shards, options), one=shards[0])
+        return ImageInput(partial(_read_tars, shards, options), one=shards[0])
     if tables := _tables_in(sources):
-        return ImageSource(partial(_read_tables, tables, options), ("caption_extension",), tables[0])
+        return ImageInput(partial(_read_tables, tables, options), ("caption_extension",), tables[0])
     if paths := list_images(sources, recursive=recursive):
         beside = partial(caption_beside, ending=ending)
         given = options.captions_file
         captions = for_each(beside, paths, at_once=REQUESTS) if given is None else _lines(given, len(paths))
-        return ImageSource(partial(_read_files, paths, captions))
+        return ImageInput(partial(_read_files, paths, captions))
     held = list_images(sources, recursive=recursive, extensions=(".tar", *TABLE_ENDINGS))
     hint = f", but {counted(len(held), 'file')} such as {held[0]}: name these, or a pattern of them" if held else ""
     raise ConfigError(f"{', '.join(sources)}: no images found there{hint}")
 
 
-def _read_files(paths: list[str], captions: list[str | None], engine: Engine, quiet: bool) -> Found:
+def _read_files(paths: list[str], captions: list[str | None], engine: Engine, quiet: bool) -> FoundImages:
     with scan_progress("reading headers", quiet=quiet) as progress:
         scan = read_sizes(paths, engine=engine, progress=progress)
-    return Found(Origins.named(absolute_paths(paths)), scan.sizes, {i: why for i, _, why in scan.failures}, captions)
+    return FoundImages(
+        Origins.named(absolute_paths(paths)), scan.sizes, {i: why for i, _, why in scan.failures}, captions
+    )
 
 
-def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> Found:
+def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> FoundImages:
     given = options.captions_file
     with scan_progress("reading headers of shards", quiet=quiet) as progress:
         ending = options.caption_extension if given is None else None
@@ -259,7 +261,7 @@ def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet:
         for_each(Container.checked, images.containers)  # none has changed since
     else:
         captions = _lines(given, len(index))
-    return Found(images, sizes, index.reasons | again, captions)
+    return FoundImages(images, sizes, index.reasons | again, captions)
 
 
 def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
@@ -275,7 +277,7 @@ def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
     return caption_of_file(content, member)
 
 
-def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> Found:
+def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> FoundImages:
     image, caption = options.image_column, options.caption_column
     with scan_progress("reading headers of tables", quiet=quiet) as progress:
         tables = for_each(partial(scan_rows, image, caption), paths, engine, progress)
@@ -285,10 +287,10 @@ def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet
     starts = accumulate((len(table.sizes) for table in tables), initial=0)
     reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
     if caption is None:
-        return Found(images, sizes, reasons, _lines(options.captions_file, len(images)))
+        return FoundImages(images, sizes, reasons, _lines(options.captions_file, len(images)))
     cells = zip((cell for table in tables for cell in table.captions or ()), images.names, strict=True)
     captions = [None if cell is None else caption_of_cell(cell, name) for cell, name in cells]
-    return Found(images, sizes, reasons, captions)
+    return FoundImages(images, sizes, reasons, captions)
 
 
 def _lines(file: Path | None, images: int) -> list[str | None]:

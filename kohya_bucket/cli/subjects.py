@@ -12,7 +12,7 @@ import numpy as np
 
 from kohya_bucket.cli.configs import adapter_options, musubi_config
 from kohya_bucket.cli.console import say, scan_progress
-from kohya_bucket.cli.options import RuleOptions
+from kohya_bucket.cli.options import RuleArguments
 from kohya_bucket.cli.sources import images_in, not_read, tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
@@ -76,7 +76,7 @@ class Reading:
             return dict(undecodable([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress))
 
 
-def from_folders(sources: list[str], options: RuleOptions, batch_size: int, reading: Reading) -> list[Subject]:
+def from_folders(sources: list[str], options: RuleArguments, batch_size: int, reading: Reading) -> list[Subject]:
     """One data set of all images that `sources` name, and one of all clips."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")

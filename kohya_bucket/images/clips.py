@@ -27,7 +27,7 @@ from kohya_bucket.images.formats import UnreadableImageError, explain_os_error, 
 from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
-from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.texts import counted
 
 TOLD, COUNTED, OF_IMAGES = 1, 2, 3
@@ -210,7 +210,7 @@ def read_clips(
     if importlib.util.find_spec("av") is None and not all(map(os.path.isdir, texts)):
         raise KohyaBucketError(f"clips are read by PyAV, which is not installed: {pip_install('video')}")
     look = partial(read_clip, decode=decode)
-    job = Job(Work(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress).run()
+    job = Job(ScanTask(look, _COLUMNS), texts, workers=workers, engine=engine, progress=progress).run()
     rows = job.rows
     sizes = np.stack([rows["width"], rows["height"]], axis=1).astype(np.int32)
     rate = np.divide(rows["rate"], rows["per"], out=np.zeros(len(texts)), where=rows["per"] > 0)

@@ -153,7 +153,7 @@ class _Kept:
 _kept = _Kept()
 
 
-class _Reader:
+class _TableReader:
     """One column of a Parquet file, of which each part is read after the one before."""
 
     def __init__(self, path: str, stamp: Stamp, image: str) -> None:
@@ -192,7 +192,7 @@ class _Reader:
         return part
 
 
-_reader = functools.lru_cache(maxsize=32)(_Reader)
+_reader = functools.lru_cache(maxsize=32)(_TableReader)
 
 
 class Part(NamedTuple):

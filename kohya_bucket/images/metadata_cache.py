@@ -23,7 +23,7 @@ from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
-from kohya_bucket.images.scan import STAT, Job, Work
+from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
 from kohya_bucket.images.stamps import HASH_LENGTH, hash_file
 from kohya_bucket.images.text_column import TextColumn
@@ -63,7 +63,7 @@ def _hash(path: str) -> tuple[str]:
     return (hash_file(path),)
 
 
-_HASH = Work(_hash, [("hash", f"S{HASH_LENGTH}")])
+_HASH = ScanTask(_hash, [("hash", f"S{HASH_LENGTH}")])
 
 
 @dataclass(frozen=True, repr=False)

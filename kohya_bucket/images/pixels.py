@@ -27,7 +27,7 @@ from kohya_bucket.images.by_pillow import TURNS, load_plugin, orientation_in
 from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff, what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
-from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import open_input
 
 Pixels = npt.NDArray[np.uint8]
@@ -208,5 +208,7 @@ def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[
 
     All are decoded, on as many threads as there are processors; only a few at a time are in memory.
     """
-    job = Job(Work(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress).run()
+    job = Job(
+        ScanTask(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress
+    ).run()
     return [(paths[i], reason) for i, reason in sorted(job.failures.items())]

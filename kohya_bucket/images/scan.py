@@ -41,7 +41,7 @@ _SENDING_S = 4e-6  # per path; what takes less, such as `os.stat`, gains nothing
 _REPORT_EVERY_S = 0.1
 
 
-class Work(NamedTuple):
+class ScanTask(NamedTuple):
     """What is asked of each file, and the columns of its answer as numpy describes them."""
 
     look: Look
@@ -58,7 +58,7 @@ def _stat(path: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-STAT = Work(_stat, [("mtime_ns", "i8"), ("bytes", "i8")])
+STAT = ScanTask(_stat, [("mtime_ns", "i8"), ("bytes", "i8")])
 
 
 class Job:
@@ -73,7 +73,7 @@ class Job:
 
     def __init__(
         self,
-        work: Work,
+        work: ScanTask,
         paths: Sequence[str],
         *,
         workers: int | None = None,

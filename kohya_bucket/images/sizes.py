@@ -16,7 +16,7 @@ from kohya_bucket.images.headers import read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.images.text_column import TextColumn
 
 
@@ -28,8 +28,8 @@ def _verify(path: str) -> tuple[bool]:
     return decodes(path)
 
 
-_SIZE = Work(read_header, [("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")])
-_VERIFY = Work(_verify, [("ok", "?")])
+_SIZE = ScanTask(read_header, [("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")])
+_VERIFY = ScanTask(_verify, [("ok", "?")])
 
 
 @dataclass(frozen=True)

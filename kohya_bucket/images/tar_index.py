@@ -277,7 +277,7 @@ ROW = np.dtype([
 ])  # fmt: skip
 """A sample, as `TarIndex.rows` describes it."""
 
-Place = tuple[int, int]
+Span = tuple[int, int]
 """Offset and length of a member's bytes in its shard."""
 
 
@@ -323,11 +323,11 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
 
 
-def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Place]]]:
+def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Span]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
     with tarfile.open(fileobj=file, mode="r:") as tar:
         for key, of_key in groupby(_members(shard, tar), itemgetter(0)):
-            sample: dict[str, Place] = {}
+            sample: dict[str, Span] = {}
             for _, ending, member in of_key:
                 if ending in sample:
                     raise KohyaBucketError(

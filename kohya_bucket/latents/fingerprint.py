@@ -65,7 +65,7 @@ class Stale(enum.Enum):
 
 
 @dataclass(frozen=True, init=False)
-class Reason:
+class StaleReason:
     """One reason, with what its text names."""
 
     kind: Stale
@@ -84,7 +84,7 @@ class Reason:
         return self.kind.brief.format(*self.details)
 
 
-def as_text(reasons: Iterable[Reason]) -> str:
+def as_text(reasons: Iterable[StaleReason]) -> str:
     """All reasons in one line."""
     return "; ".join(map(str, reasons))
 
@@ -234,7 +234,7 @@ def source_changes(
 
 def why_stale(
     stored: Fingerprint, wanted: Fingerprint, source: Path | None = None, *, ignoring: Collection[Stale] = ()
-) -> list[Reason]:
+) -> list[StaleReason]:
     """Reasons why what is stored does not serve for `wanted`; none if it does. See `differences`.
 
     A file whose modification time alone changed is current if both content hashes are known and equal; with `source`
@@ -259,16 +259,16 @@ def why_stale(
         _CONTENT: "its content hash differs",
         _TIME: "its modification time differs",
     }
-    return [Reason(Stale.SOURCE, texts[change]), *different] if change else different
+    return [StaleReason(Stale.SOURCE, texts[change]), *different] if change else different
 
 
-def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> list[Reason]:
+def why_different(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> list[StaleReason]:
     """`differences` of one item as reasons."""
     reasons = []
     for kind in (kind for kind, differs in differences(stored, wanted, ignoring=ignoring).items() if differs):
         name = _COLUMNS[kind] if "{" in kind.value else None
         pair = () if name is None else (_text(stored[name]), _text(wanted[name]))
-        reasons.append(Reason(kind, *(text.removesuffix(IMITATED) for text in pair)))
+        reasons.append(StaleReason(kind, *(text.removesuffix(IMITATED) for text in pair)))
     return reasons
 
 

@@ -21,7 +21,7 @@ from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.dtypes import EXACT
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
-from kohya_bucket.latents.store.entries import PARTS, Columns, StoreEntry
+from kohya_bucket.latents.store.entries import NUMBER_COLUMNS, Columns, StoreEntry
 from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
@@ -266,13 +266,13 @@ class LatentItems:
             "source_hash": [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items],
             "interpolation": self.interpolations[at], "caption": [self.captions[i] for i in items],
         }  # fmt: skip
-        for name, column in zip(PARTS, self._parts, strict=True):
-            columns |= zip(PARTS[name], column[at].T, strict=True)
+        for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True):
+            columns |= zip(NUMBER_COLUMNS[name], column[at].T, strict=True)
         return columns
 
     @property
     def _parts(self) -> tuple[npt.NDArray[Any], ...]:
-        """In the order of `PARTS`."""
+        """In the order of `NUMBER_COLUMNS`."""
         return self.bucket_sizes, self.resized_sizes, self.original_sizes, self.crops, self.crop_ltrb
 
     @property
@@ -282,7 +282,7 @@ class LatentItems:
 
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""
-        found = {name: column[items] for name, column in zip(PARTS, self._parts, strict=True)}
+        found = {name: column[items] for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
         return vars(self.encoding) | found | {"interpolation": self.interpolations[items]}
 
     def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
@@ -314,7 +314,7 @@ class LatentItems:
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
-        known = {name: tuple(column[i].tolist()) for name, column in zip(PARTS, self._parts, strict=True)}
+        known = {name: tuple(column[i].tolist()) for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
         known |= vars(self.encoding) | {
             "source": self.sources[i], "source_bytes": int(self.source_bytes[i]), "caption": self.captions[i],
             "source_mtime_ns": int(self.source_mtime_ns[i]), "interpolation": str(self.interpolations[i]),

@@ -236,21 +236,21 @@ class MaintenanceReport:
 
 def copy_items(store: LatentStore, items: Sequence[int], writer: StoreWriter) -> None:
     """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
-    times = store.column("written_ns")
+    numbers = store.column("written_ns")
     for turn, i in enumerate(items):
         if turn % _EXPECTED == 0:
             store.expect(items[turn : turn + _EXPECTED])
         entry = store.entry(i)
         if store.info(i).arrays:
             kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
-            writer.add_text(entry, kept, written_ns=int(times[i]))
+            writer.add_text(entry, kept, sequence=int(numbers[i]))
             continue
         flip, mask = entry.fingerprint.flip, entry.fingerprint.mask
         flipped = np.array(store.read(i, flipped=True)) if flip else None
         alpha = store.read_mask(i) if mask else None
         writer.add(
             entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
-            space=store.info(i).space, written_ns=int(times[i]),
+            space=store.info(i).space, sequence=int(numbers[i]),
         )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from kohya_bucket.latents.encode.worker import (
     prefetch,
 )
 from kohya_bucket.latents.items import CaptionItems, Encoding, LatentItems
-from kohya_bucket.latents.store.contents import Assigned, Generations
+from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.storage import place_of
 from kohya_bucket.latents.store.writer import StoreWriter
@@ -322,7 +322,7 @@ class Piece(Generic[W]):
 
 
 @dataclass
-class Done:
+class PieceResult:
     """What came of a piece; `busy`: seconds for which the encoder had a batch since the last one was done."""
 
     encoded: int
@@ -346,7 +346,7 @@ class TextOnRay:
         encoding = Encoding(self._encoder.weights, self._encoder.tokens)
         return Facts(repr(encoding), platform.node(), encoding, getattr(self._encoder, "computes", ""))
 
-    def encode(self, piece: Piece[CaptionItems], run: Run) -> Done:
+    def encode(self, piece: Piece[CaptionItems], run: Run) -> PieceResult:
         """Encode and write a piece."""
         captions = piece.wanted.captions
         writer = piece.writer(run)
@@ -356,7 +356,7 @@ class TextOnRay:
                 outputs = self._encoder.encode([captions[i].text for i in batch])
             piece.wanted.add(writer, batch, outputs)
         writer.flush()
-        return Done(len(captions), [], [], 0.0, writer.shards, platform.node())
+        return PieceResult(len(captions), [], [], 0.0, writer.shards, platform.node())
 
 
 class EncoderOnRay:
@@ -376,7 +376,7 @@ class EncoderOnRay:
         model = isinstance(encoder, PosteriorEncoder), type(encoder).__name__
         return Facts(encoder_hash(encoder), platform.node(), model, getattr(encoder, "computes", ""))
 
-    def encode(self, piece: Piece[LatentItems], run: Run) -> Done:
+    def encode(self, piece: Piece[LatentItems], run: Run) -> PieceResult:
         """Decode, encode and write a piece. Nothing of it is on disk before all of it is encoded, but full shards."""
         encoding = piece.wanted.encoding
         encode = self._of.get((encoding.kind, encoding.flip))
@@ -391,7 +391,7 @@ class EncoderOnRay:
         writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
         before, self._busy = self._busy, sum(one.busy for one in self._of.values())
-        return Done(report.encoded, report.failed, notes, self._busy - before, writer.shards, platform.node())
+        return PieceResult(report.encoded, report.failed, notes, self._busy - before, writer.shards, platform.node())
 
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
@@ -426,7 +426,7 @@ def encode_on_ray(
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)
-    run = Run(os.fspath(output), Generations(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
+    run = Run(os.fspath(output), SequenceNumbers(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
     started = time.monotonic()
     missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
     busy = _encode(_pieces(missing, batch_size), len(missing), crew, run, reporter)
@@ -453,7 +453,7 @@ def text_on_ray(
             say_type(crew.facts().computes)
         text = TextRun(store, crew.facts().model, name)
         layout = text.sink.store.layout
-        run = Run(os.fspath(layout.root), Generations(layout).greatest(), batch_size)
+        run = Run(os.fspath(layout.root), SequenceNumbers(layout).greatest(), batch_size)
         pieces = _pieces_of_captions(text, batch_size)
         try:
             _encode(pieces, len(text.to_do), crew, run, Reporter(text.report, say, progress))
@@ -466,7 +466,7 @@ def _encode(pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, repo
     """Hand out all pieces; returns the seconds for which encoders were busy."""
     report, busy, seen = reporter.report, 0.0, set[str]()
     reporter.show(total)
-    done: Done | None
+    done: PieceResult | None
     for piece, done in crew.work(pieces, lambda actor, piece: actor.encode.remote(piece, run)):
         if done is None:
             for path in piece.wanted.paths:

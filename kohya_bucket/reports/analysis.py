@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
-from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, middle_cuts, place_keeping
+from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, middle_cuts
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
+from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers import ORIENTATIONS
@@ -286,6 +287,6 @@ def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float =
             f"outlier_threshold is {outlier_threshold}, but must be a number, 0 or more; 0.25 is usual"
         )
     sizes = subject.images.sizes
-    placement = place_keeping(subject.rule, sizes, subject.focus)
+    placement = place(subject.rule, sizes, subject.focus)
     scale, distance = enlargement(sizes, placement), aspect_distance(sizes, placement)
     return Analysis(subject, placement, scale, distance, min_count, outlier_threshold)

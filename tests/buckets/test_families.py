@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from kohya_bucket import KohyaBuckets, rule_from_name
 from kohya_bucket.buckets.families import FAMILIES, family_named
 from kohya_bucket.cli import app
-from kohya_bucket.cli.options import RuleOptions
+from kohya_bucket.cli.options import RuleArguments
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.architectures import ARCHITECTURES, trainer_named
 from kohya_bucket.reports.explorer_page import render_explorer
@@ -46,7 +46,7 @@ def test_the_explorer_has_the_same_values() -> None:
 
 
 def test_the_explorer_begins_with_the_defaults_of_commands() -> None:
-    options, first = RuleOptions(), next(iter(FAMILIES.values()))
+    options, first = RuleArguments(), next(iter(FAMILIES.values()))
     limits = options.min_bucket_reso, options.max_bucket_reso, options.bucket_reso_steps
     assert (options.size, *limits) == ((first.resolution,) * 2, first.min_size, first.max_size, first.reso_steps)
 

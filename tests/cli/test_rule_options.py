@@ -13,7 +13,7 @@ from kohya_bucket.buckets.choices import AUTO_METHODS, NO_UPSCALE_FITS, SWITCHIN
 from kohya_bucket.buckets.rules.registry import rule_choices
 from kohya_bucket.cli.commands.compare import comparable, compared_rule, groups, names_of
 from kohya_bucket.cli.group import load_command
-from kohya_bucket.cli.options import RuleOptions
+from kohya_bucket.cli.options import RuleArguments
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.trainers.door.dataset_keys import adjust_to_steps
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -23,7 +23,7 @@ COMMANDS = ("simulate", "analyze", "compare", "buckets chart", "buckets make", "
 SIZES = np.random.default_rng(0).integers(300, 3000, (200, 2)).astype(np.int32)
 
 
-NAMES = [field.name for field in fields(RuleOptions) if field.name != "auto_method"]  # commands name the set instead
+NAMES = [field.name for field in fields(RuleArguments) if field.name != "auto_method"]  # commands name the set instead
 
 
 def parameters(command: str):
@@ -38,12 +38,12 @@ def options_of(command: str):
 
 def test_what_is_not_given_is_what_sd_scripts_takes() -> None:
     adapter = AdapterOptions()
-    for field in fields(RuleOptions):
+    for field in fields(RuleArguments):
         if field.name in DEFAULTS and field.name != "resolution":  # which sd-scripts wants given
             assert field.default == DEFAULTS[field.name]
         elif hasattr(adapter, field.name) and field.name != "rule":
             assert field.default == getattr(adapter, field.name)
-    assert repr(RuleOptions().make()) == repr(KohyaBuckets((512, 512), 256, 1024, 64))
+    assert repr(RuleArguments().make()) == repr(KohyaBuckets((512, 512), 256, 1024, 64))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -78,45 +78,45 @@ def test_the_help_names_what_there_is() -> None:
 
 @pytest.mark.parametrize("name", list_presets())
 def test_a_preset_is_taken_whatever_its_step(name: str) -> None:
-    assert RuleOptions(preset=name).make().bucket_set == load_preset(name)
+    assert RuleArguments(preset=name).make().bucket_set == load_preset(name)
 
 
 def test_sides_are_rounded_to_the_step_as_sd_scripts_does() -> None:
-    assert adjust_to_steps(RuleOptions(min_bucket_reso=300, max_bucket_reso=1000).keys) == (256, 1024)
+    assert adjust_to_steps(RuleArguments(min_bucket_reso=300, max_bucket_reso=1000).keys) == (256, 1024)
 
 
 def test_what_sd_scripts_stops_at_is_refused_for_every_rule() -> None:
     for rule in (None, "novelai", "exact", "auto"):
         with pytest.raises(KohyaBucketError, match="max_bucket_reso 1024 is below the longer side of resolution 1536"):
-            RuleOptions(rule=rule, resolution="1536").make(SIZES)
-        RuleOptions(rule=rule, resolution="1536", max_bucket_reso=1536).make(SIZES)
+            RuleArguments(rule=rule, resolution="1536").make(SIZES)
+        RuleArguments(rule=rule, resolution="1536", max_bucket_reso=1536).make(SIZES)
     with pytest.raises(KohyaBucketError, match="min_bucket_reso 640 is above the shorter side"):
-        RuleOptions(min_bucket_reso=640, bucket_no_upscale=True).make()
+        RuleArguments(min_bucket_reso=640, bucket_no_upscale=True).make()
 
 
 def test_one_rule_is_named() -> None:
-    assert RuleOptions(rule="preset:sdxl").name == RuleOptions(preset="sdxl").name == "preset:sdxl"
+    assert RuleArguments(rule="preset:sdxl").name == RuleArguments(preset="sdxl").name == "preset:sdxl"
     with pytest.raises(ConfigError, match="--rule and --preset both name a bucket set"):
-        _ = RuleOptions(rule="kohya", preset="sdxl").name
+        _ = RuleArguments(rule="kohya", preset="sdxl").name
 
 
 @pytest.mark.parametrize("text", ["832,1216", "832x1216", "832X1216", "832×1216", " 832 , 1216 "])
 def test_a_resolution_is_spelled_in_several_ways(text: str) -> None:
-    assert RuleOptions(resolution=text).size == (832, 1216)
+    assert RuleArguments(resolution=text).size == (832, 1216)
 
 
 @pytest.mark.parametrize("name", groups()["all"])
 def test_every_name_that_can_be_compared_makes_a_rule(name: str) -> None:
-    rule = compared_rule(name, RuleOptions(), SIZES)
+    rule = compared_rule(name, RuleArguments(), SIZES)
     assert rule.place(SIZES).placed.any()
 
 
 def test_the_rules_are_those_of_their_names() -> None:
-    options = RuleOptions(resolution="1024", max_bucket_reso=2048, num_buckets=3)
+    options = RuleArguments(resolution="1024", max_bucket_reso=2048, num_buckets=3)
     largest = compared_rule("kohya-largest", options, SIZES)
     assert (largest.no_upscale, largest.no_upscale_fit) == (True, "largest")
     assert compared_rule("auto-optimal", options, SIZES).result.method == "optimal"
-    area = RuleOptions(resolution="1024", max_bucket_reso=2048, switching="area")
+    area = RuleArguments(resolution="1024", max_bucket_reso=2048, switching="area")
     assert compared_rule("exact", area, SIZES).max_side == 2048
     assert compared_rule("kohya", area, SIZES).switching == "area"
     for name in TRAINERS:

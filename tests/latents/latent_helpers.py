@@ -9,7 +9,7 @@ import numpy as np
 
 from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason
 from kohya_bucket.latents.npz import check
 from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, read_note
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -58,7 +58,7 @@ def why_npz_bad(path, bucket, arch, *, original_size=None, flip=False, mask=Fals
         parts = check._parts(arch, bucket, replace(PRINT, flip=flip, mask=mask))
         bad = check._why_bad(file, keys, parts, size)
         damaged = file.damaged() if content and bad is None else None
-        return [bad] if bad else [Reason(Stale.CHECKSUM, damaged)] if damaged else []
+        return [bad] if bad else [StaleReason(Stale.CHECKSUM, damaged)] if damaged else []
 
     return next(iter(check._look(path, bucket, arch, judge).reasons), None)
 

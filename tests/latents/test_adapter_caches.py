@@ -12,7 +12,7 @@ from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.npz.read_write import check_text_npz, text_marks, write_arrays
 from kohya_bucket.trainers.sdscripts.caching.session import (
@@ -60,17 +60,17 @@ def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
 
     assert reasons() == reasons(vae="") == reasons(flip=False) == []
     for changes, reason in (
-        ({"vae": "v2"}, Reason(Stale.VAE, "v1", "v2")),
-        ({"alpha_mask": True}, Reason(Stale.PART, "alpha_mask_8x16")),
-        ({"original_size": (300, 151)}, Reason(Stale.IMAGE_SIZE, 300, 150, 300, 151)),
-        ({"bucket_reso": (64, 64)}, Reason(Stale.MISSING)),
+        ({"vae": "v2"}, StaleReason(Stale.VAE, "v1", "v2")),
+        ({"alpha_mask": True}, StaleReason(Stale.PART, "alpha_mask_8x16")),
+        ({"original_size": (300, 151)}, StaleReason(Stale.IMAGE_SIZE, 300, 150, 300, 151)),
+        ({"bucket_reso": (64, 64)}, StaleReason(Stale.MISSING)),
     ):
         assert reasons(**changes) == [reason]
     assert kinds(reasons(interpolation="nearest")) == [Stale.INTERPOLATION]
     os.utime(image, ns=(1, 1))
-    assert reasons() == [Reason(Stale.SOURCE, "its modification time differs")]
+    assert reasons() == [StaleReason(Stale.SOURCE, "its modification time differs")]
     other = image.rename(tmp_path / "a.jpg")
-    assert reasons(image=str(other))[-1] == Reason(Stale.OTHER_SOURCE, "a.png")
+    assert reasons(image=str(other))[-1] == StaleReason(Stale.OTHER_SOURCE, "a.png")
     other.unlink()
     assert reasons(vae="") == []  # a cache outlives its image
 
@@ -118,16 +118,16 @@ def test_an_npz_is_what_numpy_writes(tmp_path):
 
 def test_text_encoder_outputs_are_checked(tmp_path):
     path = tmp_path / "te.npz"
-    assert check_text_npz(path, ["a"]) == Reason(Stale.MISSING)
+    assert check_text_npz(path, ["a"]) == StaleReason(Stale.MISSING)
     write_arrays(path, {"a": np.random.default_rng(0).random(500)} | text_marks("a cat, 猫"))
     assert check_text_npz(path, ["a"]) is None
     assert check_text_npz(path, ["a"], Caption("a cat, 猫")) is None
-    assert check_text_npz(path, ["a"], Caption("a dog")) == Reason(Stale.CAPTION)
-    assert check_text_npz(path, ["a", "b"]) == Reason(Stale.PART, "b")
+    assert check_text_npz(path, ["a"], Caption("a dog")) == StaleReason(Stale.CAPTION)
+    assert check_text_npz(path, ["a", "b"]) == StaleReason(Stale.PART, "b")
     data = bytearray(path.read_bytes())
     data[600] ^= 4
     path.write_bytes(data)
-    assert check_text_npz(path, ["a"]) == Reason(Stale.CHECKSUM, "a")
+    assert check_text_npz(path, ["a"]) == StaleReason(Stale.CHECKSUM, "a")
     path.write_bytes(data[:700])
     assert check_text_npz(path, ["a"]).kind is Stale.BROKEN
 
@@ -139,7 +139,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 
     cache = ShardCache(tmp_path / "store", tmp_path, arch)
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
-    assert cache.why_missing(item) == [Reason(Stale.MISSING)]
+    assert cache.why_missing(item) == [StaleReason(Stale.MISSING)]
     with pytest.raises(LatentStoreError, match="cache again"):
         cache.load(str(image), BUCKET)
     mask = np.random.default_rng(0).integers(0, 256, BUCKET[::-1]).astype(np.float32) / np.float32(255)
@@ -188,7 +188,7 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     assert cache.why_missing(first) == []
     assert len(LatentStore(tmp_path / "store")) == 3
     flux = ShardCache(tmp_path / "store", tmp_path, ARCHITECTURES["flux"])
-    assert flux.why_missing(first) == [Reason(Stale.MISSING)]
+    assert flux.why_missing(first) == [StaleReason(Stale.MISSING)]
     flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())
     flux.finish()
     cache.refresh()

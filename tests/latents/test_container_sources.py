@@ -43,10 +43,10 @@ def content(store: LatentStore, number: Callable[[str], int]) -> dict[int, tuple
     out = {}
     for i in range(len(store)):
         entry = store.entry(i)
-        print_ = replace(entry.fingerprint, source_bytes=0, source_mtime_ns=0)
-        flipped, mask = (print_.flip and store.read(i, flipped=True)), (print_.mask and store.read_mask(i))
+        fingerprint = replace(entry.fingerprint, source_bytes=0, source_mtime_ns=0)
+        flipped, mask = (fingerprint.flip and store.read(i, flipped=True)), (fingerprint.mask and store.read_mask(i))
         out[number(entry.source)] = (
-            replace(entry, source="", fingerprint=print_), store.read(i).tobytes(),
+            replace(entry, source="", fingerprint=fingerprint), store.read(i).tobytes(),
             np.asarray(flipped).tobytes(), np.asarray(mask).tobytes(),
         )  # fmt: skip
     assert len(out) == len(store)

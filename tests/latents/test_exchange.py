@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.fingerprint import Reason, Stale  # noqa: E402
+from kohya_bucket.latents.fingerprint import Stale, StaleReason  # noqa: E402
 from kohya_bucket.latents.npz.exchange import export_npz, import_npz  # noqa: E402
 from kohya_bucket.latents.npz.names import further_path, npz_path  # noqa: E402
 from kohya_bucket.latents.npz.read_write import read_npz, write_npz  # noqa: E402
@@ -225,12 +225,14 @@ def test_files_of_further_sizes_are_imported_too(tmp_path):
 def test_why_bad_names_the_part(tmp_path):
     arch = ARCHITECTURES["sd"].read_by("0.10.1")
     path = tmp_path / "a.npz"
-    assert why_npz_bad(path, BUCKET, arch) == Reason(Stale.MISSING)
+    assert why_npz_bad(path, BUCKET, arch) == StaleReason(Stale.MISSING)
     write_npz(path, item(arch, flip=False, mask=False), BUCKET, arch)
     assert why_npz_bad(path, BUCKET, arch) is None
-    assert why_npz_bad(path, BUCKET, arch, flip=True) == Reason(Stale.PART, "latents_flipped")
-    assert why_npz_bad(path, (64, 64), arch) == Reason(Stale.SHAPE, "latents", [4, 8, 16], [4, 8, 8])
-    assert why_npz_bad(path, BUCKET, arch, original_size=(300, 151)) == Reason(Stale.IMAGE_SIZE, 300, 150, 300, 151)
+    assert why_npz_bad(path, BUCKET, arch, flip=True) == StaleReason(Stale.PART, "latents_flipped")
+    assert why_npz_bad(path, (64, 64), arch) == StaleReason(Stale.SHAPE, "latents", [4, 8, 16], [4, 8, 8])
+    assert why_npz_bad(path, BUCKET, arch, original_size=(300, 151)) == StaleReason(
+        Stale.IMAGE_SIZE, 300, 150, 300, 151
+    )
     data = bytearray(path.read_bytes())
     data[400] ^= 1
     path.write_bytes(data)

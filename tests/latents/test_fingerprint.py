@@ -11,8 +11,8 @@ import pytest
 from kohya_bucket.latents.dtypes import dtype_name, from_float32, to_float32
 from kohya_bucket.latents.fingerprint import (
     Fingerprint,
-    Reason,
     Stale,
+    StaleReason,
     as_text,
     module_hash,
     source_identity,
@@ -61,7 +61,9 @@ def test_two_changed_factors_are_two_reasons():
 def test_the_content_hash_decides_when_both_are_known():
     stored = replace(PRINT, source_hash="aa")
     assert why_stale(stored, replace(PRINT, source_hash="aa", source_mtime_ns=9)) == []
-    assert why_stale(stored, replace(PRINT, source_hash="bb")) == [Reason(Stale.SOURCE, "its content hash differs")]
+    assert why_stale(stored, replace(PRINT, source_hash="bb")) == [
+        StaleReason(Stale.SOURCE, "its content hash differs")
+    ]
 
 
 def test_a_touched_file_is_current_and_an_edited_one_is_not(tmp_path):
@@ -75,7 +77,7 @@ def test_a_touched_file_is_current_and_an_edited_one_is_not(tmp_path):
     (reason,) = why_stale(replace(stored, source_hash=""), touched, path)
     assert str(reason) == "the image changed (its modification time differs)"
     path.write_bytes(b"IMAGE")
-    assert why_stale(stored, touched, path) == [Reason(Stale.SOURCE, "its content hash differs")]
+    assert why_stale(stored, touched, path) == [StaleReason(Stale.SOURCE, "its content hash differs")]
 
 
 def test_what_is_ignored_is_no_reason():
@@ -89,12 +91,12 @@ def test_what_is_ignored_is_no_reason():
 
 
 def test_reasons_are_for_people_too():
-    resized = Reason(Stale.RESIZED, "70x32", "64x32")
+    resized = StaleReason(Stale.RESIZED, "70x32", "64x32")
     assert (str(resized), resized.brief) == ("the resized size changed (70x32 -> 64x32)", "the resized size changed")
-    shape = Reason(Stale.SHAPE, "latents", [4, 8, 8], [4, 8, 16])
+    shape = StaleReason(Stale.SHAPE, "latents", [4, 8, 8], [4, 8, 16])
     assert str(shape) == shape.brief == "its latents has shape [4, 8, 8], not [4, 8, 16]"
-    dropout = Reason(Stale.DROPOUT, 0.1, 0.25)
-    assert as_text([dropout, Reason(Stale.MASK)]) == (
+    dropout = StaleReason(Stale.DROPOUT, 0.1, 0.25)
+    assert as_text([dropout, StaleReason(Stale.MASK)]) == (
         "the caption_dropout_rate changed (0.1 -> 0.25); the alpha mask is missing"
     )
 

@@ -28,7 +28,7 @@ from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.maintenance import pack, prune, status, verify
 from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import find_npz, holds_npz, settle_npz
+from kohya_bucket.latents.npz.check import ensure_current, find_npz, holds_npz
 from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz, import_npz
 from kohya_bucket.latents.npz.read_write import NOTE, TEXT_FAMILIES, note_of
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
@@ -284,7 +284,7 @@ class Npz:
             shutil.rmtree(store)
         done = import_npz([str(self.image)], store, ARCH, images_root=self.image.parent)
         assert (done.done > 0) == (len(LatentStore(store)) > 0)
-        allowed(lambda: settle_npz(path, wanted, ARCH.read_by("0.10.1"), self.image))
+        allowed(lambda: ensure_current(path, wanted, ARCH.read_by("0.10.1"), self.image))
         made, before = npz.NpzLatents(self.arrays["latents_4x8"], (140, 64), (0, 0, 64, 32)), path.read_bytes()
         try:
             npz.write_npz(path, made, BUCKET, ARCH)

@@ -435,7 +435,7 @@ def test_of_one_writers_items_the_last_counts_whatever_its_kind(tmp_path):
 def test_rows_that_hold_a_time_are_replaced_by_rows_that_hold_a_count(tmp_path):
     """Stores written before: their numbers are nanoseconds, which no count would reach by itself."""
     with StoreWriter(tmp_path) as writer:
-        writer.add(entry("a"), bits(0), space=SPACE, written_ns=time.time_ns() + AHEAD)
+        writer.add(entry("a"), bits(0), space=SPACE, sequence=time.time_ns() + AHEAD)
     fill(tmp_path, ["a"], dtype="float32")
     assert LatentStore(tmp_path).storage(0) == "float32"
 
@@ -444,7 +444,7 @@ def test_rows_that_hold_a_time_are_replaced_by_rows_that_hold_a_count(tmp_path):
 def test_of_two_rows_of_one_number_every_reader_takes_the_same(tmp_path, indexed):
     for seed in range(4):  # as of writers on several machines that did not see each other's files
         with StoreWriter(tmp_path) as writer:
-            writer.add(entry("a"), bits(seed), space=SPACE, written_ns=7)
+            writer.add(entry("a"), bits(seed), space=SPACE, sequence=7)
     if indexed:
         write_manifest(LatentStore(tmp_path))
     last = max(path.name for path in Layout(tmp_path).shards.iterdir())

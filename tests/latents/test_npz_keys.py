@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.fingerprint import Reason, Stale, source_identity
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import find_npz, settle_npz
+from kohya_bucket.latents.npz.check import ensure_current, find_npz
 from kohya_bucket.latents.npz.names import further_path
 from kohya_bucket.latents.npz.read_write import OpenNpz
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -40,14 +40,14 @@ def as_sd_scripts_reads(path, bucket, arch):
 
 def wanted(image, bucket=BUCKET, **changes):
     nbytes, mtime, _ = source_identity(image)
-    print_ = replace(PRINT, source_bytes=nbytes, source_mtime_ns=mtime, bucket_size=bucket, **changes)
-    return StoreEntry(image.name, print_, (300, 150), (0.0, 0.0, 0.0, 0.0))
+    fingerprint = replace(PRINT, source_bytes=nbytes, source_mtime_ns=mtime, bucket_size=bucket, **changes)
+    return StoreEntry(image.name, fingerprint, (300, 150), (0.0, 0.0, 0.0, 0.0))
 
 
 def write(path, image, arch, bucket=BUCKET, seed=0, note=True, **changes):
     made = item(arch, seed, bucket, flip=changes.get("flip", False), mask=False)
-    print_ = wanted(image, bucket, **changes).fingerprint if note else None
-    npz.write_npz(path, made, bucket, arch, print_, source_name=image.name)
+    fingerprint = wanted(image, bucket, **changes).fingerprint if note else None
+    npz.write_npz(path, made, bucket, arch, fingerprint, source_name=image.name)
     return made
 
 
@@ -86,10 +86,10 @@ def test_what_another_version_wrote_is_moved_and_not_encoded(tmp_path, image, ar
     path = tmp_path / "a.npz"
     made = {bucket: write(path, image, writer, bucket, seed) for seed, bucket in enumerate(BUCKETS)}
     for bucket, want in made.items():
-        reasons, _ = settle_npz(path, wanted(image, bucket), arch, image)
+        reasons, _ = ensure_current(path, wanted(image, bucket), arch, image)
         assert reasons == []
         assert np.array_equal(as_sd_scripts_reads(path, bucket, arch), want.latents)
-        assert settle_npz(path, wanted(image, bucket), arch, image) == ([], False)
+        assert ensure_current(path, wanted(image, bucket), arch, image) == ([], False)
     for bucket, want in made.items():
         assert equal(npz.read_npz(path, bucket, arch), want)
         assert find_npz(path, wanted(image, bucket), arch, image).reasons == []
@@ -99,7 +99,7 @@ def test_plain_keys_of_the_right_shape_stay_as_they_are(tmp_path, image):
     path = tmp_path / "a.npz"
     write(path, image, PLAIN)
     before = path.read_bytes()
-    assert settle_npz(path, wanted(image), SIZED, image) == ([], False)
+    assert ensure_current(path, wanted(image), SIZED, image) == ([], False)
     assert path.read_bytes() == before
 
 
@@ -109,7 +109,9 @@ def test_plain_keys_of_another_shape_are_no_answer(tmp_path, image, note):
     path = tmp_path / "a.npz"
     other = write(path, image, PLAIN, LARGE, note=note)
     assert as_sd_scripts_reads(path, BUCKET, SIZED).shape == SIZED.shape(LARGE)
-    assert settle_npz(path, wanted(image), SIZED, image)[0] == [Reason(Stale.SHAPE, "latents", [4, 16, 24], [4, 8, 16])]
+    assert ensure_current(path, wanted(image), SIZED, image)[0] == [
+        StaleReason(Stale.SHAPE, "latents", [4, 16, 24], [4, 8, 16])
+    ]
     want = write(path, image, SIZED, seed=1)
     assert np.array_equal(as_sd_scripts_reads(path, BUCKET, SIZED), want.latents)
     assert np.array_equal(as_sd_scripts_reads(path, LARGE, PLAIN), other.latents)
@@ -128,7 +130,7 @@ def test_of_two_kinds_that_which_serves_is_taken(tmp_path, image, arch, good, fa
     np.savez(path, **(dict(np.load(path)) | dict(np.load(scratch))))
     entry = wanted(image, **good_changes)
     served_as_it_is = good == ("sized" if arch is SIZED else "plain")
-    assert settle_npz(path, entry, arch, image) == ([], not served_as_it_is)
+    assert ensure_current(path, entry, arch, image) == ([], not served_as_it_is)
     assert np.array_equal(as_sd_scripts_reads(path, BUCKET, arch), want.latents)
     assert equal(npz.read_npz(path, BUCKET, arch), want)
 
@@ -142,10 +144,12 @@ def test_the_file_beside_is_looked_at_too(tmp_path, image, arch, usual):
     here, beside = places if usual else places[::-1]
     want = write(beside, image, PLAIN if arch is SIZED else SIZED)
     before = beside.read_bytes()
-    assert settle_npz(here, wanted(image), arch, image) == ([], True)
+    assert ensure_current(here, wanted(image), arch, image) == ([], True)
     assert np.array_equal(as_sd_scripts_reads(here, BUCKET, arch), want.latents)
     assert beside.read_bytes() == before
-    assert settle_npz(further_path(path, LARGE), wanted(image, LARGE), arch, image)[0] == [Reason(Stale.MISSING)]
+    assert ensure_current(further_path(path, LARGE), wanted(image, LARGE), arch, image)[0] == [
+        StaleReason(Stale.MISSING)
+    ]
 
 
 @KINDS
@@ -153,7 +157,7 @@ def test_what_is_stale_in_every_place_is_encoded(tmp_path, image, arch):
     path = tmp_path / "a_0300x0150_sdxl.npz"
     for where, kind in ((path, SIZED), (path, PLAIN), (further_path(path, BUCKET), PLAIN)):
         write(where, image, kind, vae="another")
-    assert settle_npz(path, wanted(image), arch, image)[0] == [Reason(Stale.VAE, "another", "vae")]
+    assert ensure_current(path, wanted(image), arch, image)[0] == [StaleReason(Stale.VAE, "another", "vae")]
 
 
 def test_damage_that_shows_when_latents_are_moved_means_encoding(tmp_path, image):
@@ -162,7 +166,7 @@ def test_damage_that_shows_when_latents_are_moved_means_encoding(tmp_path, image
     data = path.read_bytes()
     at = data.index(made.latents.tobytes()[:64])
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    (reason,) = settle_npz(path, wanted(image), PLAIN, image)[0]
+    (reason,) = ensure_current(path, wanted(image), PLAIN, image)[0]
     assert reason.kind is Stale.BROKEN
 
 
@@ -174,7 +178,7 @@ def test_a_damaged_array_does_not_take_the_others_with_it(tmp_path, image):
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     write(path, image, SIZED, BUCKET, 2)
     assert equal(npz.read_npz(path, LARGE, SIZED), made[1])
-    assert why_npz_bad(path, SMALL, SIZED) == Reason(Stale.MISSING)
+    assert why_npz_bad(path, SMALL, SIZED) == StaleReason(Stale.MISSING)
 
 
 def test_versions():

@@ -346,7 +346,7 @@ def test_who_writes_a_caption_later_wins_whatever_a_clock_said(tmp_path, indexed
     for seed, number in enumerate((ahead, None, None)):
         with StoreWriter(tmp_path) as writer:
             arrays = {name: pack(array) for name, array in made_outputs(0, seed).items()}
-            writer.add_text(caption.entry("flux", Encoding()), arrays, written_ns=number)
+            writer.add_text(caption.entry("flux", Encoding()), arrays, sequence=number)
         if indexed:
             write_manifest(LatentStore(tmp_path))
         store = LatentStore(tmp_path)

@@ -1,7 +1,7 @@
 """The commands, in the order of the help, with the line that says what each does.
 
 `measure-cost` is the function of that name in `measure_cost.py`. A module of several, such as `cache.py`, names them in
-`PARTS`. One whose command takes only some of an option group adds it to a typer app by its function `register`.
+`SUBCOMMANDS`. One whose command takes only some of an option group adds it to a typer app by its function `register`.
 """
 
 SECTIONS = {

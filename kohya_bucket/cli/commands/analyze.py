@@ -19,7 +19,7 @@ from kohya_bucket.cli.options import (
     AsJson,
     Quiet,
     Recursive,
-    RuleOptions,
+    RuleArguments,
     Workers,
     check_output,
     engine_of,
@@ -47,7 +47,7 @@ def analyze(
     html: Path | None = opt(None, "Write the report to this file, too.", "--html"),
     list_bad: Path | None = opt(None, "Write the paths of images to repair, split or leave out into this file."),
     as_json: AsJson = False,
-    options: RuleOptions,
+    options: RuleArguments,
     cache: Path | None = opt(
         None, "A file of `sizes build`. Unchanged images are not opened, and the file is updated.", usual=False
     ),
@@ -92,7 +92,7 @@ def analyze(
 
 
 def _subjects(
-    context: typer.Context, path: list[str], config: Path | None, options: RuleOptions, batch_size: int | None,
+    context: typer.Context, path: list[str], config: Path | None, options: RuleArguments, batch_size: int | None,
     arch: str | None, reading: Reading,
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
     from kohya_bucket.cli.subjects import from_config, from_folders, from_musubi_config

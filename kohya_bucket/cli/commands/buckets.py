@@ -21,7 +21,7 @@ from kohya_bucket.cli.options import (
     Family,
     Quiet,
     Recursive,
-    RuleOptions,
+    RuleArguments,
     TableOrSources,
     Workers,
     check_output,
@@ -52,7 +52,7 @@ def make(
     context: typer.Context,
     path: TableOrSources,
     *,
-    options: RuleOptions,
+    options: RuleArguments,
     target: int | None = opt(None, _TARGET_HELP, "--target", "-t"),
     method: str = opt("kmeans", lambda: f"{described(AUTO_METHODS)}."),
     min_fill: float = opt(0.75, "For optimal: a bucket has at least this share of the target's area; 0 allows any."),
@@ -103,7 +103,7 @@ def make(
     _say_use(output, options.bucket_reso_steps)
 
 
-def _others(options: RuleOptions, target: int | None, compare_to: str | None) -> dict[str, BucketRule]:
+def _others(options: RuleArguments, target: int | None, compare_to: str | None) -> dict[str, BucketRule]:
     """What the set is compared with: the one that is named, and sd-scripts' own rule, if it works with the options."""
     from kohya_bucket.buckets import FixedBuckets, load_from_toml, load_preset
 
@@ -140,7 +140,7 @@ def _say_use(output: Path | None, steps: int) -> None:
     say("To train with it, in the dataset config:")
     say("  [kohya_bucket]")
     say("  " + toml.dumps({"rule": f"file:{output}"}).rstrip())
-    if steps != RuleOptions.bucket_reso_steps:
+    if steps != RuleArguments.bucket_reso_steps:
         say(f"and bucket_reso_steps = {steps} in its [[datasets]]")
 
 
@@ -183,7 +183,7 @@ def chart(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Images to show as bars on the axis.")] = None,
     *,
-    options: RuleOptions,
+    options: RuleArguments,
     output: Path | None = opt(None, "Draw to this .svg file.", "--output", "-o"),
     arch: Family = None,
     recursive: Recursive = True,

@@ -32,7 +32,7 @@ _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
 _Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
-PARTS = "status", "verify", "prune", "pack", "import_", "export"
+SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export"
 
 
 def status(

@@ -20,7 +20,7 @@ from kohya_bucket.cli.options import (
     Family,
     Quiet,
     Recursive,
-    RuleOptions,
+    RuleArguments,
     TableOrSources,
     Workers,
     with_option_groups,
@@ -49,7 +49,7 @@ def compare(
     arch: Family = None,
     batch_size: int = opt(4, "Images per step.", "--batch-size", "-b", min=1),
     as_json: AsJson = False,
-    options: RuleOptions,
+    options: RuleArguments,
     recursive: Recursive = True,
     workers: Workers = None,
     quiet: Quiet = False,
@@ -119,7 +119,7 @@ def names_of(text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]
     return list(dict.fromkeys(name for part in parts for name in groups.get(part, (part,))))
 
 
-def compared_rule(name: str, options: RuleOptions, sizes: IntArray) -> BucketRule:
+def compared_rule(name: str, options: RuleArguments, sizes: IntArray) -> BucketRule:
     """A rule by one of the names in `comparable()`; other trainers' at the side of the resolution's area.
 
     `sizes` [N, 2] are for rules that are made from the images.

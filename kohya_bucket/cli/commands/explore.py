@@ -11,7 +11,7 @@ import typer
 
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Family, Quiet, Recursive, RuleOptions, Workers, check_output, refuse_beside
+from kohya_bucket.cli.options import Family, Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 
@@ -48,7 +48,7 @@ def explore(
         refuse_beside(context, f"{source} brings its own resolution and sides", ("arch", "resolution"))
     from kohya_bucket.cli.subjects import Reading
 
-    options = RuleOptions(resolution=resolution).for_arch(context, arch)
+    options = RuleArguments(resolution=resolution).for_arch(context, arch)
     begins = "" if of_config else f" and begins at {options.size[0]}x{options.size[1]}"
     reading = Reading(recursive, workers=workers, quiet=quiet)
     page = _of_config(Path(source), reading) if of_config and source else _of_folder(source, reading, options)
@@ -59,7 +59,7 @@ def explore(
         say("no browser was found here: open that file in one", err=True)
 
 
-def _of_folder(source: str | None, reading: Reading, options: RuleOptions) -> str:
+def _of_folder(source: str | None, reading: Reading, options: RuleArguments) -> str:
     from kohya_bucket.buckets import KohyaBuckets
     from kohya_bucket.cli.sources import images_in, not_read
     from kohya_bucket.reports.explorer_page import GivenFocus, StartSettings, render_explorer, with_repeats_of_folders

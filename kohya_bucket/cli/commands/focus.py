@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kohya_bucket.images.sizes import SizeScan
 
 _ROUNDED = 100  # sides that differ by less than one part of so many have been rounded
-PARTS = ("import_",)
+SUBCOMMANDS = ("import_",)
 
 
 def import_(

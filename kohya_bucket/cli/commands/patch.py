@@ -20,7 +20,7 @@ _FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
     Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
 ]
-PARTS = "install", "status", "remove"
+SUBCOMMANDS = "install", "status", "remove"
 
 
 def install(

@@ -11,7 +11,7 @@ import typer
 from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import AsJson, RuleOptions, TrainerArguments, gpu_counts, refuse_beside
+from kohya_bucket.cli.options import AsJson, RuleArguments, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import argument
 
@@ -79,7 +79,7 @@ def _usual(context: typer.Context, arch: str | None, arguments: TrainerArguments
     """With what people set for the family in place of what is not given, and what the trainer then needs, as a line."""
     if arch is None:
         return arguments, ""
-    usual = RuleOptions().for_arch(context, arch)
+    usual = RuleArguments().for_arch(context, arch)
     sides = ("min_bucket_reso", "max_bucket_reso", "bucket_reso_steps") if arguments.enable_bucket else ()
     added = {name: getattr(usual, name) for name in ("resolution", *sides) if getattr(arguments, name) is None}
     hint = f"as is usual for {arch}; for the trainer: {' '.join(f'--{name} {value}' for name, value in added.items())}"

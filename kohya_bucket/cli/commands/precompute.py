@@ -14,7 +14,7 @@ from kohya_bucket.cli.help import PlainCommand, opt
 from kohya_bucket.cli.options import (
     ClusterOptions,
     Recursive,
-    RuleOptions,
+    RuleArguments,
     SourceOptions,
     StoreOptions,
     TextOptions,
@@ -29,7 +29,7 @@ from kohya_bucket.latents.architectures import trainer_named
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.cli.encoding import Chosen, Planned
+    from kohya_bucket.cli.encoding import Chosen, PlannedConfig
 
 
 class PrecomputeCommand(PlainCommand):
@@ -65,7 +65,7 @@ def precompute(
     config: Path | None = opt(None, "An sd-scripts dataset config instead of PATH."),
     gpus: str = opt("", _GPUS_HELP, usual=False),
     train_batch_size: int | None = opt(None, "With --config, if it does not set one.", usual=False, min=1),
-    options: RuleOptions,
+    options: RuleArguments,
     batch_size: int = opt(8, "Images per run of the VAE.", "--batch-size", "-b", min=1),
     stored: StoreOptions,
     beside: SourceOptions,
@@ -104,9 +104,9 @@ def precompute(
     # All that is given is checked before a model is downloaded and loaded.
     if not vae.vae:
         raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
-    from kohya_bucket.cli.encoding import Work, planned
+    from kohya_bucket.cli.encoding import EncodeJob, planned
 
-    source: Chosen | Planned
+    source: Chosen | PlannedConfig
     if config is not None:
         what = f"--config {config} says which images and buckets there are"
         refuse_beside(context, what, (*options.fields, *vars(beside)), path)
@@ -115,14 +115,14 @@ def precompute(
             output = cast("Path | None", source.store())
     else:
         source = _chosen(context, path, options, beside, stored.format, recursive=recursive)
-    work = Work(source, stored.recipe(vae.dtype, output), output, hash, quiet, batch_size, workers)
+    work = EncodeJob(source, stored.recipe(vae.dtype, output), output, hash, quiet, batch_size, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
 
 
 def _chosen(
-    context: typer.Context, path: list[str], options: RuleOptions, beside: SourceOptions, format: str, *,
+    context: typer.Context, path: list[str], options: RuleArguments, beside: SourceOptions, format: str, *,
     recursive: bool,
 ) -> Chosen:  # fmt: skip
     """The images and buckets that the command line names.

@@ -25,7 +25,7 @@ from kohya_bucket.cli.options import (
     CLIP_SIZE,
     AsJson,
     ClipOptions,
-    RuleOptions,
+    RuleArguments,
     check_output,
     given,
     refuse_beside,
@@ -63,7 +63,7 @@ def simulate(
     ] = None,
     preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
     as_json: AsJson = False,
-    options: RuleOptions,
+    options: RuleArguments,
 ) -> None:
     from kohya_bucket.reports.explain import explain
 
@@ -160,7 +160,7 @@ def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Pa
     return rectangle or (None if file is None else focus_in(options.focus, str(file)))
 
 
-def _with_longer_sides(options: RuleOptions, e: Explanation) -> list[tuple[str, str]]:
+def _with_longer_sides(options: RuleArguments, e: Explanation) -> list[tuple[str, str]]:
     """What the default longest side of buckets costs, as a line; none where it costs nothing."""
     from kohya_bucket.reports.explain import explain
 

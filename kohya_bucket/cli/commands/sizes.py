@@ -19,7 +19,7 @@ from kohya_bucket.cli.options import (
 )
 from kohya_bucket.texts import counted
 
-PARTS = ("build",)
+SUBCOMMANDS = ("build",)
 
 
 def build(

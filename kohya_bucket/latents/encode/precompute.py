@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kohya_bucket.buckets.focus import place_keeping
 from kohya_bucket.buckets.placement import Placement
+from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag, number_of_launch
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
@@ -273,7 +273,7 @@ def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
         )
     placement = getattr(dataset, "placement", None)
     if placement is None:
-        placement = place_keeping(dataset.rule, dataset.sizes, getattr(dataset, "focus", None))
+        placement = place(dataset.rule, dataset.sizes, getattr(dataset, "focus", None))
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]

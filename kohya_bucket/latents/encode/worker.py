@@ -29,9 +29,9 @@ from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.images.resize import resize_and_crop, to_floats
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.fingerprint import Reason, Stale
+from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
-from kohya_bucket.latents.npz.check import settle_npz
+from kohya_bucket.latents.npz.check import ensure_current
 from kohya_bucket.latents.npz.names import has_whole_name
 from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, refuse_foreign, write_npz
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -216,7 +216,7 @@ def prefetch(
         yield done
 
 
-def give_way() -> None:
+def lower_priority() -> None:
     """Let the thread that feeds the encoder go before this one, where all processors are busy decoding."""
     if sys.platform == "linux":  # elsewhere priorities belong to processes
         with contextlib.suppress(OSError):
@@ -386,11 +386,11 @@ class NpzSink:
         self._groups = GroupedSync(self._pool)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        found: list[list[Reason]] = []
+        found: list[list[StaleReason]] = []
         for i, (path, image) in enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True)):
             found.append([])
             try:
-                found[i] = settle_npz(path, self._wanted.entry(i), self._arch, image)[0]
+                found[i] = ensure_current(path, self._wanted.entry(i), self._arch, image)[0]
                 if any(reason.kind is Stale.BROKEN for reason in found[i]):
                     refuse_foreign(path)
             except (LatentStoreError, UnreadableError) as error:
@@ -475,7 +475,7 @@ def encode_missing(
     items = iter(order[missing[order]].tolist())
     ahead = 3 * batch_size + 2 * workers
     writer = Background(sink)
-    with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=give_way) as pool:
+    with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=lower_priority) as pool:
         try:
             started = time.monotonic()
             batches = prefetch(items, wanted, batch_size, pool, ahead, as_floats=encode.on_processor)

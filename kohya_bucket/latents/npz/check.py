@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity, why_stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.npz.names import further_path, usual_name
-from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, bring_over, read_note
+from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, read_note, rekey
 from kohya_bucket.latents.store.entries import StoreEntry
 
 Size = tuple[int, int]
@@ -29,7 +29,7 @@ class FoundNpz:
     path: Path
     keys: str
     as_read: bool
-    reasons: list[Reason]
+    reasons: list[StaleReason]
 
 
 def find_npz(
@@ -45,21 +45,21 @@ def find_npz(
     older than the image, and the crop is in the middle. `ignoring` is as in `why_stale`; the type of the numbers never
     counts, npz hold float32.
     """
-    print_ = wanted.fingerprint
-    bucket = print_.bucket_size
+    fingerprint = wanted.fingerprint
+    bucket = fingerprint.bucket_size
 
-    def judge(file: OpenNpz, keys: str) -> list[Reason]:
-        bad = _why_bad(file, keys, _parts(arch, bucket, print_), wanted.original_size)
+    def judge(file: OpenNpz, keys: str) -> list[StaleReason]:
+        bad = _why_bad(file, keys, _parts(arch, bucket, fingerprint), wanted.original_size)
         if bad is not None:
             return [bad]
         known, reasons = made_from(file, keys, image)
         if known is not None:
-            reasons = why_stale(known, print_, image, ignoring=(Stale.DTYPE, *ignoring)) + reasons
+            reasons = why_stale(known, fingerprint, image, ignoring=(Stale.DTYPE, *ignoring)) + reasons
         else:
-            reasons = why_unknown(print_) + ([] if Stale.SOURCE in ignoring else reasons)
+            reasons = why_unknown(fingerprint) + ([] if Stale.SOURCE in ignoring else reasons)
         # last, since every byte is read
-        damaged = None if reasons else file.damaged(name + keys for name in _parts(arch, bucket, print_))
-        return [Reason(Stale.CHECKSUM, damaged)] if damaged else reasons
+        damaged = None if reasons else file.damaged(name + keys for name in _parts(arch, bucket, fingerprint))
+        return [StaleReason(Stale.CHECKSUM, damaged)] if damaged else reasons
 
     found = _look(path, bucket, arch, judge)
     if found.reasons:
@@ -70,16 +70,16 @@ def find_npz(
     return found
 
 
-def why_unknown(wanted: Fingerprint) -> list[Reason]:
+def why_unknown(wanted: Fingerprint) -> list[StaleReason]:
     """Why latents do not serve of which nothing but the image is known: sd-scripts' own crop is in the middle."""
     pairs = zip(wanted.resized_size, wanted.bucket_size, strict=True)
     middle = tuple((resized - bucket) // 2 for resized, bucket in pairs)
-    return [] if wanted.crop == middle else [Reason(Stale.CROP, "not known", "{}x{}".format(*wanted.crop))]
+    return [] if wanted.crop == middle else [StaleReason(Stale.CROP, "not known", "{}x{}".format(*wanted.crop))]
 
 
-def settle_npz(
+def ensure_current(
     path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
-) -> tuple[list[Reason], bool]:
+) -> tuple[list[StaleReason], bool]:
     """`find_npz`'s reasons; and where latents serve that this family's readers would not take, put them where they do.
 
     Returns the reasons, and whether a file was written. Raises `LatentStoreError` where it cannot be written.
@@ -87,22 +87,22 @@ def settle_npz(
     found = find_npz(path, wanted, arch, image, ignoring=ignoring)
     if found.reasons or found.as_read:
         return found.reasons, False
-    broken = bring_over(found.path, found.keys, path, wanted.fingerprint.bucket_size, arch)
+    broken = rekey(found.path, found.keys, path, wanted.fingerprint.bucket_size, arch)
     return ([broken], False) if broken else ([], True)
 
 
 def holds_npz(path: Path, bucket_size: Size, arch: Architecture) -> bool:
     """Whether there is anything of that size which this family's readers take, good or not."""
 
-    def judge(file: OpenNpz, keys: str) -> list[Reason]:
+    def judge(file: OpenNpz, keys: str) -> list[StaleReason]:
         there = f"latents{keys}" in file.names and file.shape(f"latents{keys}") == arch.shape(bucket_size)
-        return [] if there else [Reason(Stale.MISSING)]
+        return [] if there else [StaleReason(Stale.MISSING)]
 
     found = _look(path, bucket_size, arch, judge)
     return found.as_read and not found.reasons
 
 
-def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz, str], list[Reason]]) -> FoundNpz:
+def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz, str], list[StaleReason]]) -> FoundNpz:
     """The latents in a file for which `judge` has no reasons; else those that there is most to say about."""
     own = arch.key_suffix(bucket)
     try:
@@ -114,44 +114,46 @@ def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz
                 looked.append(FoundNpz(path, keys, as_read, judge(file, keys)))
             return next((found for found in looked if not found.reasons), looked[0])
     except FileNotFoundError:
-        return FoundNpz(path, own, True, [Reason(Stale.MISSING)])
+        return FoundNpz(path, own, True, [StaleReason(Stale.MISSING)])
     except BrokenNpzError as error:
-        return FoundNpz(path, own, True, [Reason(Stale.BROKEN, error or type(error).__name__)])
+        return FoundNpz(path, own, True, [StaleReason(Stale.BROKEN, error or type(error).__name__)])
 
 
-def _parts(arch: Architecture, bucket: Size, print_: Fingerprint) -> dict[str, tuple[int, ...]]:
+def _parts(arch: Architecture, bucket: Size, fingerprint: Fingerprint) -> dict[str, tuple[int, ...]]:
     """The arrays that there must be for a bucket, and their shapes."""
     shape = arch.shape(bucket)
     wanted: dict[str, tuple[int, ...]] = {"latents": shape, "original_size": (2,), "crop_ltrb": (4,)}
-    wanted |= {"latents_flipped": shape} if print_.flip else {}
-    return wanted | ({"alpha_mask": bucket[::-1]} if print_.mask else {})
+    wanted |= {"latents_flipped": shape} if fingerprint.flip else {}
+    return wanted | ({"alpha_mask": bucket[::-1]} if fingerprint.mask else {})
 
 
-def _why_bad(file: OpenNpz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size) -> Reason | None:
+def _why_bad(
+    file: OpenNpz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size
+) -> StaleReason | None:
     if f"latents{keys}" not in file.names:
-        return Reason(Stale.MISSING)
+        return StaleReason(Stale.MISSING)
     for name, expected in wanted.items():
         if name + keys not in file.names:
-            return Reason(Stale.PART, name + keys)
+            return StaleReason(Stale.PART, name + keys)
         found = file.shape(name + keys)
         if found != expected:
-            return Reason(Stale.SHAPE, name, list(found), list(expected))
+            return StaleReason(Stale.SHAPE, name, list(found), list(expected))
         if file.is_cut_off(name + keys):
-            return Reason(Stale.CUT_OFF, name)
+            return StaleReason(Stale.CUT_OFF, name)
     width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
-    return None if (width, height) == original_size else Reason(Stale.IMAGE_SIZE, width, height, *original_size)
+    return None if (width, height) == original_size else StaleReason(Stale.IMAGE_SIZE, width, height, *original_size)
 
 
-def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None, list[Reason]]:
+def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None, list[StaleReason]]:
     """What the note of latents says that they were made from, and why that is not `image`.
 
     Latents without a note are believed, unless their file is older than the image.
     """
     known = read_note(file, keys)
     if known is not None:
-        return known[0], [] if known[1] in ("", image.name) else [Reason(Stale.OTHER_SOURCE, known[1])]
+        return known[0], [] if known[1] in ("", image.name) else [StaleReason(Stale.OTHER_SOURCE, known[1])]
     try:
         older = file.path.stat().st_mtime_ns < source_identity(image)[1]
     except OSError:
-        return None, [Reason(Stale.GONE)]
-    return None, [Reason(Stale.OLDER)] if older else []
+        return None, [StaleReason(Stale.GONE)]
+    return None, [StaleReason(Stale.OLDER)] if older else []

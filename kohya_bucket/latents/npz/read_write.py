@@ -32,7 +32,7 @@ from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_wr
 from kohya_bucket.files import update_file
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
-from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, why_different
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, why_different
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
 
 
@@ -353,7 +353,7 @@ def write_npz(
     _put(path, parts, bucket_size, arch, sync=sync)
 
 
-def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture) -> Reason | None:
+def rekey(source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture) -> StaleReason | None:
     """Put the latents of `source` whose keys end in `keys` where a reader of this family finds them in `path`.
 
     Nothing is encoded, and every array stays what it is. In one file they are moved; another `source` stays as it is.
@@ -363,7 +363,7 @@ def bring_over(source: Path, keys: str, path: Path, bucket_size: Size, arch: Arc
         with OpenNpz(source) as file:
             parts = {part: file.array(part + keys) for part in _PARTS if part + keys in file.names}
     except (FileNotFoundError, BrokenNpzError) as error:
-        return Reason(Stale.BROKEN, error or type(error).__name__)
+        return StaleReason(Stale.BROKEN, error or type(error).__name__)
     if "latents" in parts:  # or else another process was faster
         _put(path, parts, bucket_size, arch)
     return None
@@ -548,7 +548,7 @@ def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "
 def check_text_npz(
     path: str | os.PathLike[str], required: Iterable[str] = (), caption: Caption | None = None,
     encoding: Encoding | None = None,
-) -> Reason | None:  # fmt: skip
+) -> StaleReason | None:  # fmt: skip
     """Why cached outputs cannot be used, or None: every byte is read, so what is broken shows.
 
     With `caption`, those of another one, or saved with another `caption_dropout_rate`, which is trained with, are
@@ -557,18 +557,18 @@ def check_text_npz(
     try:
         with OpenNpz(Path(path)) as file:
             if missing := [name for name in required if name not in file.names]:
-                return Reason(Stale.PART, missing[0])
+                return StaleReason(Stale.PART, missing[0])
             if damaged := file.damaged():
-                return Reason(Stale.CHECKSUM, damaged)
+                return StaleReason(Stale.CHECKSUM, damaged)
             said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
             rate = None
             if caption is not None and DROPOUT_KEY in file.names:
                 with as_damage(DROPOUT_KEY, error=BrokenNpzError):
                     rate = float(file.array(DROPOUT_KEY))
     except FileNotFoundError:
-        return Reason(Stale.MISSING)
+        return StaleReason(Stale.MISSING)
     except BrokenNpzError as error:
-        return Reason(Stale.BROKEN, error or type(error).__name__)
+        return StaleReason(Stale.BROKEN, error or type(error).__name__)
     stored = {
         "source_hash": content_hash(said[CAPTION_KEY]) if CAPTION_KEY in said else "",
         "vae": said.get(ENCODERS_KEY, b"").decode("ascii", "replace"),
@@ -578,5 +578,5 @@ def check_text_npz(
     for reason in why_different(stored, wanted):
         return reason
     if caption is not None and rate not in (None, float(np.float32(caption.dropout))):
-        return Reason(Stale.DROPOUT, rate, caption.dropout)
+        return StaleReason(Stale.DROPOUT, rate, caption.dropout)
     return None

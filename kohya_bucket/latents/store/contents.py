@@ -313,7 +313,7 @@ class Assigned:
         return hashlib.blake2b(f"{self.key} {self.above} {number}".encode(), digest_size=8).hexdigest()
 
 
-class Generations:
+class SequenceNumbers:
     """The greatest number that others have taken in a store, as one writer sees it."""
 
     def __init__(self, layout: Layout) -> None:

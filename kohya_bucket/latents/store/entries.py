@@ -24,7 +24,7 @@ from kohya_bucket.latents.store.shards import KINDS, ShardInfo
 
 Columns = Mapping[str, Any]  # by a column's name, one value for each row
 SIDES = ("left", "top", "right", "bottom")
-PARTS = {
+NUMBER_COLUMNS = {
     **{f"{name}_size": (f"{name}_width", f"{name}_height") for name in ("bucket", "resized", "original")},
     "crop": ("crop_left", "crop_top"),
     "crop_ltrb": tuple(f"ltrb_{side}" for side in SIDES),
@@ -59,7 +59,7 @@ class StoreEntry:
         """The item's columns, of one row, see `placed`."""
         row = vars(self) | vars(self.fingerprint)
         del row["fingerprint"]
-        for name, columns in PARTS.items():
+        for name, columns in NUMBER_COLUMNS.items():
             row |= zip(columns, row.pop(name), strict=True)
         return {name: [value] for name, value in row.items()}
 
@@ -196,7 +196,8 @@ class ItemTable:
     def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
         known: dict[str, Any] = {
-            name: tuple([self.column(column)[i].item() for column in columns]) for name, columns in PARTS.items()
+            name: tuple([self.column(column)[i].item() for column in columns])
+            for name, columns in NUMBER_COLUMNS.items()
         }
         known |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
         known |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption")}
@@ -210,7 +211,7 @@ class ItemTable:
             words, codes = self.words(name)
             found[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
         for name in ("bucket_size", "resized_size", "crop"):
-            found[name] = np.stack([self.column(column)[rows] for column in PARTS[name]], axis=1)
+            found[name] = np.stack([self.column(column)[rows] for column in NUMBER_COLUMNS[name]], axis=1)
         return found
 
     def source_columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -224,7 +225,7 @@ class ItemTable:
 
     def crop_ltrb(self, i: int) -> tuple[float, float, float, float]:
         """sd-scripts' conditioning box of item `i`."""
-        left, top, right, bottom = (float(self.column(name)[i]) for name in PARTS["crop_ltrb"])
+        left, top, right, bottom = (float(self.column(name)[i]) for name in NUMBER_COLUMNS["crop_ltrb"])
         return left, top, right, bottom
 
     def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:
@@ -275,7 +276,7 @@ class ItemTable:
         return table
 
 
-MOST_NUMBER = 2**63 - 2**32  # so that there are numbers above it, see `Generations`
+MOST_NUMBER = 2**63 - 2**32  # so that there are numbers above it, see `SequenceNumbers`
 _POSITIVE = ("bucket_width", "bucket_height", "resized_width", "resized_height", "original_width", "original_height")
 _PLACES = ("crop_left", "crop_top")
 _DTYPES = (*LATENT_DTYPES, EXACT)

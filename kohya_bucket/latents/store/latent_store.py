@@ -19,7 +19,7 @@ from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import Layout, remedy
-from kohya_bucket.latents.store.remote_shards import RemoteShards, Rows, shard_files
+from kohya_bucket.latents.store.remote_shards import RemoteShards, RowRange, shard_files
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
 from kohya_bucket.latents.store.storage import RemotePath, is_there
 from kohya_bucket.texts import counted, one_line, some
@@ -130,18 +130,18 @@ class LatentStore(ItemTable):
             for k, i in enumerate(indices):
                 info, row = self.info(int(i)), int(self._row[i])
                 if info.arrays:
-                    spans.append(Rows(info, SPANS, row, row + 1))
+                    spans.append(RowRange(info, SPANS, row, row + 1))
                     continue
                 for name in info.tensors if tensors is None else tensors[k]:
                     row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
                     if row >= 0 and name in info.tensors:
-                        wanted.append(Rows(info, name, row, row + 1))
+                        wanted.append(RowRange(info, name, row, row + 1))
             self._files.expect(spans)  # which say where the arrays of texts lie
             for one in spans:
                 places = self._files.tensors(one.info)[SPANS][one.start]
                 for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
                     if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
-                        wanted.append(Rows(one.info, name, start, start + rows))
+                        wanted.append(RowRange(one.info, name, start, start + rows))
             self._files.expect([*spans, *wanted])
 
     def expect_latents(

@@ -54,7 +54,7 @@ _STORE = re.compile(r"[0-9a-f]{16}")
 _LOOK = 5.0  # seconds after which files that other processes let go of are let go of here, too
 
 
-class Rows(NamedTuple):
+class RowRange(NamedTuple):
     """Rows `start` to `stop` of one tensor of a shard."""
 
     info: ShardInfo
@@ -76,8 +76,8 @@ class RemoteRows:
     def __getitem__(self, at: int | slice) -> npt.NDArray[Any]:
         if isinstance(at, slice):
             start, stop, _ = at.indices(len(self))
-            return self._shards.rows(Rows(self._info, self._name, start, max(start, stop)))
-        return np.asarray(self._shards.rows(Rows(self._info, self._name, at, at + 1))[0])
+            return self._shards.rows(RowRange(self._info, self._name, start, max(start, stop)))
+        return np.asarray(self._shards.rows(RowRange(self._info, self._name, at, at + 1))[0])
 
 
 class RemoteShards(MappedShards):
@@ -120,7 +120,7 @@ class RemoteShards(MappedShards):
         """The same, without what this node keeps."""
         return RemoteShards(self._remote, NodeCache(os.fspath(self._remote.parent), limit=0), False)
 
-    def expect(self, wanted: Iterable[Rows]) -> None:
+    def expect(self, wanted: Iterable[RowRange]) -> None:
         """Ask at once for what will be read now, of shards that are not on this node."""
         rows = {self._range(one): one for one in wanted}
         if rows.keys() <= self._asked.keys():
@@ -129,7 +129,7 @@ class RemoteShards(MappedShards):
         away = [at for at, one in rows.items() if isinstance(there[one.info.name].get(one.tensor), RemoteRows)]
         self._asked = dict(zip(away, self._read(away), strict=True))
 
-    def rows(self, wanted: Rows) -> npt.NDArray[Any]:
+    def rows(self, wanted: RowRange) -> npt.NDArray[Any]:
         """[stop - start, …] of a tensor, asked for if it was not."""
         at = self._range(wanted)
         data, spec = self._asked.get(at), wanted.info.tensors[wanted.tensor]
@@ -144,7 +144,7 @@ class RemoteShards(MappedShards):
         self._cache.discard(info.name)
         return True
 
-    def _range(self, wanted: Rows) -> Range:
+    def _range(self, wanted: RowRange) -> Range:
         spec = wanted.info.tensors[wanted.tensor]
         each = math.prod(spec.shape[1:]) * carrier(spec.dtype).itemsize
         url = os.fspath(self._remote / wanted.info.name)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.architectures import LatentSpace
-from kohya_bucket.latents.store.contents import Assigned, Generations
+from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, arrow, encode, placed, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -84,19 +84,19 @@ class StoreWriter:
         self._shard_bytes = shard_bytes
         self._flush_seconds = flush_seconds
         self._pending: dict[tuple[Any, ...], _Pending] = {}  # by what the rows of a shard have in common
-        self._assigned, self._generations = assigned, Generations(self.layout)
+        self._assigned, self._sequence_numbers = assigned, SequenceNumbers(self.layout)
         self.shards: list[str] = []
         self._added = 0
         self._flushed = time.monotonic()
 
     def add(
         self, entry: StoreEntry, plain: Bits, *, flipped: Bits | None = None, mask: npt.NDArray[np.uint8] | None = None,
-        space: LatentSpace, written_ns: int | None = None,
+        space: LatentSpace, sequence: int | None = None,
     ) -> None:  # fmt: skip
         """Add one item; as `add_rows`, without the first axis."""
         self.add_rows(
             entry.rows(), plain[None], flipped=None if flipped is None else flipped[None], masks=[mask], space=space,
-            numbers=None if written_ns is None else [written_ns],
+            numbers=None if sequence is None else [sequence],
         )  # fmt: skip
 
     def add_rows(
@@ -111,7 +111,7 @@ class StoreWriter:
             flipped: the same of the mirrored images.
             masks: B alpha channels [H, W] of the bucket's pixels, None where the image is opaque; None: not stored.
             space: what the numbers mean.
-            numbers: those that decide between two items of one key, see `Generations`; None: above all that are in
+            numbers: those that decide between two items of one key, see `SequenceNumbers`; None: above all that are in
                 the store when this is committed.
         """
         common = tuple(rows[name][0] for name in _OF_A_SHARD)
@@ -130,13 +130,13 @@ class StoreWriter:
                 pending.masks.append(alpha)
         self._added_to(key, rows, len(plain), numbers, (plain, flipped, *masks))
 
-    def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, written_ns: int | None = None) -> None:
+    def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, sequence: int | None = None) -> None:
         """Add a caption.
 
         Args:
             entry: see `Caption.entry`.
             arrays: its outputs by name, packed.
-            written_ns: as for `add`.
+            sequence: as for `add`.
 
         Raises:
             LatentStoreError: as `check_outputs`.
@@ -147,7 +147,7 @@ class StoreWriter:
         pending = self._pending.setdefault(key, _Pending())
         pending.texts.append(item)
         pending.mask_rows.append(-2)
-        numbers = None if written_ns is None else [written_ns]
+        numbers = None if sequence is None else [sequence]
         self._added_to(key, entry.rows(), 1, numbers, [packed.bits for packed in item.values()])
 
     def _added_to(
@@ -172,7 +172,7 @@ class StoreWriter:
         self._flushed = time.monotonic()
 
     def _greatest(self) -> int:
-        return self._generations.greatest(self.shards) if self._assigned is None else self._assigned.above
+        return self._sequence_numbers.greatest(self.shards) if self._assigned is None else self._assigned.above
 
     def __enter__(self) -> StoreWriter:
         return self

@@ -20,7 +20,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import parse_json, parse_toml, read_regular
 from kohya_bucket.trainers.door.findings import Findings
 
-Place = tuple[str | int, ...]
+TablePath = tuple[str | int, ...]
 
 _ENDINGS = (".toml", ".json")
 
@@ -30,7 +30,7 @@ _WINDOWS_PATH = re.compile(r"\"(?:[A-Za-z]:|\\)\\?[^\"]*\"")
 
 
 @dataclass(frozen=True)
-class Source:
+class ConfigSource:
     """A config file's content.
 
     Attributes:
@@ -42,7 +42,7 @@ class Source:
 
     path: Path | None
     data: dict[str, Any]
-    lines: Mapping[Place, int] = field(default_factory=dict)
+    lines: Mapping[TablePath, int] = field(default_factory=dict)
     text: str = ""
 
     def line_of(self, *place: str | int) -> str:
@@ -51,7 +51,7 @@ class Source:
         return f"line {line}, " if line else ""
 
 
-def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> Source:
+def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> ConfigSource:
     """Read a dataset config, `.toml` or `.json`.
 
     Args:
@@ -69,7 +69,7 @@ def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> So
         raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")
     text = _decode(file, trainer)
     data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
-    return Source(file, data, {} if suffix == ".json" else _line_numbers(text), text)
+    return ConfigSource(file, data, {} if suffix == ".json" else _line_numbers(text), text)
 
 
 def _for_folder(folder: Path) -> str:
@@ -156,11 +156,11 @@ def _unclosed_list(text: str) -> int | None:
     return opened if depth else None
 
 
-def _line_numbers(text: str) -> dict[Place, int]:
+def _line_numbers(text: str) -> dict[TablePath, int]:
     """Where each table and key stands. An approximation for messages: it reads headers and `key =` only."""
-    lines: dict[Place, int] = {}
-    counts: dict[Place, int] = {}
-    place: Place = ()
+    lines: dict[TablePath, int] = {}
+    counts: dict[TablePath, int] = {}
+    place: TablePath = ()
     for number, line in enumerate(text.split("\n"), 1):
         header = _HEADER.match(line)
         if header:
@@ -257,7 +257,7 @@ def check_range(name: str, value: Any, allowed: Type, place: str, findings: Find
 
 
 def read_table(
-    table: Any, known: Mapping[str, Type], at: Place, name: str, source: Source, findings: Findings,
+    table: Any, known: Mapping[str, Type], at: TablePath, name: str, source: ConfigSource, findings: Findings,
     unknown: Callable[[str], tuple[str, str, str]],
 ) -> dict[str, Any]:  # fmt: skip
     """The keys of one table that a trainer takes, with their values as it takes them; the others are reported.

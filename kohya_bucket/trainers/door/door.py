@@ -80,7 +80,7 @@ class TrainerDoor(ABC):
         """The module that tells this trainer from others; None while it is not imported."""
 
     @abstractmethod
-    def subjects(self) -> Sequence[Subject]:
+    def subjects(self) -> Sequence[SeamGroup]:
         """Its seams; asked for when the home is imported."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ class TrainerDoor(ABC):
         self._take_options(*([("dataset config", table)] if table is not None else []))
         return {key: value for key, value in user_config.items() if key != TABLE} if table is not None else user_config
 
-    def leave(self, subject: Subject, why: str) -> None:
+    def leave(self, subject: SeamGroup, why: str) -> None:
         """Leave a subject to the trainer from now on; end the run if it orders epochs."""
         if subject.orders_epochs:
             self.end(f"{self.trainer} {self.describe()}: {why}")
@@ -214,14 +214,14 @@ class TrainerDoor(ABC):
         if is_first_process() and not self.quiet:
             logger.warning("%s. A training that is started like this will end before its first step", self.refusal)
 
-    def _report(self, seams: int, replaced: Sequence[Replacement], wrong: Iterable[Subject]) -> None:
+    def _report(self, seams: int, replaced: Sequence[Replacement], wrong: Iterable[SeamGroup]) -> None:
         logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
                     len(replaced))  # fmt: skip
         logger.debug("replaced: %s", ", ".join(f"{getattr(r.owner, '__name__', r.owner)}.{r.name}" for r in replaced))
         for subject in wrong:
             self._say(subject)
 
-    def _say(self, subject: Subject) -> None:
+    def _say(self, subject: SeamGroup) -> None:
         logger.warning("%s: this version is not known there (%s)", subject.text, self.unknown[subject.name])
 
     def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
@@ -317,7 +317,7 @@ def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
 _MISSING = object()
 
 
-class Place(NamedTuple):
+class Replaced(NamedTuple):
     """Where a replacement stands, its first argument: what was there, and the door that replaced it."""
 
     original: Any
@@ -335,7 +335,7 @@ class Seam:
     Attributes:
         path: a class, function or member of a class, by the name that the trainer gives it.
         checks: what must hold there.
-        replacement: a class, or a function of a `Place` and of the original's arguments; None if the original stays.
+        replacement: a class, or a function of a `Replaced` and of the original's arguments; None if the original stays.
         only: all parameters whose values have no consequences that the adapter does not know; none: any.
         defaults: class of the trainer that has defaults of parameters that have none in the signature.
         when: whether a checkout has it, where only some versions do.
@@ -370,11 +370,11 @@ class Seam:
         """Whether something else is put there."""
         return self.replacement is not None or bool(self.only)
 
-    def replaced(self, original: Any, door: TrainerDoor, subject: Subject) -> Any:
+    def replaced(self, original: Any, door: TrainerDoor, subject: SeamGroup) -> Any:
         """What is put there."""
         if inspect.isclass(self.replacement):
             return self.replacement
-        place, replacement, takes = Place(original, door), self.replacement or _pass_on, self._signature
+        place, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
         theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
         first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
         known = {"self", *(self.only or named)}
@@ -412,7 +412,7 @@ class Seam:
         return ""
 
 
-def _pass_on(place: Place, *args: Any, **kwargs: Any) -> Any:
+def _pass_on(place: Replaced, *args: Any, **kwargs: Any) -> Any:
     return place.original(*args, **kwargs)
 
 
@@ -437,7 +437,7 @@ def calling_frame() -> FrameType:
 
 
 @dataclass(frozen=True)
-class Subject:
+class SeamGroup:
     """Seams that stand or fall together.
 
     Attributes:

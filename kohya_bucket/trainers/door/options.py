@@ -28,7 +28,7 @@ from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import RemainderPolicy
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
-from kohya_bucket.trainers.door.config_source import Source
+from kohya_bucket.trainers.door.config_source import ConfigSource
 from kohya_bucket.trainers.door.findings import Findings
 
 TABLE = "kohya_bucket"
@@ -175,7 +175,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
         return required(cls._merged(tables, findings), findings)
 
     @classmethod
-    def of_config(cls, source: Source, findings: Findings) -> AdapterOptions | None:
+    def of_config(cls, source: ConfigSource, findings: Findings) -> AdapterOptions | None:
         """The table of a config over that of the environment; None where there are mistakes, all of which are added."""
         folder = Path() if source.path is None else source.path.parent
         own = [(source, rooted(source.data[TABLE], folder))] if TABLE in source.data else []
@@ -186,12 +186,12 @@ class AdapterOptions(RuleOptions, EpochOptions):
             return None
 
     @classmethod
-    def _merged(cls, tables: Iterable[tuple[str | Source, Any]], findings: Findings) -> AdapterOptions | None:
+    def _merged(cls, tables: Iterable[tuple[str | ConfigSource, Any]], findings: Findings) -> AdapterOptions | None:
         merged: dict[str, Any] = {}
         places: dict[str, str] = {}
         mistakes = Findings()
         for place, table in tables:
-            at = place.line_of if isinstance(place, Source) else lambda *_, place=place: place
+            at = place.line_of if isinstance(place, ConfigSource) else lambda *_, place=place: place
             for key, value in table.items() if isinstance(table, Mapping) else ():
                 places[key] = at(TABLE, key).rstrip(", ")
                 try:

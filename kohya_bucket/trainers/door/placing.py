@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketSet, Placement
 from kohya_bucket.buckets.bucket import Bucket
-from kohya_bucket.buckets.focus import focused, place_keeping
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
@@ -148,8 +149,8 @@ class PlacedDataset:
         """[N] int32 position in `buckets`, or [N, R] for R resolutions; -1 without a bucket."""
         ids = np.full((len(self.keys), len(self._places)), -1, dtype=np.int32)
         first = 0
-        for column, (place, (values, inverse)) in enumerate(zip(self._places, self._distinct, strict=True)):
-            ids[place.placed, column] = inverse + first
+        for column, (placement, (values, inverse)) in enumerate(zip(self._places, self._distinct, strict=True)):
+            ids[placement.placed, column] = inverse + first
             first += len(values)
         return ids if self.per_resolution else ids[:, 0]
 
@@ -173,9 +174,9 @@ class PlacedDataset:
     def placed_at(self, image: int, bucket: int) -> Placement:
         """The placement of one image in any bucket, its own or one that it is moved to."""
         size = self.buckets[bucket]
-        place = self._places[int(self.resolution_of_bucket[bucket])]
-        if place.bucket_index[image] >= 0 and tuple(place.bucket_sizes[image].tolist()) == size:
-            return place.select(np.array([image]))
+        placement = self._places[int(self.resolution_of_bucket[bucket])]
+        if placement.bucket_index[image] >= 0 and tuple(placement.bucket_sizes[image].tolist()) == size:
+            return placement.select(np.array([image]))
         if self.sizes is None:
             raise ConfigError(f"{self.keys[image]} is to be trained at {size[0]}x{size[1]}, but its size is not known")
         only = BucketSet.from_dims([size])
@@ -190,7 +191,7 @@ class PlacedDataset:
 
     def bucket_info(self) -> dict[str, Any]:
         """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
-        errors = np.concatenate([place.aspect_errors[place.placed] for place in self._places])
+        errors = np.concatenate([placement.aspect_errors[placement.placed] for placement in self._places])
         return {
             "buckets": {
                 i: {"resolution": size, "count": int(count)}
@@ -203,7 +204,7 @@ class PlacedDataset:
     def rows(self, counts: BucketCounts) -> list[BucketRow]:
         """One row per bucket in use, in `buckets` order; `counts` are of the epoch's plan."""
         image, bucket = self.pairs
-        losses = np.stack([place.crop_loss for place in self._places])[self.resolution_of_bucket[bucket], image]
+        losses = np.stack([placement.crop_loss for placement in self._places])[self.resolution_of_bucket[bucket], image]
         return bucket_rows([Bucket(*size) for size in self.buckets], bucket, losses, counts)
 
 
@@ -283,7 +284,7 @@ def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: b
 
 
 def place_all(
-    keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, place: Callable[[Any], Placement] | None = None,
+    keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, prescribed: Callable[[Any], Placement] | None = None,
     focus: FloatArray | None = None,
 ) -> tuple[Placement, ...]:  # fmt: skip
     """The placements of a dataset's images: one, or with `resolutions` one per resolution.
@@ -293,20 +294,20 @@ def place_all(
 
     Args:
         sizes: [N, 2] (width, height); (0, 0) where unreadable.
-        place: in place of the rule that keys and options ask for, where there is one resolution.
+        prescribed: in place of the rule that keys and options ask for, where there is one resolution.
         focus: [N, 4] what crops must keep, see `buckets/focus.py`.
 
     Raises:
         ConfigError, BucketSettingsError: what `rule_for` refuses, with the resolution.
     """
     if not options.resolutions:
-        if place is not None:  # with metadata's buckets, a focus is refused
-            return (place(sizes),)
-        return (place_keeping(rule_for(keys, options, sizes), sizes, focus),)
+        if prescribed is not None:  # with metadata's buckets, a focus is refused
+            return (prescribed(sizes),)
+        return (place(rule_for(keys, options, sizes), sizes, focus),)
     columns: list[Placement] = []
     for one in at_resolutions(keys, options):
         try:
-            placement = place_keeping(rule_for(one, options, sizes), sizes, focus)
+            placement = place(rule_for(one, options, sizes), sizes, focus)
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error

@@ -19,7 +19,7 @@ _GRID = FrameGrid()
 
 
 @dataclass(frozen=True)
-class Architecture:
+class Family:
     """One model family.
 
     Attributes:
@@ -66,7 +66,7 @@ class Architecture:
     needs_control: bool = False
 
 
-ANY = Architecture("", "", "any model but HiDream-O1 and MiniMax-H3", ())
+ANY = Family("", "", "any model but HiDream-O1 and MiniMax-H3", ())
 """What all but two have in common, used when no model is named."""
 
 _H3_GRID = FrameGrid(17, 5, (5, 2))
@@ -74,10 +74,10 @@ _H3_GRID = FrameGrid(17, 5, (5, 2))
 
 def _family(
     name: str, full_name: str, title: str, program: str, trained: bool = True, **more: Any
-) -> tuple[str, Architecture]:
+) -> tuple[str, Family]:
     """One whose trainers and caching programs begin with `program`."""
     names = {"latents": f"{program}_cache_latents", "text": f"{program}_cache_text_encoder_outputs"} | more
-    return name, Architecture(name, full_name, title, (f"{program}_train",) if trained else (), **names)
+    return name, Family(name, full_name, title, (f"{program}_train",) if trained else (), **names)
 
 
 ARCHITECTURES = dict(
@@ -107,7 +107,7 @@ ARCHITECTURES = dict(
 )  # fmt: skip
 
 
-def architecture_named(word: str | None) -> Architecture:
+def architecture_named(word: str | None) -> Family:
     """The family that a name (`wan`, `hunyuan_video`) or a trainer's file (`wan_train_network.py`) stands for.
 
     None stands for `ANY`.
@@ -117,7 +117,7 @@ def architecture_named(word: str | None) -> Architecture:
     """
     if word is None:
         return ANY
-    known: dict[str, Architecture] = {}
+    known: dict[str, Family] = {}
     for family in ARCHITECTURES.values():
         known |= {_plain(name): family for name in (family.name, family.full_name, family.title)}
     file = word.replace("\\", "/").rpartition("/")[2]

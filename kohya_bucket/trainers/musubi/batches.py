@@ -15,20 +15,20 @@ import numpy as np
 
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.placing import ItemsInBuckets
-from kohya_bucket.trainers.musubi.objects import BatchManager, Group, Item
+from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Group
 
 
 @dataclass(frozen=True)
 class CachedItems(ItemsInBuckets):
     """N items of one data set, in an order that no file system decides, with musubi-tuner's own records of them."""
 
-    items: list[Item]
+    items: list[CachedItem]
 
     @classmethod
     def of(cls, manager: BatchManager) -> CachedItems:
         """What a data set has found, each item once; musubi-tuner holds an item as often as it is repeated."""
         bucket_keys = sorted(manager.buckets, key=repr)
-        rows: list[tuple[str, int, int, Item]] = []
+        rows: list[tuple[str, int, int, CachedItem]] = []
         for k, bucket in enumerate(bucket_keys):
             times = Counter(str(item.latent_cache_path) for item in manager.buckets[bucket])
             items = {str(item.latent_cache_path): item for item in reversed(manager.buckets[bucket])}

@@ -24,7 +24,7 @@ from typing import Any
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import replacing
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason
 from kohya_bucket.latents.npz.read_write import NOTE
 
 _TEXTS = "__metadata__"
@@ -201,7 +201,7 @@ def made_by(arguments: Namespace | None) -> MadeBy:
     return out
 
 
-def why_made_otherwise(stored: MadeBy, wanted: MadeBy, *, text: bool) -> list[Reason]:
+def why_made_otherwise(stored: MadeBy, wanted: MadeBy, *, text: bool) -> list[StaleReason]:
     """Reasons why what was made by `stored` does not serve; what either side leaves unsaid matches."""
     reasons = []
     for name in sorted(stored.keys() & wanted.keys()):
@@ -209,11 +209,11 @@ def why_made_otherwise(stored: MadeBy, wanted: MadeBy, *, text: bool) -> list[Re
         if before == now:
             continue
         if name == "vae":
-            reasons.append(Reason(Stale.VAE, before[:8], now[:8]))
+            reasons.append(StaleReason(Stale.VAE, before[:8], now[:8]))
         elif text and name.startswith(_ENCODERS) and not name.endswith("dtype"):
-            reasons.append(Reason(Stale.ENCODERS))
+            reasons.append(StaleReason(Stale.ENCODERS))
         else:
-            reasons.append(Reason(Stale.OPTION, f"--{name}", before[:40], now[:40]))
+            reasons.append(StaleReason(Stale.OPTION, f"--{name}", before[:40], now[:40]))
     return list(dict.fromkeys(reasons))
 
 

@@ -18,10 +18,10 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Reason, Stale, why_stale
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Stale, StaleReason, why_stale
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import focus_of
-from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, Architecture
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, Family
 from kohya_bucket.trainers.musubi.cache_files import (
     REPAIRED,
     BrokenFileError,
@@ -36,19 +36,19 @@ from kohya_bucket.trainers.musubi.cache_files import (
 )
 from kohya_bucket.trainers.musubi.checkout import repaired_encoder
 from kohya_bucket.trainers.musubi.items import CacheName, Source, clip_of_text, identity, table_of
-from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, DatasetKeys
+from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, CommonKeys
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 
 Focus = tuple[float, ...]
 """Left, top, right and bottom of what a crop keeps, in shares of the picture."""
 
-_COMMON = {*SOURCES, *(key.name for key in fields(DatasetKeys))}
+_COMMON = {*SOURCES, *(key.name for key in fields(CommonKeys))}
 _OF_IMAGES = [name for name in (*IMAGES, *DEPRECATED) if name not in _COMMON]
 _OF_CLIPS = ["resolution", *(name for name in CLIPS if name not in _COMMON)]
 _OF_TEXT = ["resolution", "enable_bucket", "bucket_no_upscale"]
 _WINDOW, _WINDOWED = "fp_latent_window_size", ("fp", "wan")
 _FOCUS = "focus"
-_UNSAID: Settings = {"bucket_no_upscale": False, "further keys": "", _FOCUS: None}
+_IMPLIED_DEFAULTS: Settings = {"bucket_no_upscale": False, "further keys": "", _FOCUS: None}
 """What notes did not say while nothing else was possible."""
 
 
@@ -81,7 +81,7 @@ def fingerprint_of(
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCaches:
     """What there is of an item's latents, or of its caption's outputs.
 
     Attributes:
@@ -91,7 +91,7 @@ class Found:
     """
 
     files: tuple[str, ...] = ()
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[StaleReason, ...] = ()
     latents: tuple[tuple[CacheName, TensorFile], ...] = ()
 
 
@@ -121,7 +121,7 @@ class Caches:
                 "a data set of a list has no cache_directory, and there is no folder to take for it: set one"
             )
         self.folder, name = Path(self.dataset.cache_directory), self.dataset.architecture
-        self.family: Architecture = ARCHITECTURES[name]
+        self.family: Family = ARCHITECTURES[name]
         self.clips = holds_clips(self.dataset)
         self.per_clip = self.clips and self.family.per_clip
         self.repair = repaired_encoder(self.package, name)
@@ -177,9 +177,9 @@ class Caches:
         given[_FOCUS] = self.focus.get(source.number) if several else None
         return dict(json.loads(json.dumps(given)))
 
-    def latents(self, source: Source) -> Found:
+    def latents(self, source: Source) -> FoundCaches:
         """What there is of an item's latents."""
-        reasons = [Reason(Stale.MISSING)]
+        reasons = [StaleReason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):
             header, why = _read(Path(name.path))
@@ -200,14 +200,14 @@ class Caches:
             wanted = [(clip, section) for clip in clips for section in self._sections(clip[1])]
             chosen = [have[one] for one in wanted] if all(one in have for one in wanted) else []
         files = tuple(os.path.basename(name.path) for name, _ in chosen)
-        return Found(files, latents=tuple(chosen)) if chosen else Found(reasons=tuple(reasons))
+        return FoundCaches(files, latents=tuple(chosen)) if chosen else FoundCaches(reasons=tuple(reasons))
 
     def _sections(self, frames: int) -> Iterable[int | None]:
         """The files of a clip of so many frames."""
         window = int(getattr(self.dataset, _WINDOW, 9))
         return range(max(1, (frames - 1) // 4 // window)) if self.family.in_sections else [None]
 
-    def _why_latents(self, source: Source, name: CacheName, header: TensorFile, note: Note | None) -> list[Reason]:
+    def _why_latents(self, source: Source, name: CacheName, header: TensorFile, note: Note | None) -> list[StaleReason]:
         bucket = self.selector.get_bucket_resolution(name.size)
         if self.clips and bucket != name.size:  # the size is that of the resized frames, and a bucket's is its own
             return [_other_bucket(name.size, bucket)]
@@ -227,12 +227,12 @@ class Caches:
         wanted = fingerprint_of(identity_in(stored), name.size, at, stored.vae, stored.dtype, focus)
         reasons = why_changed(source.files, note.files)
         reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
-        reasons += _why_set_otherwise(_UNSAID | note.settings, self.settings_of(source, text=False))
+        reasons += _why_set_otherwise(_IMPLIED_DEFAULTS | note.settings, self.settings_of(source, text=False))
         return reasons + why_made_otherwise(note.made_by, self.made_by, text=False)
 
     def _why_unmarked_image(
         self, source: Source, name: CacheName, header: TensorFile, bucket: tuple[int, int]
-    ) -> list[Reason]:
+    ) -> list[StaleReason]:
         """Of an image of another size, or of another bucket."""
         from PIL import Image
 
@@ -242,12 +242,12 @@ class Caches:
         except Exception:  # what it is of cannot be read, which is said elsewhere
             return []
         if size != name.size:
-            return [Reason(Stale.IMAGE_SIZE, *name.size, *size)]
+            return [StaleReason(Stale.IMAGE_SIZE, *name.size, *size)]
         return self._why_other_bucket(header, bucket)
 
     def _why_unmarked_clip(
         self, source: Source, name: CacheName, header: TensorFile, bucket: tuple[int, int]
-    ) -> list[Reason]:
+    ) -> list[StaleReason]:
         """Of another bucket, or a clip that the data set's settings do not make."""
         if self.selector.no_upscale:  # then a clip's bucket depends on its size in the file
             width, height = read_clips(source.files[:1]).sizes[0].tolist()
@@ -262,14 +262,14 @@ class Caches:
             if data.frame_extraction == "full":
                 fits = first == 0 and frames <= data.max_frames
             if not fits:
-                return [Reason(Stale.CLIP, frames, first)]
+                return [StaleReason(Stale.CLIP, frames, first)]
         return self._why_other_bucket(header, bucket)
 
-    def _why_other_bucket(self, header: TensorFile, bucket: tuple[int, int]) -> list[Reason]:
+    def _why_other_bucket(self, header: TensorFile, bucket: tuple[int, int]) -> list[StaleReason]:
         """By the names of the tensors, which hold the size of the latents that are trained."""
         found = next(filter(None, map(_MAIN.match, header.shapes)), None)
         if found is None:
-            return [Reason(Stale.PART, "latents")]
+            return [StaleReason(Stale.PART, "latents")]
         stride, grown = self.family.stride, self.family.grown_to
         size = int(found[2]) * stride, int(found[1]) * stride
         fitting = (bucket, [-(-side // grown) * grown for side in bucket])
@@ -278,13 +278,13 @@ class Caches:
 
     def text(
         self, source: Source, caption: str, begin: str = "", clips: Sequence[tuple[int, int]] | None = None
-    ) -> Found:
+    ) -> FoundCaches:
         """What there is of a caption's outputs; with `begin`, only that pass of several is asked for.
 
         Where each clip has its own, all of `clips` must have them; of those that the files themselves name, where
         the clips are not listed anywhere.
         """
-        reasons = [Reason(Stale.MISSING)]
+        reasons = [StaleReason(Stale.MISSING)]
         good: dict[tuple[int, int] | None, Note | None] = {}
         for clip in self._texts_of_clips.get(source.stem, ()) if self.per_clip else [None]:
             why, note = self._why_text(source, self.text_path(source, clip), caption, begin)
@@ -297,31 +297,33 @@ class Caches:
             every = named[0] if named else sorted(clip for clip in good if clip is not None)
             wanted = every if clips is None else clips
         if not wanted or any(clip not in good for clip in wanted):
-            return Found(reasons=tuple(reasons))
-        return Found(tuple(self.text_path(source, clip).name for clip in wanted))
+            return FoundCaches(reasons=tuple(reasons))
+        return FoundCaches(tuple(self.text_path(source, clip).name for clip in wanted))
 
-    def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> tuple[list[Reason], Note | None]:
+    def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> tuple[list[StaleReason], Note | None]:
         """Why a file does not serve, and its note."""
         header, why = _read(path)
         if header is None:
             return why, None
         if header.texts.get("caption1", caption) != caption:
-            return [Reason(Stale.CAPTION)], None
+            return [StaleReason(Stale.CAPTION)], None
         for start in (begin,) if begin else self.family.passes:
             if not any(name.startswith(start) for name in header.shapes):
-                return [Reason(Stale.PART, start.rstrip("_"))], None
+                return [StaleReason(Stale.PART, start.rstrip("_"))], None
         note = Note.in_file(header, latents=False)
         if self.repair:  # outputs are of the repaired encoder if they say so, or are not older than its code
             since = self.repair.file.stat().st_mtime_ns
             before = path.stat().st_mtime_ns < since if note is None else REPAIRED not in note.made_by
             if before:
-                return [Reason(Stale.OPTION, "musubi-tuner's text encoder", self.repair.before, "repaired since")], note
+                return [
+                    StaleReason(Stale.OPTION, "musubi-tuner's text encoder", self.repair.before, "repaired since")
+                ], note
         if note is None:
             seen = source.files if self.family.sees_controls and len(source.files) > 1 else ()
             moved = _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=True))
             return moved or _why_older(str(path), seen), None
         reasons = why_changed(source.files, note.files) if note.files else []
-        reasons += _why_set_otherwise(_UNSAID | note.settings, self.settings_of(source, text=True))
+        reasons += _why_set_otherwise(_IMPLIED_DEFAULTS | note.settings, self.settings_of(source, text=True))
         reasons += why_made_otherwise(note.made_by, self.made_by, text=True)
         if not reasons:
             self._remember(source, note.made_by, text=True)
@@ -331,42 +333,44 @@ class Caches:
         self.makers[text].setdefault(json.dumps(made, sort_keys=True), (made, []))[1].append(source.number)
 
 
-def _read(path: Path) -> tuple[TensorFile | None, list[Reason]]:
+def _read(path: Path) -> tuple[TensorFile | None, list[StaleReason]]:
     """What a file says, or why it says nothing."""
     try:
         return read_tensor_file(path), []
     except FileNotFoundError:
-        return None, [Reason(Stale.MISSING)]
+        return None, [StaleReason(Stale.MISSING)]
     except BrokenFileError as error:
-        return None, [Reason(Stale.BROKEN, error)]
+        return None, [StaleReason(Stale.BROKEN, error)]
 
 
 _MAIN = re.compile(r"latents_(?:\d+x)?(\d+)x(\d+)_")
 
 
-def _other_bucket(before: tuple[int, int], now: tuple[int, int]) -> Reason:
-    return Reason(Stale.BUCKET, "x".join(map(str, before)), "x".join(map(str, now)))
+def _other_bucket(before: tuple[int, int], now: tuple[int, int]) -> StaleReason:
+    return StaleReason(Stale.BUCKET, "x".join(map(str, before)), "x".join(map(str, now)))
 
 
-def _why_older(path: str, files: Iterable[str]) -> list[Reason]:
+def _why_older(path: str, files: Iterable[str]) -> list[StaleReason]:
     made = os.stat(path).st_mtime_ns
     newer = any(os.stat(file).st_mtime_ns > made for file in files if os.path.exists(file))
-    return [Reason(Stale.OLDER)] if newer else []
+    return [StaleReason(Stale.OLDER)] if newer else []
 
 
-def _why_set_otherwise(known: Settings, wanted: Settings) -> list[Reason]:
+def _why_set_otherwise(known: Settings, wanted: Settings) -> list[StaleReason]:
     keys = sorted(known.keys() & wanted.keys())
     changed = [(key, known[key], wanted[key]) for key in keys if known[key] != wanted[key]]
-    return [Reason(Stale.FOCUS, *of) if key == _FOCUS else Reason(Stale.OPTION, key, *of) for key, *of in changed]
+    return [
+        StaleReason(Stale.FOCUS, *of) if key == _FOCUS else StaleReason(Stale.OPTION, key, *of) for key, *of in changed
+    ]
 
 
-def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[Reason]:
+def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[StaleReason]:
     """Reasons why the files are not those that something was made from.
 
     A file that is gone is no reason: caches outlive it.
     """
     if len(files) != len(stored):
-        return [Reason(Stale.SOURCE, f"{len(stored)} -> {len(files)} files")]
+        return [StaleReason(Stale.SOURCE, f"{len(stored)} -> {len(files)} files")]
     reasons = []
     for path, known in zip(files, stored, strict=True):
         try:

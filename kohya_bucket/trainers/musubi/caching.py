@@ -21,7 +21,7 @@ import numpy as np
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.resize import Pixels, resize_and_crop
-from kohya_bucket.latents.fingerprint import Reason, Stale
+from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.ranks import end_run
 from kohya_bucket.trainers.musubi.cache_files import REPAIRED, Identity, Note, TensorFile, write_with_note
@@ -63,7 +63,7 @@ class Session:
         self._kept_items: set[int] = set()
         self._wanted: set[int] = set()
         self._taken: set[int] = set()
-        self._reasons: dict[str, list[Reason]] = {}
+        self._reasons: dict[str, list[StaleReason]] = {}
 
     @contextmanager
     def picking(self, dataset: Any) -> Iterator[None]:
@@ -97,12 +97,12 @@ class Session:
         passes = self.caches.family.passes
         return passes[self._passes] if 0 <= self._passes < len(passes) else ""
 
-    def _why(self, source: Source) -> list[Reason]:
+    def _why(self, source: Source) -> list[StaleReason]:
         if self.text:
             try:
                 caption = self.caches.dataset.datasource.get_caption(source.number)[1]
             except Exception:  # the fetch will say it
-                return [Reason(Stale.MISSING)]
+                return [StaleReason(Stale.MISSING)]
             found = self.caches.text(source, caption, self._begin)
         else:
             found = self.caches.latents(source)

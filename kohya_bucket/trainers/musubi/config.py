@@ -14,8 +14,8 @@ from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.config_source import (
     MOST_REPEATS,
-    Place,
-    Source,
+    ConfigSource,
+    TablePath,
     check_range,
     load_source,
     read_table,
@@ -23,7 +23,7 @@ from kohya_bucket.trainers.door.config_source import (
 )
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
-from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Architecture
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
 from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.trainers.musubi.keys import (
     CLIPS,
@@ -32,7 +32,7 @@ from kohya_bucket.trainers.musubi.keys import (
     IMAGES,
     SOURCES,
     ClipKeys,
-    DatasetKeys,
+    CommonKeys,
     ImageKeys,
 )
 
@@ -55,10 +55,10 @@ class MusubiConfig:
     """
 
     path: Path
-    datasets: tuple[DatasetKeys, ...]
+    datasets: tuple[CommonKeys, ...]
     readable: tuple[bool, ...]
     places: tuple[str, ...]
-    model: Architecture
+    model: Family
     options: AdapterOptions | None
     findings: Findings
 
@@ -79,7 +79,9 @@ def _subsets_of(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def _without_subsets(listed: Sequence[Any], source: Source, findings: Findings) -> Iterator[tuple[Any, Place, str]]:
+def _without_subsets(
+    listed: Sequence[Any], source: ConfigSource, findings: Findings
+) -> Iterator[tuple[Any, TablePath, str]]:
     """(table, place, name) of each data set; subsets, which musubi-tuner does not have, are named and taken as such."""
     for i, one in enumerate(listed):
         at, name = ("datasets", i), f"dataset {i + 1}"
@@ -97,7 +99,7 @@ def _without_subsets(listed: Sequence[Any], source: Source, findings: Findings) 
             yield own, at, name
 
 
-def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> MusubiConfig:
+def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConfig:
     """Read a dataset config, `.toml` or `.json`.
 
     Raises:
@@ -137,7 +139,7 @@ def read_config(path: str | os.PathLike[str], model: Architecture = ANY) -> Musu
 
 
 def _taken(
-    table: Any, kind: str, at: Place, name: str, source: Source, findings: Findings
+    table: Any, kind: str, at: TablePath, name: str, source: ConfigSource, findings: Findings
 ) -> tuple[dict[str, Any], bool]:
     """The keys of one table that can be used, and whether these are all of those that it has."""
     if isinstance(table, Mapping):
@@ -151,7 +153,7 @@ def _taken(
     return taken, isinstance(table, Mapping) and table.keys() & known.keys() <= taken.keys()
 
 
-def _check_caches(datasets: Sequence[DatasetKeys], places: list[str], findings: Findings) -> None:
+def _check_caches(datasets: Sequence[CommonKeys], places: list[str], findings: Findings) -> None:
     used = Counter(keys.caches for keys in datasets)
     for keys, place in zip(datasets, places, strict=True):
         if keys.caches is None and keys.jsonl_file:
@@ -162,7 +164,7 @@ def _check_caches(datasets: Sequence[DatasetKeys], places: list[str], findings: 
             findings.error("shared-cache", place, message, "give each a cache_directory of its own")
 
 
-def _check_values(keys: DatasetKeys, place: str, model: Architecture, findings: Findings) -> None:
+def _check_values(keys: CommonKeys, place: str, model: Family, findings: Findings) -> None:
     """Report values that musubi-tuner takes and cannot train with, or not as meant."""
     for one in fields(keys):
         if one.metadata["allowed"] is not None:
@@ -191,14 +193,14 @@ def _check_values(keys: DatasetKeys, place: str, model: Architecture, findings: 
         _check_clip_buckets(keys, place, model, findings)
 
 
-def buckets_follow(keys: DatasetKeys, place: str, model: Architecture) -> bool:
+def buckets_follow(keys: CommonKeys, place: str, model: Family) -> bool:
     """Whether the items of a data set can be placed, though musubi-tuner may stop at something else in its config."""
     found = Findings()
     _check_values(keys, place, model, found)
     return {finding.code for finding in found.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}
 
 
-def _check_frames(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     """Whether runs of frames follow from the keys, and which."""
     how, lengths = keys.frame_extraction, list(keys.target_frames)
     if how not in _EXTRACTIONS:
@@ -220,7 +222,7 @@ def _check_frames(keys: ClipKeys, place: str, model: Architecture, findings: Fin
         findings.note("target-frames", place, message, f"{model.title} takes {model.grid} frames")
 
 
-def _check_model(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+def _check_model(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     if not model.name and keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
         findings.error("no-architecture", place, message, "name it, e.g. --arch wan")
@@ -233,7 +235,7 @@ def _check_model(keys: ClipKeys, place: str, model: Architecture, findings: Find
         findings.note("source-fps", place, f"{message}{model.target_fps:g} frames per second by their times")
 
 
-def _check_clip_buckets(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+def _check_clip_buckets(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     """What `enable_bucket` and `bucket_no_upscale` mean for clips, which depends on musubi-tuner's version."""
     if keys.enable_bucket and not keys.bucket_no_upscale:
         return

@@ -14,8 +14,8 @@ from kohya_bucket.checks import path_meant
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
-from kohya_bucket.trainers.musubi.architectures import Architecture
-from kohya_bucket.trainers.musubi.keys import DatasetKeys, ImageKeys
+from kohya_bucket.trainers.musubi.architectures import Family
+from kohya_bucket.trainers.musubi.keys import CommonKeys, ImageKeys
 
 _BY_INDEX = ("wan", "fp", "mmh3")  # families of which `fp_1f_clean_indices` says how many
 _MISSING = "missing-control-image"
@@ -24,7 +24,7 @@ Owned = Sequence[tuple[str, Sequence[Any]]]
 """(item, its control images in order) of each item."""
 
 
-def controls_wanted(keys: DatasetKeys, model: Architecture) -> int | None:
+def controls_wanted(keys: CommonKeys, model: Family) -> int | None:
     """How many control images the family takes with each image; None for any number, or where no model is named."""
     if not isinstance(keys, ImageKeys) or not model.name:
         return None
@@ -33,7 +33,7 @@ def controls_wanted(keys: DatasetKeys, model: Architecture) -> int | None:
 
 
 def controls_in_folder(
-    keys: DatasetKeys, paths: Sequence[str], found: Sequence[str], place: str, findings: Findings, model: Architecture
+    keys: CommonKeys, paths: Sequence[str], found: Sequence[str], place: str, findings: Findings, model: Family
 ) -> list[str]:
     """The control images or clips of items of a folder.
 
@@ -91,8 +91,8 @@ def _of_clip(path: str, folder: str) -> list[str]:
 
 
 def controls_in_rows(
-    keys: DatasetKeys, rows: Sequence[tuple[str, Mapping[str, Any]]], place: str, findings: Findings,
-    model: Architecture,
+    keys: CommonKeys, rows: Sequence[tuple[str, Mapping[str, Any]]], place: str, findings: Findings,
+    model: Family,
 ) -> list[str]:  # fmt: skip
     """The same of (item, line) of a list."""
     if keys.control_directory is not None:
@@ -127,14 +127,14 @@ def _paths_in(row: Mapping[str, Any], clips: bool) -> list[Any]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def _check_none(keys: DatasetKeys, items: int, place: str, findings: Findings, model: Architecture) -> None:
+def _check_none(keys: CommonKeys, items: int, place: str, findings: Findings, model: Family) -> None:
     if model.needs_control and items and keys.what == "image":
         message = f"names no control images, but {model.title} takes one with each image, and musubi-tuner stops"
         findings.error(_MISSING, place, message, "set control_directory, or write a control_path into each line")
 
 
 def _read(
-    own: Owned, wanted: int | None, where: str, place: str, findings: Findings, model: Architecture,
+    own: Owned, wanted: int | None, where: str, place: str, findings: Findings, model: Family,
     may_lack: bool = False,
 ) -> list[str]:  # fmt: skip
     """The control images that are read, of those that each item has; what is missing or too much is named.

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.door import Subject, TrainerDoor
+from kohya_bucket.trainers.door.door import SeamGroup, TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process
 from kohya_bucket.trainers.musubi.config import check_options
@@ -41,7 +41,7 @@ class MusubiDoor(TrainerDoor):
         importlib.import_module(f"{_PACKAGE}.dataset.config_utils")
         return {"Accelerator": Accelerator}
 
-    def subjects(self) -> Sequence[Subject]:
+    def subjects(self) -> Sequence[SeamGroup]:
         from kohya_bucket.trainers.door.resume import ResumeHooks
         from kohya_bucket.trainers.musubi.seams import SUBJECTS
 

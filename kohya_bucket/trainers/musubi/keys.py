@@ -28,7 +28,7 @@ from kohya_bucket.trainers.door.config_source import (
     WHOLES,
     Type,
 )
-from kohya_bucket.trainers.musubi.architectures import Architecture
+from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, known_checkout
 
 
@@ -38,7 +38,7 @@ def _key(type_: Type, default: Any, *, general: bool = False, allowed: Type | No
 
 
 @dataclass(frozen=True)
-class DatasetKeys:
+class CommonKeys:
     """What images and clips have in common. Sizes are (width, height). The fields are the keys."""
 
     what: ClassVar[str] = "image"
@@ -74,11 +74,11 @@ class DatasetKeys:
         """Where its caches lie."""
         return self.cache_directory if self.cache_directory is not None else self.directory
 
-    def mode(self, model: Architecture) -> tuple[bool, bool]:
+    def mode(self, model: Family) -> tuple[bool, bool]:
         """Whether images or clips go into buckets, and whether small ones keep their size there."""
         return self.enable_bucket, self.enable_bucket and self.bucket_no_upscale
 
-    def picture_rule(self, model: Architecture) -> BucketRule:
+    def picture_rule(self, model: Family) -> BucketRule:
         """Where an image goes, or a frame of a clip.
 
         Raises:
@@ -91,7 +91,7 @@ class DatasetKeys:
 
 
 @dataclass(frozen=True)
-class ImageKeys(DatasetKeys):
+class ImageKeys(CommonKeys):
     """A data set of images."""
 
     image_directory: str | None = _key(TEXT, None)
@@ -105,7 +105,7 @@ class ImageKeys(DatasetKeys):
 
 
 @dataclass(frozen=True)
-class ClipKeys(DatasetKeys):
+class ClipKeys(CommonKeys):
     """A data set of clips."""
 
     what: ClassVar[str] = "clip"
@@ -120,11 +120,11 @@ class ClipKeys(DatasetKeys):
     max_frames: int = _key(WHOLE, 129)
     source_fps: float | None = _key(FRACTION, None)
 
-    def mode(self, model: Architecture) -> tuple[bool, bool]:
+    def mode(self, model: Family) -> tuple[bool, bool]:
         always = clips_always_in_buckets(known_checkout(model.trainer))
         return (True, False) if always else super().mode(model)
 
-    def clip_rule(self, model: Architecture) -> ClipBuckets:
+    def clip_rule(self, model: Family) -> ClipBuckets:
         """Where clips go, and which runs of their frames.
 
         Raises:
@@ -142,18 +142,18 @@ class ClipKeys(DatasetKeys):
             by_time=model.by_time,
         )
 
-    def rates(self, model: Architecture, fps: npt.NDArray[np.float64]) -> float | npt.NDArray[np.float64] | None:
+    def rates(self, model: Family, fps: npt.NDArray[np.float64]) -> float | npt.NDArray[np.float64] | None:
         """What `ClipBuckets.place` takes for `source_fps`, for clips whose files say `fps` (0 where they do not)."""
         if not model.by_time or model.target_fps is None:
             return self.source_fps
         return np.where(fps > 0, fps, model.target_fps)
 
 
-def _types(of: type[DatasetKeys], *, general: bool = False) -> dict[str, Type]:
+def _types(of: type[CommonKeys], *, general: bool = False) -> dict[str, Type]:
     return {f.name: f.metadata["type"] for f in fields(of) if f.metadata["general"] or not general}
 
 
-GENERAL: Mapping[str, Type] = _types(DatasetKeys, general=True)
+GENERAL: Mapping[str, Type] = _types(CommonKeys, general=True)
 """Keys that every data set takes, and `[general]` for all of them."""
 
 IMAGES: Mapping[str, Type] = _types(ImageKeys)

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
-from kohya_bucket.images.scan import Job, Work
+from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.door.captions import check_marks
 from kohya_bucket.trainers.door.findings import Findings
-from kohya_bucket.trainers.musubi.architectures import ANY, Architecture
+from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows
-from kohya_bucket.trainers.musubi.keys import DatasetKeys
+from kohya_bucket.trainers.musubi.keys import CommonKeys
 
 _VIDEO_ENDINGS = frozenset(ending for one in VIDEO_EXTENSIONS for ending in (one, one.upper()))
 
@@ -37,7 +37,7 @@ class Listed(NamedTuple):
     controls: list[str]
 
 
-def list_items(keys: DatasetKeys, place: str, findings: Findings, model: Architecture = ANY) -> Listed:
+def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family = ANY) -> Listed:
     """What a data set names. What is wrong with it is added to the findings."""
     known = len(findings)
     if keys.directory is not None:
@@ -66,7 +66,7 @@ def list_items(keys: DatasetKeys, place: str, findings: Findings, model: Archite
     return Listed(paths, controls)
 
 
-def _in_folder(keys: DatasetKeys, folder: str, place: str, findings: Findings) -> list[str]:
+def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) -> list[str]:
     try:
         names = _names_in(folder)
     except OSError as error:
@@ -168,13 +168,13 @@ def _beside(path: Any, file: str) -> Any:
     return other if not os.path.exists(path) and os.path.exists(other) else path
 
 
-def _check_captions(keys: DatasetKeys, paths: Sequence[str], place: str, findings: Findings) -> None:
+def _check_captions(keys: CommonKeys, paths: Sequence[str], place: str, findings: Findings) -> None:
     """Read the caption files as musubi-tuner does: whole, as UTF-8, without space around them."""
     if not keys.caption_extension:
         return
     files = [os.path.splitext(path)[0] + keys.caption_extension for path in paths]
     files = [file for file in files if os.path.exists(file)]
-    job = Job(Work(_caption_row, [("text", "O")]), files).run()
+    job = Job(ScanTask(_caption_row, [("text", "O")]), files).run()
     if broken := [f"{files[i]}: {why}" for i, why in job.failures.items()]:
         message = f"{counted(len(broken), 'caption file')}, at which musubi-tuner stops ({some(broken, 2)})"
         findings.error("broken-caption", place, message, "save them as UTF-8", broken)

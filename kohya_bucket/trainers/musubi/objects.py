@@ -8,7 +8,7 @@ Bucket = tuple[Any, ...]
 """Width, height, then what else must be equal in a batch: frames, sizes of control images."""
 
 
-class Item(Protocol):
+class CachedItem(Protocol):
     """One cached item; `ItemInfo` there."""
 
     latent_cache_path: str
@@ -18,7 +18,7 @@ class BatchManager(Protocol):
     """Buckets with their items, each as often as it is repeated, and the places that batches begin at."""
 
     batch_size: int
-    buckets: dict[Bucket, list[Item]]
+    buckets: dict[Bucket, list[CachedItem]]
     bucket_batch_indices: list[tuple[Bucket, int]]
     num_timestep_buckets: int | None
     timestep_pool: list[list[float]] | None

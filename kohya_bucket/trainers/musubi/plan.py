@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets import placing
 from kohya_bucket.buckets.clips import ClipPlacement
-from kohya_bucket.buckets.focus import FocusCuts, focused, place_keeping
+from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -34,9 +35,9 @@ from kohya_bucket.trainers.door.placing import (
     refuse_unmatched,
     scan_sizes,
 )
-from kohya_bucket.trainers.musubi.architectures import Architecture
+from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
-from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, DatasetKeys
+from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 
 
@@ -48,7 +49,7 @@ class PlannedItems(ItemsInBuckets):
 
     @classmethod
     def of(
-        cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], keys: DatasetKeys,
+        cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], keys: CommonKeys,
         crop_loss: npt.NDArray[np.float64],
     ) -> PlannedItems:  # fmt: skip
         """N items whose buckets are given one by one, of clips with their frames."""
@@ -81,7 +82,7 @@ class PlacedData:
         controls: the control images or clips that are read with its items.
     """
 
-    keys: DatasetKeys
+    keys: CommonKeys
     place: str
     paths: list[str]
     items: PlannedItems
@@ -100,7 +101,7 @@ class PlacedData:
 
 
 def _place(
-    keys: DatasetKeys, place: str, model: Architecture, options: AdapterOptions, findings: Findings, decode: bool,
+    keys: CommonKeys, place: str, model: Family, options: AdapterOptions, findings: Findings, decode: bool,
     progress: Progress | None,
 ) -> PlacedData:  # fmt: skip
     """Read the headers of a data set's files, and place them.
@@ -116,7 +117,7 @@ def _place(
         scan = read_clips(paths, decode=decode, progress=progress)
         return replace(_place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
     sizes = scan_sizes(paths, progress=progress)
-    placement = place_keeping(keys.picture_rule(model), sizes.sizes, focus)
+    placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
     buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]
@@ -126,7 +127,7 @@ def _place(
 
 
 def _place_clips(
-    keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Architecture, findings: Findings,
+    keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Family, findings: Findings,
     focus: FloatArray | None,
 ) -> PlacedData:  # fmt: skip
     placed = keys.clip_rule(model).place(scan.sizes, scan.frames, keys.rates(model, scan.fps))
@@ -181,7 +182,7 @@ def seconds_lost(data: PlacedData) -> float:
     return float((seconds * (1 - data.clips.kept / frames))[data.clips.frames > 0].sum())
 
 
-def _check_clips(data: PlacedData, model: Architecture, findings: Findings) -> None:
+def _check_clips(data: PlacedData, model: Family, findings: Findings) -> None:
     """Add what the files of a data set of clips show."""
     keys, scan = data.keys, data.scan
     if not isinstance(keys, ClipKeys) or scan is None:
@@ -200,7 +201,7 @@ def _check_clips(data: PlacedData, model: Architecture, findings: Findings) -> N
         findings.warning("seconds-lost", data.place, message, remedy)
 
 
-def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture, findings: Findings) -> None:
+def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Family, findings: Findings) -> None:
     expected = keys.source_fps or model.target_fps
     if expected is None or model.by_time:
         return
@@ -228,7 +229,7 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Architecture
 _ANEW = "encode slower ones anew at {:g} frames per second: a source_fps below that only leaves out items"
 
 
-def _check_source_fps(keys: ClipKeys, place: str, model: Architecture, findings: Findings) -> None:
+def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     if keys.source_fps is not None and model.target_fps and keys.source_fps < (1 - _SAME_RATE) * model.target_fps:
         message = f"source_fps is {keys.source_fps:g}, below the {model.target_fps:g} of {model.title}: it can drop "
         message += "frames and add none, so clips still move too fast, and frame_extraction 'head' ends early"
@@ -279,7 +280,7 @@ def overview(
     return Overview(options, tuple(datasets), rows)
 
 
-def config_section(path: Path, model: Architecture, show: ShowProgress, *, decode: bool) -> Section:
+def config_section(path: Path, model: Family, show: ShowProgress, *, decode: bool) -> Section:
     """What `kohya-bucket doctor` says of a config: its mistakes, and the images and clips that will fail.
 
     With `decode`, all images are decoded, and all clips to the end; else their headers and containers are read only.

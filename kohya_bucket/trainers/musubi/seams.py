@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import load_source
-from kohya_bucket.trainers.door.door import Place, Seam, Subject, TrainerDoor, calling_frame
+from kohya_bucket.trainers.door.door import Replaced, Seam, SeamGroup, TrainerDoor, calling_frame
 from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.resume import Accelerator
 from kohya_bucket.trainers.door.shapes import (
@@ -34,18 +34,18 @@ from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
 from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_item
 from kohya_bucket.trainers.musubi.items import item_stem, table_of, without_clip
-from kohya_bucket.trainers.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, DatasetKeys
-from kohya_bucket.trainers.musubi.objects import BatchManager, CachedDataset, Dataset, Group, Item, Selector
+from kohya_bucket.trainers.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, CommonKeys
+from kohya_bucket.trainers.musubi.objects import BatchManager, CachedDataset, CachedItem, Dataset, Group, Selector
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 logger = logging.getLogger("kohya_bucket")
 
 
-def _group_item(place: Place, self: Group, index: Any, /) -> Any:
+def _group_item(place: Replaced, self: Group, index: Any, /) -> Any:
     return planned_item(self, index) if isinstance(index, PlannedBatch) else place.original(self, index)
 
 
-def _sanitize(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
+def _sanitize(place: Replaced, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
     user_config = place.door.read_options(user_config, calling_frame())
     try:
         return place.original(self, user_config, **more)
@@ -55,22 +55,22 @@ def _sanitize(place: Place, self: Any, user_config: dict[str, Any], **more: Any)
         ) from error
 
 
-def _load(place: Place, file: str, **more: Any) -> Any:
+def _load(place: Replaced, file: str, **more: Any) -> Any:
     load_source(file, "musubi-tuner")
     return place.original(file, **more)
 
 
-def _make_accelerator(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
+def _make_accelerator(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
     place.original(self, *args, **kwargs)
     place.door.resume.watch(self)
 
 
-def _backward(place: Place, self: Any, loss: Any, **kwargs: Any) -> Any:
+def _backward(place: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
     scale = place.door.resume.loss_scale()
     return place.original(self, loss if scale == 1 else loss * scale, **kwargs)
 
 
-def _make_group(place: Place, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
+def _make_group(place: Replaced, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
     if training and "shared_epoch" not in more and Path(calling_frame().f_code.co_filename).name == "hv_train.py":
         raise ConfigError(
             "hv_train.py cannot train, with this package or without: it calls its collator with an argument too many, "
@@ -87,7 +87,7 @@ _ORDER = (
     Seam("DatasetGroup.__getitem__", (), _group_item),
     Seam("ImageDataset", (Offers(Dataset),)),
     Seam("VideoDataset", (Offers(Dataset),)),
-    Seam("ItemInfo", (Offers(Item),)),
+    Seam("ItemInfo", (Offers(CachedItem),)),
     Seam(_MANAGER, (Offers(BatchManager),)),
     Seam(
         f"{_MANAGER}.__getitem__",
@@ -110,7 +110,7 @@ def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
     """Images that musubi-tuner places without a mistake: none is so narrow that a side becomes 0."""
     for family in ("wan", "ho1"):
         for enable_bucket, no_upscale in _MODES if family in theirs.ARCHITECTURE_STEPS_MAP else ():
-            keys = DatasetKeys((960, 544), enable_bucket, no_upscale)
+            keys = CommonKeys((960, 544), enable_bucket, no_upscale)
             selector = theirs(keys.resolution, enable_bucket, no_upscale, family)
             yield from _buckets(selector, keys, family, _SIZES)
 
@@ -129,7 +129,7 @@ class _Clips(SimpleNamespace):
         """A data set that has nothing else."""
 
 
-def _buckets(selector: Any, keys: DatasetKeys, family: str, sizes: Any) -> Iterator[tuple[str, Any, Any]]:
+def _buckets(selector: Any, keys: CommonKeys, family: str, sizes: Any) -> Iterator[tuple[str, Any, Any]]:
     placement = keys.picture_rule(ARCHITECTURES[family]).place(sizes)
     how = f"enable_bucket = {keys.enable_bucket}, bucket_no_upscale = {keys.bucket_no_upscale}"
     for size, expected in zip(sizes, placement.bucket_sizes.tolist(), strict=True):
@@ -151,7 +151,7 @@ _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
 _trained: list[Trained] = []  # of the data set that makes its buckets at the moment
 
 
-def _generate(place: Place, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
+def _generate(place: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
     _given[:] = [argparse_namespace]
     if getattr(argparse_namespace, "skip_existing", False):
         argparse_namespace.skip_existing = False  # it asks only whether there is a file
@@ -217,7 +217,7 @@ def _say_what_focus_does(door: TrainerDoor, *, known: bool) -> None:
         raise ConfigError("[kohya_bucket] focus is set, but this model's caches are not known: leave focus out")
 
 
-def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+def _retrieve_latents(place: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
     looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
     if not _knows(self) or looked_at:
         _say_what_focus_does(place.door, known=_knows(self))
@@ -232,7 +232,7 @@ def _retrieve_latents(place: Place, self: Any, num_workers: int, **more: Any) ->
                 yield key, taken
 
 
-def _retrieve_text(place: Place, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+def _retrieve_text(place: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
     session = _sessions.get(self) if _knows(self) else None
     if session is None:
         yield from place.original(self, num_workers, **more)
@@ -243,18 +243,18 @@ def _retrieve_text(place: Place, self: Any, num_workers: int, **more: Any) -> It
                 yield taken
 
 
-def _all_latents(place: Place, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+def _all_latents(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
     session = _sessions.get(self)
     found: list[str] = place.original(self, *args, **kwargs)
     return found if session is None or session.text else session.removable(found)
 
 
-def _all_text(place: Place, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+def _all_text(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
     found: list[str] = place.original(self, *args, **kwargs)
     return _begin_session(self, place.door, text=True).removable(found) if _knows(self) else found
 
 
-def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
+def _path(place: Replaced, self: Any, item_info: Any, **more: Any) -> str:
     clips = holds_clips(self)
     source = table_of(self).of_item(item_info, clips=clips) if _knows(self) else None
     if source is None:
@@ -269,19 +269,19 @@ def _path(place: Place, self: Any, item_info: Any, **more: Any) -> str:
     return str(place.original(self, renamed, **more))
 
 
-def _resize(place: Place, image: Any, bucket_reso: Any) -> Any:
+def _resize(place: Replaced, image: Any, bucket_reso: Any) -> Any:
     focus = focus_in(image)
     return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
 
 
 def _saving(*, text: bool) -> Callable[..., None]:
-    def save(place: Place, item_info: Any, *args: Any, **kwargs: Any) -> None:
+    def save(place: Replaced, item_info: Any, *args: Any, **kwargs: Any) -> None:
         save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
 
     return save
 
 
-def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
+def _prepare(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
     if not _knows(self):
         place.original(self, *args, **kwargs)
         return
@@ -294,7 +294,9 @@ def _prepare(place: Place, self: Any, *args: Any, **kwargs: Any) -> None:
         _trained.clear()
 
 
-def _make_manager(place: Place, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any) -> None:
+def _make_manager(
+    place: Replaced, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any
+) -> None:
     for trained in _trained:
         pick_out_of(bucketed_item_info, trained)
     place.original(self, bucketed_item_info, *args, **kwargs)
@@ -313,7 +315,7 @@ _BASE, _PATHS = "BaseDataset", "get_latent_cache_path"
 _LATENTS, _TEXT = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
 _ASKED = TakesAmong("num_workers")  # here too, of a data set without clips
 
-CACHING = Subject(
+CACHING = SeamGroup(
     "caching",
     "caches are made by musubi-tuner's own code, and whatever lies there is trained",
     (
@@ -335,9 +337,9 @@ CACHING = Subject(
 )
 
 SUBJECTS = (
-    Subject("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
-    Subject("resuming", "a run that is resumed begins its epoch anew", _RESUMING),
-    Subject("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
+    SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
+    SeamGroup("resuming", "a run that is resumed begins its epoch anew", _RESUMING),
+    SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
     CACHING,
-    Subject("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
+    SeamGroup("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
 )

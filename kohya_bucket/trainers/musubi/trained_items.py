@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 
 from kohya_bucket.extras import argument
 from kohya_bucket.images.listing import from_here
-from kohya_bucket.latents.fingerprint import Reason
+from kohya_bucket.latents.fingerprint import StaleReason
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.ranks import end_run, is_first_process
 from kohya_bucket.trainers.musubi.cache_files import TensorFile, why_made_otherwise
-from kohya_bucket.trainers.musubi.caches import Caches, Found
+from kohya_bucket.trainers.musubi.caches import Caches, FoundCaches
 from kohya_bucket.trainers.musubi.caching import why_unreadable
 from kohya_bucket.trainers.musubi.items import Source, folder_of, foreign_names
-from kohya_bucket.trainers.musubi.objects import Bucket, Item
+from kohya_bucket.trainers.musubi.objects import Bucket, CachedItem
 
 _THREADS = 8
 _SHOWN = 5
@@ -34,13 +34,13 @@ Trained = dict[str, tuple[tuple[int, int], TensorFile]]
 """The files of one data set that are trained, by path, with the sizes of their buckets."""
 
 
-def pick_out_of(buckets: dict[Bucket, list[Item]], trained: Trained) -> None:
+def pick_out_of(buckets: dict[Bucket, list[CachedItem]], trained: Trained) -> None:
     """Leave only what is trained in the buckets, each with what has the same shapes.
 
     musubi-tuner finds buckets by the sizes in names. But a clip that is cached at the size of its bucket gets that one
     only where `enable_bucket` is set.
     """
-    picked: dict[Bucket, dict[tuple[Any, ...], list[Item]]] = defaultdict(lambda: defaultdict(list))
+    picked: dict[Bucket, dict[tuple[Any, ...], list[CachedItem]]] = defaultdict(lambda: defaultdict(list))
     seen = set()
     for bucket, items in buckets.items():
         for item in items:
@@ -113,9 +113,9 @@ class _Judged:
 
     def __init__(self, caches: Caches) -> None:
         self.caches = caches
-        self.wrong: dict[int, dict[str, list[Reason]]] = {}
+        self.wrong: dict[int, dict[str, list[StaleReason]]] = {}
         self.left_out: dict[int, str] = {}
-        found: dict[int, Found] = {}
+        found: dict[int, FoundCaches] = {}
         self._texts = {caches.text_path(source).name for source in caches.table.sources}
         with ThreadPoolExecutor(_THREADS, "kohya-bucket-caches") as pool:
             results = list(pool.map(self._look, caches.table.sources))
@@ -137,7 +137,7 @@ class _Judged:
             for name, header in latents.latents
         }
 
-    def _look(self, source: Source) -> tuple[Found, Found] | str:
+    def _look(self, source: Source) -> tuple[FoundCaches, FoundCaches] | str:
         """What there is of an item's latents and of its caption, or why it cannot be read."""
         try:
             caption = str(self.caches.dataset.datasource.get_caption(source.number)[1])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.trainers.door.door import Subject, TrainerDoor
+from kohya_bucket.trainers.door.door import SeamGroup, TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.checkout import SeamError, describe_folder
 
@@ -47,7 +47,7 @@ class SdScriptsDoor(TrainerDoor):
                 importlib.import_module(f"{_PACKAGE}.{name}")
         return {"Accelerator": Accelerator, "DataLoader": DataLoader}
 
-    def subjects(self) -> Sequence[Subject]:
+    def subjects(self) -> Sequence[SeamGroup]:
         from kohya_bucket.trainers.sdscripts.resuming import TrainerResume
         from kohya_bucket.trainers.sdscripts.seams import SUBJECTS
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kohya_bucket.images import read_sizes
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.door import Place
+from kohya_bucket.trainers.door.door import Replaced
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import PlacedDataset
 from kohya_bucket.trainers.door.ranks import collector_paused, is_first_process
@@ -35,7 +35,7 @@ from kohya_bucket.trainers.sdscripts.wording import bucket_table_lines, rule_tex
 logger = logging.getLogger("kohya_bucket")
 
 
-def get_image_size(place: Place, self: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+def get_image_size(place: Replaced, self: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
     """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read.
 
     sd-scripts asks before buckets are made where small images are to be skipped, and skips what has no size.
@@ -47,7 +47,7 @@ def get_image_size(place: Place, self: HeldDataset, image_path: str) -> tuple[in
     return width, height
 
 
-def make_buckets(place: Place, self: Dataset) -> None:
+def make_buckets(place: Replaced, self: Dataset) -> None:
     """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
 
     Raises:
@@ -72,7 +72,7 @@ def make_buckets(place: Place, self: Dataset) -> None:
             logger.warning("\n".join(skipped_lines(failures)))
 
 
-def get_resolutions(place: Place, self: Group) -> list[tuple[int, int]]:
+def get_resolutions(place: Replaced, self: Group) -> list[tuple[int, int]]:
     """(width, height) of every resolution that the datasets of a group train at."""
     return list(place.door.options().resolutions or ((dataset.width, dataset.height) for dataset in self.datasets))
 

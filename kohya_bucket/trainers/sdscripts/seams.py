@@ -11,7 +11,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
-from kohya_bucket.trainers.door.door import Owners, Place, Seam, Subject, calling_frame, where
+from kohya_bucket.trainers.door.door import Owners, Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.resume import Accelerator
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
@@ -61,7 +61,7 @@ def has_plain_caching(owners: Owners) -> bool:
 
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 
-OBJECTS = Subject(
+OBJECTS = SeamGroup(
     "objects",
     "image records, subsets and data sets",
     (
@@ -85,7 +85,7 @@ OBJECTS = Subject(
 # Files, their sizes, and the bucket of each.
 
 
-def _glob_images(place: Place, directory: str, base: str = "*") -> list[str]:
+def _glob_images(place: Replaced, directory: str, base: str = "*") -> list[str]:
     if base != "*" or glob.has_magic(directory):
         found: list[str] = place.original(directory, base)
         return found
@@ -95,18 +95,18 @@ def _glob_images(place: Place, directory: str, base: str = "*") -> list[str]:
         return []
 
 
-def _size_by_cache_name(place: Place, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
+def _size_by_cache_name(place: Replaced, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
     # where it is asked of an image, the cache may be another one's: its name only begins like the image's
     return place.original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
 
 
-def _list_metadata(place: Place, self: Any, *args: Any, skip_image_resolution: Any = None, **keys: Any) -> None:
+def _list_metadata(place: Replaced, self: Any, *args: Any, skip_image_resolution: Any = None, **keys: Any) -> None:
     place.original(self, *args, **keys)
     if skip_image_resolution is not None:
         self.skip_image_resolution = skip_image_resolution  # obeyed when buckets are made
 
 
-def _make_control_buckets(place: Place, self: objects.DelegatingDataset) -> None:
+def _make_control_buckets(place: Replaced, self: objects.DelegatingDataset) -> None:
     if place.door.options().focus and Uses("trim_and_resize_if_required")(
         place.door.owners.find("ControlNetDataset.__getitem__")[2]
     ):
@@ -149,7 +149,7 @@ def _made(name: str, checks: tuple[Check, ...] = (), replacement: Any = None) ->
     return Seam(f"{name}.__init__", checks, replacement, only=_DATASET_KEYS, defaults=f"{name}Params")
 
 
-BUCKETS = Subject(
+BUCKETS = SeamGroup(
     "buckets",
     "files, their sizes and buckets",
     (
@@ -176,16 +176,16 @@ BUCKETS = Subject(
 # The order of an epoch, and the batch at a place in it.
 
 
-def _shuffle_buckets(place: Place, self: objects.Dataset) -> None:
+def _shuffle_buckets(place: Replaced, self: objects.Dataset) -> None:
     if not isinstance(self.buckets_indices, BatchTable):
         place.original(self)
 
 
-def _set_current_epoch(place: Place, self: objects.Dataset, epoch: int) -> None:
+def _set_current_epoch(place: Replaced, self: objects.Dataset, epoch: int) -> None:
     note_epoch(self, epoch)
 
 
-def _group_item(place: Place, self: objects.Group, index: int, /) -> Any:
+def _group_item(place: Replaced, self: objects.Group, index: int, /) -> Any:
     if isinstance(index, PlannedBatch):
         return planned_item(self, index)
     tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
@@ -196,7 +196,7 @@ def _group_item(place: Place, self: objects.Group, index: int, /) -> Any:
 
 _HELD = ("bucket_manager", "buckets", "buckets_indices")
 
-BATCHES = Subject(
+BATCHES = SeamGroup(
     "batches",
     "the order of an epoch",
     (
@@ -215,12 +215,12 @@ BATCHES = Subject(
 # The dataset config, in which the adapter's own table stands.
 
 
-def _sanitize_user_config(place: Place, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
+def _sanitize_user_config(place: Replaced, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
     result: dict[str, Any] = place.original(self, place.door.read_options(user_config, calling_frame()), **more)
     return result
 
 
-CONFIG = Subject(
+CONFIG = SeamGroup(
     "config",
     "the dataset config",
     (Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize_user_config),),
@@ -233,7 +233,7 @@ CONFIG = Subject(
 
 _ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn")
 
-LOADING = Subject(
+LOADING = SeamGroup(
     "loading",
     "the loader of a data set group",
     (
@@ -251,7 +251,7 @@ LOADING = Subject(
 # The accelerator, whose states remember the place in an epoch.
 
 
-def _prepare_accelerator(place: Place, args: Any, **more: Any) -> Any:
+def _prepare_accelerator(place: Replaced, args: Any, **more: Any) -> Any:
     resume = place.door.resume
     resume.take_arguments(args, counts=is_known(args, calling_frame()))
     accelerator: Accelerator = place.original(args, **more)
@@ -259,7 +259,7 @@ def _prepare_accelerator(place: Place, args: Any, **more: Any) -> Any:
     return accelerator
 
 
-RESUMING = Subject(
+RESUMING = SeamGroup(
     "resuming",
     "a run that is resumed goes on by sd-scripts' own count",
     (
@@ -274,7 +274,7 @@ RESUMING = Subject(
 
 
 def _cache_latents(
-    place: Place, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+    place: Replaced, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
         if cache_to_disk and place.door.options().focus:
@@ -287,14 +287,14 @@ def _cache_latents(
 
 
 def _cache_group(
-    place: Place, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+    place: Replaced, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     if cache_to_disk:
         check_one_size_each(self.datasets)
     place.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
-def _new_cache_latents(place: Place, self: objects.Dataset, model: Any, accelerator: Any) -> None:
+def _new_cache_latents(place: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
     if is_ahead():
         return
     strategy: objects.LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
@@ -317,7 +317,7 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _trim(
-    place: Place, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
+    place: Replaced, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
     if not isinstance(resized_size, objects.CutSize):
         return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
@@ -332,7 +332,7 @@ _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_
 
 _STRATEGY = "LatentsCachingStrategy"
 
-CACHING = Subject(
+CACHING = SeamGroup(
     "caching",
     "latents are cached by sd-scripts' own code",
     (
@@ -374,7 +374,7 @@ CACHING = Subject(
 _CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
 
 
-def _new_cache_text_encoder_outputs(place: Place, self: objects.Dataset, models: Any, accelerator: Any) -> None:
+def _new_cache_text_encoder_outputs(place: Replaced, self: objects.Dataset, models: Any, accelerator: Any) -> None:
     named = place.door.owners.named
     strategies = [named(name).get_strategy() for name in (_CACHING, *_BESIDE)]
     cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
@@ -390,7 +390,7 @@ def _caches_texts(owners: Owners) -> bool:
     return has_strategies(owners) or owners.has(_CACHING)
 
 
-TEXT_CACHING = Subject(
+TEXT_CACHING = SeamGroup(
     "text-caching",
     "text-encoder outputs are cached by sd-scripts' own code",
     (

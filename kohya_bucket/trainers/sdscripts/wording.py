@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kohya_bucket.latents.fingerprint import Reason, as_text
+from kohya_bucket.latents.fingerprint import StaleReason, as_text
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, one_line, some
@@ -59,7 +59,7 @@ def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
     return _listed(f"{counted(len(failures), 'image')} will not be trained:", failures)
 
 
-def recached_lines(reasons: Mapping[str, Sequence[Reason]]) -> list[str]:
+def recached_lines(reasons: Mapping[str, Sequence[StaleReason]]) -> list[str]:
     """Caches that were there and could not be used, each with its reason."""
     found = [(path, as_text(why)) for path, why in reasons.items()]
     return _listed(f"{counted(len(found), 'cache')} could not be used and were made again:", found)

@@ -11,7 +11,7 @@ import pytest
 from kohya_bucket import ConfigError
 from kohya_bucket.buckets.focus import cut_rectangles
 from kohya_bucket.images.text_column import TextColumn
-from kohya_bucket.trainers.door.config_source import Source
+from kohya_bucket.trainers.door.config_source import ConfigSource
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions, environment_table, rooted
@@ -111,7 +111,7 @@ def test_a_relative_path_begins_at_the_configs_folder(tmp_path, monkeypatch):
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     options(config)
-    source = Source(config / "a.toml", {"kohya_bucket": {"focus": "focus.jsonl"}})
+    source = ConfigSource(config / "a.toml", {"kohya_bucket": {"focus": "focus.jsonl"}})
     (config / "a.json").write_text(json.dumps({"focus": "focus.jsonl"}), encoding="utf-8")
     monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(config / "a.json"))
     for found in (AdapterOptions.of_config(source, Findings()), AdapterOptions.from_tables(*environment_table())):

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from kohya_bucket.trainers.door.door import Owners, Seam, Subject
+from kohya_bucket.trainers.door.door import Owners, Seam, SeamGroup
 
 KNOWN = ("alpha", "beta")
 
@@ -45,7 +45,7 @@ def function_of(parameters):
 
 def replaced(seam, original, door):
     assert seam.problem(original) == ""
-    return seam.replaced(original, door, Subject("placing", "places itself", (seam,)))
+    return seam.replaced(original, door, SeamGroup("placing", "places itself", (seam,)))
 
 
 def calls(draw, parameters):

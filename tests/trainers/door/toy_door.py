@@ -6,7 +6,7 @@ import numpy as np
 
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.door import Seam, Subject, TrainerDoor
+from kohya_bucket.trainers.door.door import Seam, SeamGroup, TrainerDoor
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.placing import place_images
 from kohya_bucket.trainers.door.resume import ResumeHooks
@@ -52,7 +52,7 @@ def make_accelerator(at, args):
 
 
 SUBJECTS = (
-    Subject(
+    SeamGroup(
         "order",
         "the order of an epoch",
         (
@@ -64,7 +64,7 @@ SUBJECTS = (
         ),
         orders_epochs=True,
     ),
-    Subject(
+    SeamGroup(
         "resuming",
         "states are the trainer's own",
         (Seam("make_accelerator", (), make_accelerator),),

@@ -13,7 +13,7 @@ from cache_folder import Folder
 from PIL import Image
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.door import Place
+from kohya_bucket.trainers.door.door import Replaced
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.musubi.caching import PickedSource, Session, cut, focus_in
 from kohya_bucket.trainers.musubi.door import MusubiDoor
@@ -149,4 +149,4 @@ def test_where_caching_is_not_known_a_focus_is_refused(tmp_path: Path) -> None:
     door.unknown = {"caching": "resize_image_to_bucket takes (image)"}
     door._options = AdapterOptions(focus="beside")
     with pytest.raises(SystemExit, match="focus"):
-        list(_retrieve_latents(Place(lambda *_: iter([]), door), SimpleNamespace(architecture="of tomorrow"), 1))
+        list(_retrieve_latents(Replaced(lambda *_: iter([]), door), SimpleNamespace(architecture="of tomorrow"), 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohya_bucket.cli.encoding import Work, planned
+from kohya_bucket.cli.encoding import EncodeJob, planned
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.trainers.sdscripts.config import read_config
@@ -39,6 +39,6 @@ def test_images_that_are_cropped_or_coloured_at_random_are_named_with_the_reason
     assert len(left_out) == 2
     assert all("random_crop or color_aug" in reason for reason in left_out)
     if not others:
-        work = Work(None, EncodeOptions(""), None, False, True, 1, 1)
+        work = EncodeJob(None, EncodeOptions(""), None, False, True, 1, 1)
         with pytest.raises(ConfigError, match=r"no image of the config gets a latent.*random_crop or color_aug"):
             planned(config, None, "", "").parts(work, EncodeOptions(""), "local")

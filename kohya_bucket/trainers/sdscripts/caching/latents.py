@@ -25,7 +25,7 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.architectures import Architecture
-from kohya_bucket.latents.fingerprint import Reason, Stale, module_hash
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
 from kohya_bucket.latents.npz.check import holds_npz
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import read_npz
@@ -142,7 +142,7 @@ class NpzCache:
         """Whether there is anything on disk, good or not."""
         return holds_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
 
-    def why_missing(self, item: CacheItem) -> list[Reason]:
+    def why_missing(self, item: CacheItem) -> list[StaleReason]:
         """Why an item must be encoded; none if it is on disk as it should be.
 
         Also puts latents that serve where this sd-scripts finds them: another version may have written them.
@@ -205,7 +205,7 @@ class TrainersNpz(NpzCache):
     def holds(self, item: CacheItem) -> bool:
         return Path(item.path).exists()
 
-    def why_missing(self, item: CacheItem) -> list[Reason]:
+    def why_missing(self, item: CacheItem) -> list[StaleReason]:
         if reasons := why_npz_stale(item.path, item):
             return reasons
         try:
@@ -213,8 +213,8 @@ class TrainersNpz(NpzCache):
         except OSError:
             raise
         except Exception as error:  # whatever a reader raises at what it does not expect
-            return [Reason(Stale.BROKEN, not_loaded(error))]
-        return [] if good else [Reason(Stale.PART, "{}x{}".format(*item.bucket_reso))]
+            return [StaleReason(Stale.BROKEN, not_loaded(error))]
+        return [] if good else [StaleReason(Stale.PART, "{}x{}".format(*item.bucket_reso))]
 
     def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
         def save(path: str) -> None:
@@ -256,7 +256,7 @@ class CachingSession:
     paths: dict[tuple[str, Size | None], str] = field(default_factory=dict)
     sizes: dict[str, list[Size]] = field(default_factory=dict)
     shared: Requested = field(default_factory=dict)
-    reasons: dict[str, list[Reason]] = field(default_factory=dict)
+    reasons: dict[str, list[StaleReason]] = field(default_factory=dict)
     unsaved: dict[tuple[str, Size], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

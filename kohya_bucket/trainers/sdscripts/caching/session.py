@@ -19,9 +19,9 @@ from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.fingerprint import Fingerprint, Reason, Stale, source_identity, why_stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.latents.npz.check import made_from, settle_npz, why_unknown
+from kohya_bucket.latents.npz.check import ensure_current, made_from, why_unknown
 from kohya_bucket.latents.npz.names import NpzNames
 from kohya_bucket.latents.npz.read_write import (
     NOTE,
@@ -132,15 +132,17 @@ def architecture_read_by(strategy: Any) -> Architecture:
     return arch if own else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
 
 
-def ensure_npz_current(path: str | os.PathLike[str], item: CacheItem, arch: Architecture) -> tuple[list[Reason], bool]:
-    """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `settle_npz`.
+def ensure_npz_current(
+    path: str | os.PathLike[str], item: CacheItem, arch: Architecture
+) -> tuple[list[StaleReason], bool]:
+    """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `ensure_current`.
 
     Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
     broken or cut off, if they are of another shape, image size, crop, filter or VAE, of another image or an older state
     of it, or without the flipped ones or the mask that are asked for.
     """
     entry, unknown = item.to_compare()
-    return settle_npz(Path(path), entry, arch, Path(item.image), ignoring=unknown)
+    return ensure_current(Path(path), entry, arch, Path(item.image), ignoring=unknown)
 
 
 def save_latents(
@@ -166,28 +168,30 @@ def save_latents(
 # Files of a family that is not known: which arrays are in them, the trainer alone knows.
 
 
-def why_npz_stale(path: str | os.PathLike[str], item: CacheItem) -> list[Reason]:
+def why_npz_stale(path: str | os.PathLike[str], item: CacheItem) -> list[StaleReason]:
     """Why a file does not serve for an item, by all that is known without its family; none if it does, or may."""
     entry, unknown = item.to_compare()
-    print_, image = entry.fingerprint, Path(item.image)
+    fingerprint, image = entry.fingerprint, Path(item.image)
     try:
         with OpenNpz(Path(path)) as file:
             if damaged := file.damaged():
-                return [Reason(Stale.CHECKSUM, damaged)]
+                return [StaleReason(Stale.CHECKSUM, damaged)]
             for name in (name for name in file.names if name.startswith("original_size")):
                 size = tuple(map(int, file.numbers(name, 2)))
                 if size != entry.original_size:
-                    return [Reason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
+                    return [StaleReason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
             ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
-            mine = [end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == print_.bucket_size]
+            mine = [
+                end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == fingerprint.bucket_size
+            ]
             known, reasons = made_from(file, next(iter(mine), "none"), image)
     except FileNotFoundError:
-        return [Reason(Stale.MISSING)]
+        return [StaleReason(Stale.MISSING)]
     except BrokenNpzError as error:
-        return [Reason(Stale.BROKEN, error or type(error).__name__)]
+        return [StaleReason(Stale.BROKEN, error or type(error).__name__)]
     if known is None:
-        return why_unknown(print_) + ([] if Stale.SOURCE in unknown else reasons)
-    return why_stale(known, print_, image, ignoring=(Stale.DTYPE, *unknown)) + reasons
+        return why_unknown(fingerprint) + ([] if Stale.SOURCE in unknown else reasons)
+    return why_stale(known, fingerprint, image, ignoring=(Stale.DTYPE, *unknown)) + reasons
 
 
 def save_by_trainer(

@@ -18,7 +18,7 @@ from kohya_bucket.buckets.sizes import IntArray, as_pair
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import from_float32
-from kohya_bucket.latents.fingerprint import Reason, Stale, why_stale
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
 from kohya_bucket.latents.npz.exchange import npz_item
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -143,14 +143,14 @@ class ShardCache(StoreCache):
         """Whether the store has the image at that size, made from whatever."""
         return self._find(item.image, item.bucket_reso) is not None
 
-    def why_missing(self, item: CacheItem) -> list[Reason]:
+    def why_missing(self, item: CacheItem) -> list[StaleReason]:
         """Why the item must be encoded (again); none if the store has it as it should be."""
         i = self._find(item.image, item.bucket_reso)
         if i is None:
-            return [Reason(Stale.MISSING)]
+            return [StaleReason(Stale.MISSING)]
         entry = self.opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
-            return [Reason(Stale.SOURCE, "its size differs")]
+            return [StaleReason(Stale.SOURCE, "its size differs")]
         wanted, unknown = item.to_compare(entry.fingerprint.dtype)
         return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
 
@@ -168,8 +168,8 @@ class ShardCache(StoreCache):
             collection = self.opened().entry(stale).collection
         left, top, right, bottom = (float(side) for side in crop_ltrb)
         mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
-        original, print_ = as_pair(item.original_size), item.fingerprint(self.dtype)
-        entry = StoreEntry(source, print_, original, (left, top, right, bottom), None, collection)
+        original, fingerprint = as_pair(item.original_size), item.fingerprint(self.dtype)
+        entry = StoreEntry(source, fingerprint, original, (left, top, right, bottom), None, collection)
         bits = [from_float32(part, self.dtype) for part in finite_arrays(item, latents, flipped)]
         mask = None if mask is None or (mask == 255).all() else mask
         self._writing().add(

@@ -22,7 +22,7 @@ import numpy as np
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
-from kohya_bucket.latents.fingerprint import Reason, Stale, why_different
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_different
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, Encoding
 from kohya_bucket.latents.npz.read_write import (
     check_text_npz,
@@ -105,7 +105,7 @@ class TextNpzSession:
     def __init__(self, dataset: Dataset, strategy: TextStrategy, encoding: Encoding) -> None:
         self.strategy, self.encoding = strategy, encoding
         self.captions: dict[str, Caption] = {}
-        self.reasons: dict[str, list[Reason]] = {}
+        self.reasons: dict[str, list[StaleReason]] = {}
         self._accepts = strategy.is_disk_cached_outputs_expected
         self._paths: dict[str, str] = {}
         self._saved: set[str] = set()
@@ -290,11 +290,11 @@ class TextCache(StoreCache):
     def __contains__(self, key: str) -> bool:
         return key in self._at
 
-    def why_missing(self, key: str, encoding: Encoding) -> list[Reason]:
+    def why_missing(self, key: str, encoding: Encoding) -> list[StaleReason]:
         """Why a caption must be encoded (again); none if the store has it as it should be."""
         i = self._at.get(key)
         if i is None:
-            return [Reason(Stale.MISSING)]
+            return [StaleReason(Stale.MISSING)]
         columns = {name: self.opened().words(name) for name in ("vae", "interpolation")}
         stored = {name: words[codes[i]] for name, (words, codes) in columns.items()}
         return why_different(stored, encoding.columns)
@@ -339,7 +339,7 @@ class TextShardSession:
         self.captions: dict[str, Caption] = {}
         self.images: dict[str, str] = {}
         self.owners: dict[str, int] = {}
-        self.reasons: dict[str, list[Reason]] = {}
+        self.reasons: dict[str, list[StaleReason]] = {}
         self._keys: dict[str, str] = {}
         self._asked: set[str] = set()
         self.saved = 0
@@ -404,12 +404,12 @@ class TextShardSession:
         reasons = self._why_missing(key)
         trusted = self.strategy.skip_disk_cache_validity_check
         if not reasons and not trusted and not self._accepts_choices(key):
-            reasons = [Reason(Stale.TOKENS, "other options", "those of this run")]
+            reasons = [StaleReason(Stale.TOKENS, "other options", "those of this run")]
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[self.images[key]] = reasons
         return not reasons
 
-    def _why_missing(self, key: str) -> list[Reason]:
+    def _why_missing(self, key: str) -> list[StaleReason]:
         trusted = self.strategy.skip_disk_cache_validity_check and key in self.cache
         return [] if trusted else self.cache.why_missing(key, self.encoding)
 

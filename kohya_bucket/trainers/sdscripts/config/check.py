@@ -13,8 +13,8 @@ from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trai
 from kohya_bucket.trainers.door.config_source import (
     ANYTHING,
     SIDES,
-    Place,
-    Source,
+    ConfigSource,
+    TablePath,
     check_range,
     near_key,
     read_table,
@@ -25,7 +25,7 @@ from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.sdscripts.config.keys import (
     KEYS,
     DatasetConfig,
-    Kind,
+    DatasetKind,
     Level,
     SubsetConfig,
     arguments,
@@ -53,7 +53,7 @@ _ELSEWHERE = {
 
 
 def read_datasets(
-    source: Source, findings: Findings, given: Mapping[str, Any] | None = None, release: Release = NEWEST
+    source: ConfigSource, findings: Findings, given: Mapping[str, Any] | None = None, release: Release = NEWEST
 ) -> list[DatasetConfig]:
     """The datasets of a config: subset > dataset > general > command line > default; None counts as not given.
 
@@ -78,12 +78,12 @@ class _Reader:
     `unread`: where keys that decide buckets or batches have values that cannot be read: [general], or a dataset.
     """
 
-    source: Source
+    source: ConfigSource
     findings: Findings
     release: Release
     arguments: Mapping[str, Any]
     tables: list[dict[str, Any]] = field(default_factory=list)
-    unread: set[Place] = field(default_factory=set)
+    unread: set[TablePath] = field(default_factory=set)
 
     def config(self) -> list[DatasetConfig]:
         data = self.source.data
@@ -93,7 +93,9 @@ class _Reader:
         found = [self.dataset(i, one, general) for i, one in self.listed(data, "datasets", (), "")]
         return [dataset for dataset in found if dataset is not None]
 
-    def listed(self, holder: Mapping[str, Any], name: str, at: Place, where: str) -> list[tuple[int, dict[str, Any]]]:
+    def listed(
+        self, holder: Mapping[str, Any], name: str, at: TablePath, where: str
+    ) -> list[tuple[int, dict[str, Any]]]:
         """The tables of a list, with their numbers from 0."""
         found = holder.get(name, [])
         if not isinstance(found, list):
@@ -108,7 +110,7 @@ class _Reader:
         return [(i, table) for i, table in enumerate(found) if isinstance(table, dict)]
 
     def dataset(self, i: int, table: dict[str, Any], general: Mapping[str, Any]) -> DatasetConfig | None:
-        at: Place = ("datasets", i)
+        at: TablePath = ("datasets", i)
         where = f"dataset {i + 1}"
         listed = self.listed(table, "subsets", at, where)
         kind = kind_of([subset for _, subset in listed])
@@ -120,7 +122,7 @@ class _Reader:
         own = self.keys({k: v for k, v in table.items() if k != "subsets"}, Level.DATASET, kind, at, where)
         subsets = []
         for number, (j, subset) in enumerate(listed, 1):
-            inner: Place = (*at, "subsets", j)
+            inner: TablePath = (*at, "subsets", j)
             name = f"{where}, subset {j + 1}"
             clean = self.keys(subset, Level.SUBSET, kind, inner, name)
             given = {**subset, **clean}
@@ -138,7 +140,7 @@ class _Reader:
         readable = self.unread.isdisjoint((("general",), at))
         return DatasetConfig(i + 1, self.source.line_of(*at) + where, kind, tuple(subsets), readable, **values)
 
-    def keys(self, table: Any, level: Level, kind: Kind | None, at: Place, where: str) -> dict[str, Any]:
+    def keys(self, table: Any, level: Level, kind: DatasetKind | None, at: TablePath, where: str) -> dict[str, Any]:
         """The usable keys of one table."""
         allowed = known_keys(level, kind, self.release)
         known = {name: KEYS[name].type if name in KEYS else ANYTHING for name in allowed}
@@ -155,7 +157,7 @@ class _Reader:
             self.unread.add(at[:2])
         return read
 
-    def unknown(self, name: str, here: str, kind: Kind | None = None) -> tuple[str, str, str]:
+    def unknown(self, name: str, here: str, kind: DatasetKind | None = None) -> tuple[str, str, str]:
         """Code, message and remedy for a key that may not stand in a table."""
         if name == _TABLE:
             what = "the [kohya_bucket] table stands at the top level only"
@@ -178,7 +180,7 @@ class _Reader:
         return unknown_key(name, here, tables, _ELSEWHERE, hint)
 
     def error(
-        self, at: Place, where: str, code: str, message: str, remedy: str = "", names: tuple[str, ...] = ()
+        self, at: TablePath, where: str, code: str, message: str, remedy: str = "", names: tuple[str, ...] = ()
     ) -> None:
         self.findings.error(code, (self.source.line_of(*at) + where).rstrip(", "), message, remedy, names)
 
@@ -187,7 +189,7 @@ def _shown(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _inherited(of: type, kind: Kind, *tables: Mapping[str, Any]) -> dict[str, Any]:
+def _inherited(of: type, kind: DatasetKind, *tables: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the keys that sd-scripts' class for this kind takes; [general] may hold others."""
     names = {one.name for one in dataclasses.fields(of) if one.name in KEYS and kind in KEYS[one.name].kinds}
     given = [(name, value) for table in reversed(tables) for name, value in table.items()]
@@ -260,11 +262,11 @@ def _check_steps(steps: int, where: str, findings: Findings, trainer: Trainer) -
 
 
 _HOLDS_NOTHING_BACK = {
-    Kind.FINE_TUNING: (
+    DatasetKind.FINE_TUNING: (
         "validation_split holds nothing back in fine-tuning datasets: sd-scripts validates on all training images",
         "use a DreamBooth dataset, or remove it",
     ),
-    Kind.CONTROLNET: (
+    DatasetKind.CONTROLNET: (
         "validation_split does not validate in ControlNet datasets: the images that are held back are in neither "
         "part, and sd-scripts validates on those that it trains",
         "remove it",

@@ -30,11 +30,11 @@ from kohya_bucket.trainers.sdscripts.config.files import (
     written_ns,
 )
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
-from kohya_bucket.trainers.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
-from kohya_bucket.trainers.sdscripts.config.releases import Change
+from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
+from kohya_bucket.trainers.sdscripts.config.releases import Feature
 
 
-def list_dreambooth(dataset: DatasetConfig, reading: Reading, training: bool = True) -> Registry:
+def list_dreambooth(dataset: DatasetConfig, reading: ReadContext, training: bool = True) -> Registry:
     """The images that are trained, or those that are held back for validation.
 
     Regularization images are after the others, each as often as sd-scripts repeats it.
@@ -83,7 +83,7 @@ def _images_of(
     subset: SubsetConfig,
     dataset: DatasetConfig,
     registry: Registry,
-    reading: Reading,
+    reading: ReadContext,
     training: bool,
     captioned: list[tuple[SubsetConfig, Folder, list[Entry]]],
 ) -> list[Entry]:
@@ -134,7 +134,7 @@ def _images_of(
 
 
 def _cached(
-    path: str, subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, reading: Reading
+    path: str, subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, reading: ReadContext
 ) -> list[Entry] | None:
     """The images that a `metadata_cache.json` lists, with their sizes in it; None where there is none yet."""
     if path in reading.written_caches:
@@ -181,9 +181,9 @@ def _report_in_both(
         findings.warning("validation-overlap", where, message, "choose another share", both)
 
 
-def _report_cache_and_split(subset: SubsetConfig, cache: str, fresh: bool, reading: Reading) -> None:
+def _report_cache_and_split(subset: SubsetConfig, cache: str, fresh: bool, reading: ReadContext) -> None:
     message = "cache_info with validation_split: sd-scripts "
-    if Change.SKIPPING not in reading.release:
+    if Feature.SKIPPING not in reading.release:
         message += "gives images the captions of others"
     elif fresh:
         message += (
@@ -216,7 +216,7 @@ def _report_empty(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, 
 # Before 0.10.2 every control image had to belong to one.
 
 
-def list_controlnet(dataset: DatasetConfig, reading: Reading) -> Registry:
+def list_controlnet(dataset: DatasetConfig, reading: ReadContext) -> Registry:
     """The images with their control images."""
     registry = list_dreambooth(dataset, reading)
     by_folder: dict[str | None, SubsetConfig] = {}
@@ -254,7 +254,7 @@ def list_controlnet(dataset: DatasetConfig, reading: Reading) -> Registry:
             f"{subset.conditioning_data_dir!r}, and sd-scripts stops at that ({some(names)})"
         )
         reading.findings.error("missing-control-image", subset.place, message, "add them or remove the images", names)
-    for folder in folders.values() if Change.SKIPPING not in reading.release else ():
+    for folder in folders.values() if Feature.SKIPPING not in reading.release else ():
         extra = [path for path in folder.images if os.path.splitext(os.path.abspath(path))[0] not in paired]
         if extra:
             message = (

@@ -20,7 +20,7 @@ import numpy as np
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
-from kohya_bucket.images.scan import STAT, Job, Work
+from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
@@ -167,7 +167,7 @@ def read_captions(
         same = [i for i, own in enumerate(settings) if own == (extension, whole)]
         paths = [path for i in same for path in folders[i][2]]
         job = Job(
-            Work(partial(_caption_row, extension=extension, whole=whole), [("caption", "O"), ("cut", "?")]), paths
+            ScanTask(partial(_caption_row, extension=extension, whole=whole), [("caption", "O"), ("cut", "?")]), paths
         ).run()
         end = 0
         for i in same:

@@ -23,14 +23,14 @@ from kohya_bucket.trainers.sdscripts.config.files import (
     why_missing,
 )
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
-from kohya_bucket.trainers.sdscripts.config.model import Entry, Reading, Registry, is_used, large_enough
-from kohya_bucket.trainers.sdscripts.config.releases import Change, Release
+from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
+from kohya_bucket.trainers.sdscripts.config.releases import Feature, Release
 
 
-def list_finetuning(dataset: DatasetConfig, reading: Reading) -> Registry:
+def list_finetuning(dataset: DatasetConfig, reading: ReadContext) -> Registry:
     """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
     registry = Registry()
-    joined = Change.IMAGE_LISTS in reading.release
+    joined = Feature.IMAGE_LISTS in reading.release
     seen: set[str | None] = set()
     for subset in dataset.subsets:
         if not is_used(subset, seen, True, reading.findings):
@@ -60,7 +60,7 @@ def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> s
         return subset.caption_separator.join(filter(None, (caption, tags)))
     tags = tags.replace("\n", subset.caption_separator)
     lines = [f"{line}{subset.caption_separator}{tags}" for line in caption.split("\n") if line.strip()]
-    if not lines and Change.TAGS_ALONE in release:
+    if not lines and Feature.TAGS_ALONE in release:
         lines = [tags]
     return "\n".join(lines)
 
@@ -68,7 +68,7 @@ def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> s
 def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
     for key in sorted(metadata, key=len, reverse=True):
         path = key if os.path.isabs(key) else os.path.join(subset.image_dir or "", key)
-        if Change.STEMS in release and not (os.path.splitext(key)[1] and os.path.exists(path)):
+        if Feature.STEMS in release and not (os.path.splitext(key)[1] and os.path.exists(path)):
             path = image_named(os.path.join(os.path.dirname(path), os.path.basename(key))) or path
         yield Entry(key, path, subset.num_repeats, subset.number, _size(metadata[key].get("image_size")))
 
@@ -103,7 +103,7 @@ def _size(value: Any) -> tuple[int, int] | None:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
-def _read_metadata(subset: SubsetConfig, reading: Reading) -> dict[str, Any]:
+def _read_metadata(subset: SubsetConfig, reading: ReadContext) -> dict[str, Any]:
     """Entries by key; empty, with a finding, where the file cannot be used."""
     findings, where, path = reading.findings, subset.place, subset.metadata_file
     if path is None:
@@ -137,7 +137,7 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
                 "starts with a byte order mark, which makes sd-scripts stop; save it as 'UTF-8', not 'UTF-8 with BOM'"
             )
         file.seek(0)
-        if not (path.endswith(".jsonl") and Change.IMAGE_LISTS in release):
+        if not (path.endswith(".jsonl") and Feature.IMAGE_LISTS in release):
             text = file.read()
             try:
                 data = json.loads(text)
@@ -159,7 +159,7 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
                 raise ValueError(f"line {number}: {what}") from error
             if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
                 raise ValueError(f"line {number}: every line needs an image_path")
-            if Change.STEMS in release and "width" in entry and "height" in entry:
+            if Feature.STEMS in release and "width" in entry and "height" in entry:
                 entry["image_size"] = [entry["width"], entry["height"]]
             metadata[entry["image_path"]] = {k: entry[k] for k in ("caption", "image_size", "tags") if k in entry}
         return metadata
@@ -187,17 +187,17 @@ def _is_side(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
 
 
-def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: Reading) -> None:
+def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: ReadContext) -> None:
     missing = [e for e in entries if not os.path.isfile(e.path)]
     if not missing:
         return
     keys = [e.key for e in missing]
     remedy = "correct the paths or image_dir"
     without_extension = all(not os.path.splitext(key)[1] for key in keys)
-    if Change.IMAGE_LISTS not in reading.release:
+    if Feature.IMAGE_LISTS not in reading.release:
         if not without_extension:
             remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
-    elif without_extension and Change.STEMS not in reading.release:
-        remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Change.STEMS.since}"
+    elif without_extension and Feature.STEMS not in reading.release:
+        remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Feature.STEMS.since}"
     message = f"{len(missing)} of {len(entries)} images in {subset.metadata_file!r} do not exist ({some(keys)})"
     reading.findings.error("missing-image", subset.place, message, remedy, keys)

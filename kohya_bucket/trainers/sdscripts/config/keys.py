@@ -31,7 +31,7 @@ from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release
 
 
-class Kind(enum.Enum):
+class DatasetKind(enum.Enum):
     """The three kinds of datasets."""
 
     DREAMBOOTH = "dreambooth"
@@ -64,15 +64,15 @@ class Key:
 
     type: Type
     levels: tuple[Level, ...]
-    kinds: frozenset[Kind] = frozenset(Kind)
-    required: frozenset[Kind] = frozenset()
+    kinds: frozenset[DatasetKind] = frozenset(DatasetKind)
+    required: frozenset[DatasetKind] = frozenset()
     since: str = ""
     allowed: Type | None = None
     option: bool = True
     decides: bool = True
 
 
-_DB, _FT, _CN = (frozenset({kind}) for kind in Kind)
+_DB, _FT, _CN = (frozenset({kind}) for kind in DatasetKind)
 _OF_DATASETS, _EVERYWHERE, _OWN = (Level.GENERAL, Level.DATASET), tuple(Level), (Level.SUBSET,)
 _INTERPOLATIONS = ("lanczos", "nearest", "bilinear", "linear", "bicubic", "cubic", "area", "box")
 _FILTER = Type(f"one of {', '.join(_INTERPOLATIONS)}", _INTERPOLATIONS.__contains__)
@@ -90,7 +90,7 @@ class SubsetConfig:
 
     number: int
     place: str
-    kind: Kind
+    kind: DatasetKind
     image_dir: str | None = _key(TEXT, None, _OWN, required=_DB | _CN, option=False)
     metadata_file: str | None = _key(TEXT, None, _OWN, kinds=_FT, required=_FT, option=False)
     conditioning_data_dir: str | None = _key(TEXT, None, _OWN, kinds=_CN, required=_CN, option=False, since="0.7")
@@ -123,7 +123,7 @@ class SubsetConfig:
     @property
     def source(self) -> str | None:
         """Where its images come from: what sd-scripts compares to find a subset that was given twice."""
-        return self.metadata_file if self.kind is Kind.FINE_TUNING else self.image_dir
+        return self.metadata_file if self.kind is DatasetKind.FINE_TUNING else self.image_dir
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class DatasetConfig:
 
     number: int
     place: str
-    kind: Kind
+    kind: DatasetKind
     subsets: tuple[SubsetConfig, ...]
     readable: bool = True
     resolution: tuple[int, int] | None = _key(SIZE, None, _OF_DATASETS, allowed=SIDES)
@@ -195,10 +195,10 @@ DEFAULTS: Mapping[str, Any] = {f.name: f.default for f in _FIELDS if KEYS[f.name
 _OPTIONS = {"train_batch_size": "batch_size", "dataset_repeats": "num_repeats"}  # which have other names than the keys
 
 
-def known_keys(level: Level, kind: Kind | None, release: Release = NEWEST) -> set[str]:
+def known_keys(level: Level, kind: DatasetKind | None, release: Release = NEWEST) -> set[str]:
     """The keys allowed in a table. `kind` says which dataset the table belongs to; None for any, as `[general]`."""
     if release.schema is not None:
-        tables = {name for one in (Kind if kind is None else [kind]) for name in _SCHEMAS[level, one]}
+        tables = {name for one in (DatasetKind if kind is None else [kind]) for name in _SCHEMAS[level, one]}
         return {key for name in tables for key in release.schema.get(name, ())}
     return {
         name
@@ -207,29 +207,29 @@ def known_keys(level: Level, kind: Kind | None, release: Release = NEWEST) -> se
     }
 
 
-def _schemas(level: Level, kind: Kind) -> list[str]:
+def _schemas(level: Level, kind: DatasetKind) -> list[str]:
     """The dicts of `ConfigSanitizer` that the keys of a table come from."""
-    prefix = {Kind.DREAMBOOTH: "DB", Kind.FINE_TUNING: "FT", Kind.CONTROLNET: "CN"}[kind]
+    prefix = {DatasetKind.DREAMBOOTH: "DB", DatasetKind.FINE_TUNING: "FT", DatasetKind.CONTROLNET: "CN"}[kind]
     names = ["SUBSET_ASCENDABLE_SCHEMA", "DO_SUBSET_ASCENDABLE_SCHEMA", f"{prefix}_SUBSET_ASCENDABLE_SCHEMA"]
     return [*names, f"{prefix}_SUBSET_DISTINCT_SCHEMA" if level is Level.SUBSET else "DATASET_ASCENDABLE_SCHEMA"]
 
 
-_SCHEMAS = {(level, kind): _schemas(level, kind) for level in Level for kind in Kind}
+_SCHEMAS = {(level, kind): _schemas(level, kind) for level in Level for kind in DatasetKind}
 
 
-def required_keys(kind: Kind) -> set[str]:
+def required_keys(kind: DatasetKind) -> set[str]:
     """The keys that every subset of such a dataset must hold."""
     return {name for name, key in KEYS.items() if kind in key.required}
 
 
-def kind_of(subsets: list[Any]) -> Kind | None:
+def kind_of(subsets: list[Any]) -> DatasetKind | None:
     """By which schema sd-scripts checks a dataset; None where its subsets mix two kinds."""
     if all("conditioning_data_dir" in subset for subset in subsets):
-        return Kind.CONTROLNET
+        return DatasetKind.CONTROLNET
     with_metadata = ["metadata_file" in subset for subset in subsets]
     if all(with_metadata):
-        return Kind.FINE_TUNING
-    return None if any(with_metadata) else Kind.DREAMBOOTH
+        return DatasetKind.FINE_TUNING
+    return None if any(with_metadata) else DatasetKind.DREAMBOOTH
 
 
 def config_name(name: str) -> str:

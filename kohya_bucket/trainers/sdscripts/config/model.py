@@ -25,8 +25,8 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import Placing, place_images, refuse_conflicts, scan_sizes
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.config.files import Skips, skipped_images
-from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, Kind, SubsetConfig
-from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Change, Release
+from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKind, SubsetConfig
+from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Feature, Release
 
 CONTROL_IN_THE_MIDDLE = (
     "[kohya_bucket] focus is set, but this version of sd-scripts cuts control images in the middle, whatever is cut "
@@ -121,7 +121,7 @@ def refuse_lost_focus(config: DatasetConfig, options: AdapterOptions, release: R
     if options.focus:
         refuse_random_crops(config.subsets, options)
         refuse_conflicts(config.dataset_keys, options)
-        if config.kind is Kind.CONTROLNET and Change.CONTROL_CUTS not in release:
+        if config.kind is DatasetKind.CONTROLNET and Feature.CONTROL_CUTS not in release:
             raise ConfigError(CONTROL_IN_THE_MIDDLE)
 
 
@@ -145,7 +145,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass
-class Reading:
+class ReadContext:
     """What one run over a config carries along.
 
     Attributes:
@@ -169,7 +169,7 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
 
     `seen` are those of the subsets before it; one that turned out to be empty does not count.
     """
-    repeats = subset.num_repeats if training or subset.kind is not Kind.DREAMBOOTH else 1
+    repeats = subset.num_repeats if training or subset.kind is not DatasetKind.DREAMBOOTH else 1
     if repeats > MOST_REPEATS:
         message = f"num_repeats is {repeats:,}, but no epoch trains an image more than {MOST_REPEATS:,} times"
         findings.error("num-repeats", subset.place, message, "lower it")
@@ -248,7 +248,7 @@ class Registry:
 
 
 def large_enough(
-    listed: Sequence[Entry], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: Reading
+    listed: Sequence[Entry], dataset: DatasetConfig, subset: SubsetConfig, registry: Registry, reading: ReadContext
 ) -> tuple[list[Entry], Skips]:
     """Those that `skip_image_resolution` does not leave out, by stated sizes where there are some."""
     findings, paths = reading.findings, [entry.path for entry in listed]

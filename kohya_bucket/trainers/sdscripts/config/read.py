@@ -16,7 +16,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import Source, load_source
+from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.config.caches import check_caches
@@ -24,9 +24,9 @@ from kohya_bucket.trainers.sdscripts.config.check import check_values, read_data
 from kohya_bucket.trainers.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.finetuning import list_finetuning
-from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, Kind, config_name
-from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, Reading
-from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Change, Release
+from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, DatasetKind, config_name
+from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, ReadContext
+from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Feature, Release
 
 _Number = TypeVar("_Number", int, float)
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
@@ -122,7 +122,7 @@ def read_config(
     return replace(read, length=length)
 
 
-def _beside_folders(source: Source, options: str) -> str:
+def _beside_folders(source: ConfigSource, options: str) -> str:
     """What is wrong with a dataset config together with folders on the command line."""
     listed = source.data["datasets"]
     if any(isinstance(one, dict) and one.get("subsets") for one in (listed if isinstance(listed, list) else [listed])):
@@ -150,7 +150,7 @@ def read_folders(
 
 
 def _read(
-    source: Source, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
+    source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
     check_captions: bool, family: str = "",
 ) -> Config:  # fmt: skip
     _check_release(release, findings)
@@ -159,7 +159,7 @@ def _read(
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
     base = source.path.resolve().parent if source.path else None
     options = AdapterOptions.of_config(source, findings)
-    reading = Reading(findings, release, base, check_captions, (options or AdapterOptions()).metadata_cache)
+    reading = ReadContext(findings, release, base, check_captions, (options or AdapterOptions()).metadata_cache)
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
@@ -176,9 +176,9 @@ def _read(
     out = []
     for dataset, images in read:
         validation = None
-        if Change.VALIDATION in release and 0 < dataset.validation_split <= 1:
+        if Feature.VALIDATION in release and 0 < dataset.validation_split <= 1:
             validation = _list(dataset, quietly, training=False)
-            if dataset.kind is Kind.DREAMBOOTH and not len(validation):
+            if dataset.kind is DatasetKind.DREAMBOOTH and not len(validation):
                 message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"
                 findings.warning("empty-validation", dataset.place, message, "raise it")
         out.append(ReadDataset(dataset, images, validation))
@@ -200,10 +200,12 @@ def _check_release(release: Release, findings: Findings) -> None:
     findings.warning("unknown-version", "", message + "may be named", remedy)
 
 
-def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> DatasetTable:
-    if dataset.kind is Kind.DREAMBOOTH:
+def _list(dataset: DatasetConfig, reading: ReadContext, training: bool = True) -> DatasetTable:
+    if dataset.kind is DatasetKind.DREAMBOOTH:
         return list_dreambooth(dataset, reading, training).as_table()
-    return (list_finetuning if dataset.kind is Kind.FINE_TUNING else list_controlnet)(dataset, reading).as_table()
+    return (list_finetuning if dataset.kind is DatasetKind.FINE_TUNING else list_controlnet)(
+        dataset, reading
+    ).as_table()
 
 
 # The config that `--train_data_dir` and `--reg_data_dir` stand for: one subset for each `5_name` folder.
@@ -214,7 +216,7 @@ def _list(dataset: DatasetConfig, reading: Reading, training: bool = True) -> Da
 
 def _source_from_folders(
     train_data_dir: str, reg_data_dir: str | None, findings: Findings, in_json: str | None = None
-) -> Source:
+) -> ConfigSource:
     """The subsets of both folders, in the order in which the system lists them, as sd-scripts takes them.
 
     Raises:
@@ -225,7 +227,7 @@ def _source_from_folders(
             message = f"--reg_data_dir {reg_data_dir!r} is ignored with --in_json: fine-tuning has no regularization"
             findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
-        return Source(None, {"datasets": [{"subsets": [subset]}]})
+        return ConfigSource(None, {"datasets": [{"subsets": [subset]}]})
     if not os.path.isdir(train_data_dir):
         raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: {path_meant(train_data_dir)}")
     subsets = _subsets(train_data_dir, False, findings)
@@ -234,7 +236,7 @@ def _source_from_folders(
     elif reg_data_dir is not None:
         message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
         findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
-    return Source(None, {"datasets": [{"subsets": subsets}]})
+    return ConfigSource(None, {"datasets": [{"subsets": subsets}]})
 
 
 def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, Any]]:
@@ -316,7 +318,7 @@ class RunLength:
     processes: int = 1
 
     @classmethod
-    def of(cls, source: Source, settings: Mapping[str, Any], preset: bool) -> RunLength:
+    def of(cls, source: ConfigSource, settings: Mapping[str, Any], preset: bool) -> RunLength:
         """Of the settings in a file, of which a preset may have numbers as text."""
         names = ("epoch", "max_train_epochs", "max_train_steps", "gradient_accumulation_steps", "num_processes")
         numbers = (_number(source, name, settings.get(name, 0) or 0, preset, 0) for name in names)
@@ -338,7 +340,7 @@ class RunLength:
 
 
 def _run_file(
-    source: Source, findings: Findings
+    source: ConfigSource, findings: Findings
 ) -> tuple[dict[str, str | None], dict[str, Any], str, RunLength] | None:
     """What a file says that is no dataset config; None for one that is, or that is neither.
 
@@ -374,7 +376,7 @@ def _run_file(
 _OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}
 
 
-def _without_settings(source: Source, findings: Findings) -> Source:
+def _without_settings(source: ConfigSource, findings: Findings) -> ConfigSource:
     """A dataset config without the settings of a trainer that stand in it, which are one mistake."""
     own = {name: value for name, value in source.data.items() if name in ("general", "datasets", "kohya_bucket")}
     others = {name: value for name, value in source.data.items() if name not in own}
@@ -438,7 +440,7 @@ def _family(settings: Mapping[str, Any]) -> str:
     return next((name for name in ARCHITECTURES if module == f"lora_{name}"), "")
 
 
-def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
+def _value(source: ConfigSource, name: str, value: Any, preset: bool) -> Any:
     """A number as datasets compute with it; a preset may have it as text."""
     usual = DEFAULTS[config_name(name)]
     if config_name(name) in ("resolution", "skip_image_resolution"):
@@ -452,7 +454,7 @@ def _value(source: Source, name: str, value: Any, preset: bool) -> Any:
     return _number(source, name, value, preset, usual)
 
 
-def _number(source: Source, name: str, value: Any, preset: bool, usual: _Number) -> _Number:
+def _number(source: ConfigSource, name: str, value: Any, preset: bool, usual: _Number) -> _Number:
     number = math.nan
     if not isinstance(value, bool) and isinstance(value, (int, float, str) if preset else (int, float)):
         with suppress(ValueError, OverflowError):
@@ -462,7 +464,7 @@ def _number(source: Source, name: str, value: Any, preset: bool, usual: _Number)
     return type(usual)(number)
 
 
-def _path(source: Source, name: str, settings: Mapping[str, Any]) -> str | None:
+def _path(source: ConfigSource, name: str, settings: Mapping[str, Any]) -> str | None:
     value = settings.get(name)
     if value in (None, ""):
         return None

@@ -15,7 +15,7 @@ KNOWN = "0.8.0 to 0.12.0"
 """The versions whose keys were compared with this package's; `_LAST` is the last of each series."""
 
 
-class Change(enum.Enum):
+class Feature(enum.Enum):
     """One change: the version that brought it, and words that no earlier `library/` holds.
 
     Forks took over some changes and not others, so a checkout is judged by its words and not by a version.
@@ -52,12 +52,12 @@ class Release:
             their names there; None where that is not known.
     """
 
-    changes: frozenset[Change] = frozenset(Change)
+    changes: frozenset[Feature] = frozenset(Feature)
     name: str = field(default="the newest", compare=False)
     version: tuple[int, ...] = field(default=(), compare=False)
     schema: Mapping[str, frozenset[str]] | None = field(default=None, compare=False)
 
-    def __contains__(self, change: Change) -> bool:
+    def __contains__(self, change: Feature) -> bool:
         return change in self.changes
 
     @property
@@ -78,7 +78,7 @@ class Release:
     def of(cls, version: str) -> Release:
         """That of a version such as `v0.9.1`, or the last of a series such as `0.10`; else the newest."""
         numbers = _numbers(version)
-        changes = frozenset(change for change in Change if _numbers(change.since)[: len(numbers)] <= numbers)
+        changes = frozenset(change for change in Feature if _numbers(change.since)[: len(numbers)] <= numbers)
         return cls(changes, version, numbers) if numbers else NEWEST
 
     @classmethod
@@ -86,7 +86,7 @@ class Release:
         """That of a checkout, by the source in its `library` folder."""
         files = [file for name in _FILES if (file := folder / "library" / name).is_file()]
         text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
-        changes = frozenset(change for change in Change if change.value[1] in text)
+        changes = frozenset(change for change in Feature if change.value[1] in text)
         return cls(changes, str(folder), schema=_schema_in(folder / "library" / "config_util.py"))
 
 

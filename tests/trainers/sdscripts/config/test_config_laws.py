@@ -17,13 +17,13 @@ from kohya_bucket.trainers.sdscripts.config.files import read_folder, skipped_im
 from kohya_bucket.trainers.sdscripts.config.keys import (
     DEFAULTS,
     KEYS,
-    Kind,
+    DatasetKind,
     Level,
     arguments,
     known_keys,
     parse_resolution,
 )
-from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Change, Release
+from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Feature, Release
 
 
 def loop(repeats: list[int], wanted: int) -> list[int]:
@@ -83,7 +83,7 @@ def test_a_folder_is_listed_as_glob_lists_it(names: list[tuple[str, str]], folde
 
 
 def test_every_key_has_a_level_and_a_default_of_its_type() -> None:
-    for kind in Kind:
+    for kind in DatasetKind:
         everywhere = known_keys(Level.DATASET, kind) | known_keys(Level.SUBSET, kind)
         assert {name for name, key in KEYS.items() if kind in key.kinds and key.levels} == everywhere
     for name, value in DEFAULTS.items():
@@ -96,7 +96,7 @@ def test_every_key_has_a_level_and_a_default_of_its_type() -> None:
      ("0.10", 4), ("v0.11.1", 5), ("0.11.2", 6), ("0.12", 6), ("1.0", 6), ("main", 6)],
 )  # fmt: skip
 def test_a_version_has_the_changes_up_to_it(version: str, count: int) -> None:
-    assert Release.of(version).changes == frozenset(list(Change)[:count])
+    assert Release.of(version).changes == frozenset(list(Feature)[:count])
 
 
 def test_a_checkout_is_judged_by_its_words(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_a_checkout_is_judged_by_its_words(tmp_path: Path) -> None:
     config_util, metadata = tmp_path / "library" / "config_util.py", tmp_path / "library" / "finetuning_dataset.py"
     config_util.write_text('"validation_split": float,\n"skip_image_resolution": None', encoding="utf-8")
     release = Release.in_checkout(tmp_path)
-    assert release.changes == {Change.VALIDATION, Change.SKIPPING}
+    assert release.changes == {Feature.VALIDATION, Feature.SKIPPING}
     assert release.name == str(tmp_path)
     metadata.write_text('line_md["image_path"]; "width" in line_md; caption_lines', encoding="utf-8")
-    assert Release.in_checkout(tmp_path).changes == frozenset(Change) - {Change.CONTROL_CUTS}
+    assert Release.in_checkout(tmp_path).changes == frozenset(Feature) - {Feature.CONTROL_CUTS}
     control = tmp_path / "library" / "controlnet_dataset.py"
     control.write_text("cond_img, _, _ = trim_and_resize_if_required(", encoding="utf-8")
     assert Release.in_checkout(tmp_path) == NEWEST

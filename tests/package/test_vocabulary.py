@@ -1,0 +1,30 @@
+"""One word, one meaning: no class has the name of another room's."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import kohya_bucket
+
+PACKAGE = Path(kohya_bucket.__file__).parent
+# Another package's interface, under that package's names.
+EXEMPT = {PACKAGE / "bucketsampler.py"}
+# Two doors may use one word for one role.
+DOORS = {"sdscripts", "musubi"}
+
+
+def _room(path: Path) -> str:
+    folders = path.relative_to(PACKAGE).parts[:-1]
+    return folders[1] if folders[:1] == ("trainers",) and len(folders) > 1 else (*folders, "root")[0]
+
+
+def test_no_class_name_stands_in_two_rooms() -> None:
+    rooms: dict[str, set[str]] = defaultdict(set)
+    for path in set(PACKAGE.rglob("*.py")) - EXEMPT:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                rooms[node.name].add(_room(path))
+    assert rooms["BucketSet"] == {"buckets"}
+    assert {name: found for name, found in rooms.items() if len(found) > 1 and found != DOORS} == {}
