@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 from origin import commit
 
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore

@@ -17,10 +17,10 @@ from kohya_bucket.texts import parse_json, parse_toml, read_text
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.cli.options import RuleArguments
-    from kohya_bucket.latents.architectures import Trainer
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.musubi.config import MusubiConfig
     from kohya_bucket.trainers.sdscripts.config import Config, Release
+    from kohya_bucket.trainers.sdscripts.families import Trainer
 
 
 def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
@@ -178,9 +178,9 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
         checkout: the sd-scripts whose trainers say which steps they accept.
         config: what is trained; where it cannot be read, it is unknown whose models `arch` names.
     """
-    from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
     from kohya_bucket.trainers.door.config_source import load_source
     from kohya_bucket.trainers.sdscripts.checkout import steps_in
+    from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
     try:
         trainer = ANY_TRAINER if arch is None else trainer_named(arch)
@@ -192,12 +192,12 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
 
 
 def version_for(given: str) -> str:
-    """The version of sd-scripts, as `Architecture.read_by` takes it.
+    """The version of sd-scripts, as `Family.read_by` takes it.
 
     `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
-    from kohya_bucket.latents.architectures import is_version
     from kohya_bucket.trainers.sdscripts.checkout import npz_version
+    from kohya_bucket.trainers.sdscripts.families import is_version
 
     if is_version(given):
         return given

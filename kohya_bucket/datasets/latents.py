@@ -19,9 +19,9 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.items import Item, register_bucket_collation
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import SIDES
 from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore

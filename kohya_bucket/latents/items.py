@@ -162,8 +162,9 @@ class LatentItems:
         source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 where it is missing.
         source_hashes: N content hashes, or None where none were asked for.
         without_bucket: (path, reason) of images that get no latent.
-        further: sizes besides the one at which sd-scripts caches these images; their npz are named for it.
-        dataset: number of the dataset that they belong to, in the order in which sd-scripts caches.
+        further: sizes besides those at which a trainer itself would cache these images.
+        dataset: number of the dataset that they belong to, in the order in which a trainer caches.
+        files: N files in which their latents lie, where each has one of its own.
     """
 
     encoding: EncodeOptions
@@ -181,6 +182,7 @@ class LatentItems:
     without_bucket: list[tuple[str, str]] = field(default_factory=list)
     further: bool = False
     dataset: int = 0
+    files: list[Path] | None = None
 
     @classmethod
     def from_placement(
@@ -234,6 +236,7 @@ class LatentItems:
             self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
             self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
             self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
+            files=None if self.files is None else [self.files[i] for i in at.tolist()],
         )  # fmt: skip
 
     @cached_property

@@ -19,11 +19,11 @@ from rich.text import Text
 
 from kohya_bucket._version import __version__
 from kohya_bucket.images.listing import from_here
-from kohya_bucket.latents.architectures import NAME_THE_MODEL
 from kohya_bucket.reports.analysis import Analysis, BucketUse
 from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
 from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, one_line, some
+from kohya_bucket.trainers.sdscripts.families import NAME_THE_MODEL
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST, _MOST_NAMED = 60, 12

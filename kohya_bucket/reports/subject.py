@@ -16,12 +16,12 @@ from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
-from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import PlacedDataset, each_once, first_placed
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
 
 
 @dataclass(frozen=True)

@@ -373,6 +373,7 @@ def test_where_writers_could_undo_each_other_none_writes(protocol):
 def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
     from kohya_bucket import BucketedLatentDataset
     from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import MeanEncoder, dataset_of
 
     for output in (address, tmp_path / "here"):
@@ -394,7 +395,7 @@ def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
         flips = [here.read(i).tobytes(), here.read(i, flipped=True).tobytes()]
         assert item["latents"].numpy().tobytes() in flips
     with pytest.raises(KohyaBucketError, match="npz files are read from folders"):
-        precompute_latents(dataset_of(images), MeanEncoder(), address, format="npz", architecture="sd")
+        precompute_latents(dataset_of(images), MeanEncoder(), NpzFiles("sd", address))
 
 
 def test_captions_are_stored_there(address, tmp_path):

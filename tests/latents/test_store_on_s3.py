@@ -15,10 +15,10 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.images import remote
 from kohya_bucket.latents.maintenance import pack, prune, status, verify, verify_files
-from kohya_bucket.latents.npz.names import paths_beside
 from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.trainers.sdscripts.npz.names import paths_beside
 from tests.command_line import Command, command_line  # noqa: F401
 from tests.latents.latent_helpers import bits, fill, same
 from tests.object_storage import s3_server

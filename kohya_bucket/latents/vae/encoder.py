@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.space import LatentSpace
 
 if TYPE_CHECKING:
     import torch

@@ -20,8 +20,8 @@ from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.images.focus_files import BESIDE
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.storage import StorePath, as_given
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.options import Check, choice, option, read_value, weights, without_effect
 from kohya_bucket.planning.options import STEP_SHAPES, EpochOptions
 from kohya_bucket.planning.orders import ORDERS

@@ -21,13 +21,13 @@ from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_f
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.checkout_patch import CheckoutError
 from kohya_bucket.trainers.door.findings import Section, ShowProgress
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.checkout import PATCH, describe_folder, find_checkout
 from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadable, overview
 
 

@@ -21,7 +21,6 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
-from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity
@@ -38,6 +37,7 @@ from kohya_bucket.trainers.door.placing import (
 from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset
 from kohya_bucket.trainers.sdscripts.config.check import buckets_follow
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.families import Trainer
 
 
 @dataclass(frozen=True)

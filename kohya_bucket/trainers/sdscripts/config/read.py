@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
-from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
 from kohya_bucket.trainers.door.findings import Findings
@@ -27,6 +26,7 @@ from kohya_bucket.trainers.sdscripts.config.finetuning import list_finetuning
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, DatasetKind, config_name
 from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, ReadContext
 from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Feature, Release
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, ARCHITECTURES, Trainer, trainer_named
 
 _Number = TypeVar("_Number", int, float)
 _FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")

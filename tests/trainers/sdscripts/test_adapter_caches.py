@@ -11,10 +11,8 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.latents.npz.read_write import check_text_npz, text_marks, write_arrays
 from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     architecture_of,
@@ -22,6 +20,8 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
     ensure_npz_current,
     save_latents,
 )
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, text_marks, write_arrays
 from tests.latents.latent_helpers import stored_fingerprint
 
 SIZE, BUCKET = (300, 150), (128, 64)
