@@ -186,7 +186,7 @@ def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None
         trainer = ANY_TRAINER if arch is None else trainer_named(arch)
     except ConfigError:
         if config is not None:
-            load_source(config)
+            load_source(config, "sd-scripts")
         raise
     return trainer if checkout is None else trainer.as_in(steps_in(checkout))
 

@@ -61,7 +61,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Caption:
-    """One text, and how often it is left out, where a version of sd-scripts saves that with the outputs."""
+    """One text, and how often it is left out, where that is saved with the outputs."""
 
     text: str | tuple[str, ...]
     dropout: float = 0.0
@@ -157,7 +157,7 @@ class LatentItems:
         images: where they are, with absolute paths.
         sources: their names, as the store has them.
         original_sizes, bucket_sizes, resized_sizes, crops: [N, 2] int32.
-        crop_ltrb: [N, 4] float64, sd-scripts' conditioning box.
+        crop_ltrb: [N, 4] float64 left, top, right, bottom of the crop, SDXL's conditioning.
         captions: N texts or None.
         source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 where it is missing.
         source_hashes: N content hashes, or None where none were asked for.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Weights = dict[str, Any]
 
-# diffusers' class, and the model family that sd-scripts trains with it
+# diffusers' class, and the model family whose autoencoder it is
 OTHER_AUTOENCODERS = {a.autoencoder: a.name for a in MODEL_FAMILIES.values() if a.autoencoder != "AutoencoderKL"}
 
 _HUNYUAN_MIDDLE = {"block_1": "resnets.0", "block_2": "resnets.1", "attn_1": "attentions.0"}
@@ -249,7 +249,7 @@ class DiffusersEncoder:
         tiling, slicing: encode in tiles, or image by image, to save memory.
         xformers: memory-efficient attention, where xformers is installed.
         compile: let `torch.compile` translate the encoder.
-        architecture: sd-scripts' name of the model family, where known.
+        architecture: the model family, one of `MODEL_FAMILIES`, where known.
 
     Attributes:
         computes: the type that it computes in, and why, where `load_encoder` chose it.
@@ -345,10 +345,10 @@ class TinyEncoder(DiffusersEncoder):
 
 
 class QwenImageEncoder(DiffusersEncoder):
-    """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as sd-scripts uses it for Anima.
+    """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as Anima is trained with it.
 
     The most probable latent, each channel less its mean and divided by its deviation, which the model's config
-    states. There is no one scale, and sd-scripts draws no sample here, so there is no `posterior` either.
+    states. There is no one scale, and no sample is drawn, so there is no `posterior` either.
     """
 
     posterior = None  # type: ignore[assignment]
@@ -368,7 +368,7 @@ class QwenImageEncoder(DiffusersEncoder):
             frames = pixels.to(device=self.device, dtype=self.dtype)[:, :, None]
             mode: torch.Tensor = self.vae.encode(frames).latent_dist.mode()
             config = self.vae.config
-            # the inverse first, in the model's type: the operations of sd-scripts, so that low precision agrees
+            # the inverse first, in the model's type: so trainers compute it, and low precision agrees
             return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
 
 
@@ -394,7 +394,7 @@ def load_encoder(
         device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
         dtype: type it computes in; "auto" is what `fitting_dtype` says. On a CPU always float32.
         subfolder: of the repository or folder.
-        architecture: sd-scripts' name of the model family; needed for a bare VAE file, whose scale it decides.
+        architecture: the model family, one of `MODEL_FAMILIES`; needed for a bare VAE file, whose scale it decides.
         options: `tiling`, `slicing`, `xformers`, `compile`, see `DiffusersEncoder`.
 
     Raises:

@@ -115,7 +115,7 @@ class Encoded:
 
 
 def normalize(pixels: torch.Tensor) -> torch.Tensor:
-    """[B, H, W, 3] uint8 to [B, 3, H, W] float32 in -1..1, by the operations sd-scripts' transforms use."""
+    """[B, H, W, 3] uint8 to [B, 3, H, W] float32 in -1..1, as torchvision's `ToTensor` and `Normalize`."""
     return pixels.permute(0, 3, 1, 2).float().div(255).sub(0.5).div(0.5).contiguous()
 
 

@@ -131,7 +131,7 @@ class PlacedDataset:
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
-        """The sizes in use, resolution by resolution, sorted by (width, height): sd-scripts' `resos`."""
+        """The sizes in use, resolution by resolution, sorted by (width, height)."""
         return [as_pair(size) for values, _ in self._distinct for size in sizes_of_keys(values)]
 
     @property
@@ -188,18 +188,6 @@ class PlacedDataset:
         """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
         options = PlanOptions(repeats=self.repeats, resolution_mode=self.mode, resolution_weights=self.weights)
         return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
-
-    def bucket_info(self) -> dict[str, Any]:
-        """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
-        errors = np.concatenate([placement.aspect_errors[placement.placed] for placement in self._places])
-        return {
-            "buckets": {
-                i: {"resolution": size, "count": int(count)}
-                for i, (size, count) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True))
-                if count > 0
-            },
-            "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
-        }
 
     def rows(self, counts: BucketCounts) -> list[BucketRow]:
         """One row per bucket in use, in `buckets` order; `counts` are of the epoch's plan."""

@@ -87,7 +87,7 @@ def read_config(
     Raises:
         ConfigError: the file cannot be read at all. Everything else is in `findings`.
     """
-    source, findings, given = load_source(path), Findings(), dict(given or {})
+    source, findings, given = load_source(path, "sd-scripts"), Findings(), dict(given or {})
     folders = {name: given.pop(name, None) for name in _FOLDERS}
     source = _without_settings(source, findings)
     run = _run_file(source, findings)
@@ -102,7 +102,7 @@ def read_config(
     dataset_config = paths["dataset_config"] if folders["train_data_dir"] is None else None
     data_dir, reg_data_dir, in_json = (folders[name] or paths[name] for name in _FOLDERS)
     if dataset_config is not None:
-        source = load_source(dataset_config)
+        source = load_source(dataset_config, "sd-scripts")
         if data_dir is not None:
             message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {dataset_config!r}"
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
