@@ -159,10 +159,6 @@ class EncodeJob:
     batch_size: int
     workers: int | None
 
-    @property
-    def _store(self) -> Path:
-        return cast("Path", self.output)  # without one `StoreOptions` refuses shards
-
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
         from kohya_bucket.latents.encode.precompute import LatentOutput, StoreOutput, encode_items, end_launch, launched
         from kohya_bucket.latents.store.storage import as_given
@@ -178,7 +174,7 @@ class EncodeJob:
             output = npz = NpzFiles(vae.arch, self.output, sd_scripts)
             todo = npz.with_files(todo, encoder, root)
         else:
-            output = StoreOutput(as_given(self._store))
+            output = StoreOutput(as_given(cast("Path", self.output)))  # without one `StoreOptions` refuses shards
         rank, processes = launched()
         encode = partial(
             encode_items, encoder=encoder, output=output, images_root=root, rank=rank, processes=processes
@@ -194,7 +190,8 @@ class EncodeJob:
         with Actors(EncoderOnRay, load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
             root, todo = self.source.parts(self, replace(self.recipe, vae=crew.facts().identity), "ray")
-            return self._encode(todo, partial(encode_on_ray, crew=crew, output_dir=self._store, images_root=root))
+            output = cast("Path", self.output)
+            return self._encode(todo, partial(encode_on_ray, crew=crew, output_dir=output, images_root=root))
 
     def _encode(self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport]) -> int:
         from kohya_bucket.latents.encode.worker import joined

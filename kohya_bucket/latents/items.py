@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -230,14 +230,11 @@ class LatentItems:
     def subset(self, items: Sequence[int]) -> LatentItems:
         """The items at these positions."""
         at = np.asarray(items, dtype=np.int64)
-        hashes = None if self.source_hashes is None else [self.source_hashes[i] for i in at.tolist()]
-        return LatentItems(
-            self.encoding, self.images.subset(at), [self.sources[i] for i in at.tolist()],
-            self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
-            self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
-            self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
-            files=None if self.files is None else [self.files[i] for i in at.tolist()],
-        )  # fmt: skip
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        columns |= {name: column[at] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        for name in ("sources", "captions", "source_hashes", "files"):
+            columns[name] = columns[name] and [columns[name][i] for i in at.tolist()]
+        return LatentItems(**columns | {"images": self.images.subset(at), "without_bucket": []})
 
     @cached_property
     def interpolations(self) -> npt.NDArray[Any]:

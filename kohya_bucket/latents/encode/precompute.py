@@ -42,6 +42,8 @@ from kohya_bucket.latents.vae.encoder import (
     encoder_space,
 )
 
+Refused = list[tuple[str, str]]  # path or address, and why
+
 _NAMELESS = "its name is not UTF-8, and a store cannot hold such names: rename it, or use --format npz"
 
 
@@ -55,10 +57,8 @@ class LatentOutput(Protocol):
     @property
     def folder(self) -> str | os.PathLike[str] | None: ...
 
-    def accept(
-        self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path
-    ) -> tuple[LatentItems, list[tuple[str, str]]]:
-        """The items as they are written here; and (path, reason) of those that cannot be.
+    def accept(self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path) -> tuple[LatentItems, Refused]:
+        """The items as they are written here, and those that cannot be.
 
         Raises:
             KohyaBucketError: none of them can be.
@@ -76,9 +76,7 @@ class StoreOutput:
     shard_bytes: int = 256 << 20
     flush_seconds: float | None = 60.0
 
-    def accept(
-        self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path
-    ) -> tuple[LatentItems, list[tuple[str, str]]]:
+    def accept(self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path) -> tuple[LatentItems, Refused]:
         """See `LatentOutput`."""
         check_kind(wanted.encoding.kind, isinstance(encoder, PosteriorEncoder), type(encoder).__name__)
         return distinct(wanted)
@@ -154,7 +152,7 @@ def end_launch(output: StorePath | None) -> None:
         write_manifest(LatentStore(output))
 
 
-def finish(reporter: Reporter, wanted: LatentItems, refused: list[tuple[str, str]], sink: Sink) -> None:
+def finish(reporter: Reporter, wanted: LatentItems, refused: Refused, sink: Sink) -> None:
     """What every engine does at the end: name what could not be taken, index, and count."""
     report = reporter.report
     for path, why in refused:
@@ -166,9 +164,8 @@ def finish(reporter: Reporter, wanted: LatentItems, refused: list[tuple[str, str
     report.buckets = [(as_pair(size), int(n)) for size, n in zip(sizes_of_keys(keys), counts, strict=True)]
 
 
-def distinct(wanted: LatentItems) -> tuple[LatentItems, list[tuple[str, str]]]:
-    """One item per row of a store, the last where an image comes again; and (path, reason) of those whose names no row
-    can hold."""
+def distinct(wanted: LatentItems) -> tuple[LatentItems, Refused]:
+    """One item per row of a store, the last where an image comes again; and those whose names no row can hold."""
     last = {source: i for i, source in enumerate(wanted.sources)}
     keep = [i for i in last.values() if is_text(wanted.sources[i])]
     nameless = [(wanted.paths[i], _NAMELESS) for i in last.values() if not is_text(wanted.sources[i])]

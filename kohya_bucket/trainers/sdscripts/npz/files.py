@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError
 from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
 from kohya_bucket.images.remote import is_url
+from kohya_bucket.latents.encode.precompute import Refused
 from kohya_bucket.latents.encode.worker import EncodedBatch
 from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.latents.items import LatentItems
@@ -50,9 +51,7 @@ class NpzFiles:
     folder: str | os.PathLike[str] | None = None
     sd_scripts: str = ""
 
-    def accept(
-        self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path
-    ) -> tuple[LatentItems, list[tuple[str, str]]]:
+    def accept(self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path) -> tuple[LatentItems, Refused]:
         """See `LatentOutput`. Raises as `with_files`."""
         return (wanted if wanted.files else self.with_files([wanted], encoder, images_root)[0]), []
 
