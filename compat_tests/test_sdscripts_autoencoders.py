@@ -20,7 +20,8 @@ from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.vae.encoder import noise_seed
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, ensure_npz_current
+from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
@@ -119,8 +120,9 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     cache.refresh()
     items = []
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
-        item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False)
-        assert ensure_npz_current(path, item, family.arch) == ([], False)
+        item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False, path=str(path))
+        npz = NpzCache(family.arch)
+        assert (npz.why_missing(item), npz.moved) == ([], 0)
         found = read_npz(path, info.bucket_reso, family.arch)
         cache.save(item, found.latents, found.crop_ltrb, found.flipped)
         items.append((item, path))

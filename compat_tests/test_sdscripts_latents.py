@@ -26,11 +26,10 @@ from kohya_bucket.latents.fingerprint import (  # noqa: E402
     as_text,
 )
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.session import (  # noqa: E402
     CacheItem,
-    architecture_of,
     architecture_read_by,
-    ensure_npz_current,
     save_latents,
 )
 from kohya_bucket.trainers.sdscripts.checkout import npz_version  # noqa: E402
@@ -66,8 +65,9 @@ def family(request, unpatched: SimpleNamespace) -> SimpleNamespace:
         strategy = getattr(importlib.import_module(f"library.{module}"), name)(*first, True, 1, False)
     except ImportError as error:
         pytest.skip(f"this sd-scripts has no {module}, or lacks something it needs: {error}")
-    assert architecture_of(strategy.cache_suffix) == ARCHITECTURES[request.param]
-    return SimpleNamespace(arch=architecture_read_by(strategy), strategy=strategy)
+    arch = architecture_read_by(strategy)
+    assert arch.name == request.param
+    return SimpleNamespace(arch=arch, strategy=strategy)
 
 
 def made(arch, seed=0, flip=True, mask=True):
@@ -180,7 +180,7 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
 
     def reasons(**changes):
-        return as_text(ensure_npz_current(path, replace(item, **changes), family.arch)[0])
+        return as_text(NpzCache(family.arch).why_missing(replace(item, path=str(path), **changes)))
 
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)

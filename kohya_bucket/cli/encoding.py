@@ -161,7 +161,6 @@ class EncodeJob:
 
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
         from kohya_bucket.latents.encode.precompute import LatentOutput, StoreOutput, encode_items, end_launch, launched
-        from kohya_bucket.latents.store.storage import as_given
         from kohya_bucket.latents.vae.encoder import encoder_hash
         from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
 
@@ -174,7 +173,7 @@ class EncodeJob:
             output = npz = NpzFiles(vae.arch, self.output, sd_scripts)
             todo = npz.with_files(todo, encoder, root)
         else:
-            output = StoreOutput(as_given(cast("Path", self.output)))  # without one `StoreOptions` refuses shards
+            output = StoreOutput(cast("Path", self.output))  # without one `StoreOptions` refuses shards
         rank, processes = launched()
         encode = partial(
             encode_items, encoder=encoder, output=output, images_root=root, rank=rank, processes=processes

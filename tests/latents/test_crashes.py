@@ -350,9 +350,9 @@ def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, t
     [image] = make_images(tmp_path / "images", [(64, 64)])
     item = CacheItem(str(image), (64, 64), (64, 64), vae="vae")
     path = no_room.folder / "a_0064x0064_sd.npz"
-    save_latents(path, item, "sd", np.zeros((4, 8, 8), np.float32), (0, 0, 64, 64))
+    save_latents(path, item, ARCHITECTURES["sd"], np.zeros((4, 8, 8), np.float32), (0, 0, 64, 64))
     before = path.read_bytes()
     with no_room.full(), pytest.raises(KohyaBucketError, match=no_room.reason):
-        save_latents(path, item, "sd", np.ones((4, 8, 8), np.float32), (0, 0, 64, 64))
+        save_latents(path, item, ARCHITECTURES["sd"], np.ones((4, 8, 8), np.float32), (0, 0, 64, 64))
     assert path.read_bytes() == before
     assert [p.name for p in no_room.folder.iterdir()] == [path.name]

@@ -31,7 +31,7 @@ from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import common_root, is_text
-from kohya_bucket.latents.store.storage import StorePath, as_given
+from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import write_manifest
 from kohya_bucket.latents.vae.encoder import (
     BatchEncoder,
@@ -70,9 +70,9 @@ class LatentOutput(Protocol):
 
 @dataclass(frozen=True)
 class StoreOutput:
-    """A store; `shard_bytes` and `flush_seconds` as for `StoreWriter`."""
+    """A store, by its folder or address; `shard_bytes` and `flush_seconds` as for `StoreWriter`."""
 
-    folder: StorePath
+    folder: str | os.PathLike[str]
     shard_bytes: int = 256 << 20
     flush_seconds: float | None = 60.0
 
@@ -225,7 +225,7 @@ def precompute_latents(
     """
     check_encoder(encoder)
     if isinstance(output, (str, os.PathLike)):
-        output = StoreOutput(as_given(output))
+        output = StoreOutput(output)
     paths, placement, captions = _of(dataset)
     root = common_root(paths, output.folder) if images_root is None else Path(os.path.abspath(images_root))
     encoding = EncodeOptions(

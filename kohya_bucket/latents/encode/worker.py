@@ -30,7 +30,6 @@ from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.vae.encoder import BatchEncoder, noise_seed
 from kohya_bucket.texts import counted
@@ -316,8 +315,8 @@ class StoreSink:
     them."""
 
     def __init__(
-        self, root: StorePath, wanted: Wanted, space: LatentSpace | None = None, images_root: Path | None = None,
-        **options: Any,
+        self, root: str | os.PathLike[str], wanted: Wanted, space: LatentSpace | None = None,
+        images_root: Path | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._wanted, self._space = wanted, space
         self.writer = StoreWriter(root, images_root=images_root, **options)

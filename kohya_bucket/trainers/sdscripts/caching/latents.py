@@ -33,7 +33,6 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     Requested,
     architecture_read_by,
-    ensure_npz_current,
     replaced,
     save_by_trainer,
     save_latents,
@@ -43,7 +42,7 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_run
 from kohya_bucket.trainers.sdscripts.config.files import written_ns
 from kohya_bucket.trainers.sdscripts.families import Family
-from kohya_bucket.trainers.sdscripts.npz.check import holds_npz
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
 from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
@@ -147,7 +146,8 @@ class NpzCache:
 
         Also puts latents that serve where this sd-scripts finds them: another version may have written them.
         """
-        reasons, moved = ensure_npz_current(item.path, item, self.arch)
+        entry, unknown = item.to_compare()
+        reasons, moved = ensure_current(Path(item.path), entry, self.arch, Path(item.image), ignoring=unknown)
         self.moved += moved
         return reasons
 
