@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import load_source
-from kohya_bucket.trainers.door.door import Replaced, Seam, SeamGroup, TrainerDoor, calling_frame
 from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.seams import Door, Replaced, Seam, SeamGroup, calling_frame
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
     Inherits,
@@ -162,7 +162,7 @@ def _knows(dataset: Any) -> bool:
     return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
 
 
-def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
+def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
     package = Path(str(door.owners.home.__file__)).parent.parent
     if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
         selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
@@ -197,7 +197,7 @@ class _NoClips:
         return iter(())
 
 
-def _begin_session(dataset: Any, door: TrainerDoor, *, text: bool) -> Session:
+def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     with exit_with_message():
         caches = _caches(dataset, door, made_by(_given[0] if _given else None))
     if caches.focus and not caches.focus_of_controls:
@@ -206,7 +206,7 @@ def _begin_session(dataset: Any, door: TrainerDoor, *, text: bool) -> Session:
     return _sessions[dataset]
 
 
-def _say_what_focus_does(door: TrainerDoor, *, known: bool) -> None:
+def _say_what_focus_does(door: Door, *, known: bool) -> None:
     """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
     if not door.options().focus:
         return

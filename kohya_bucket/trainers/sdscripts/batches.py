@@ -20,12 +20,13 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.planning import ORDERS, REMAINDERS
 from kohya_bucket.texts import parse_toml, read_text
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
-from kohya_bucket.trainers.door.door import Owners, TrainerDoor
+from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import refuse_unmatched
 from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler, arguments_over, with_plan
+from kohya_bucket.trainers.door.seams import Owners
 from kohya_bucket.trainers.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.trainers.sdscripts.caching.session import forget_shared
 from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store, shard_numbers

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.trainers.door.door import SeamGroup, TrainerDoor
+from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import SeamError, describe_folder
 
 _PACKAGE = "library"  # other projects have packages of this name too
