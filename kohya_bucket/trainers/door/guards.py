@@ -35,8 +35,6 @@ class Guarded(Protocol):
 
 
 _doors: list[Guarded] = []
-
-
 _patches = Patches()
 
 

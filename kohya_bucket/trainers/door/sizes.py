@@ -21,8 +21,6 @@ from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.ranks import is_first_process
 
 logger = logging.getLogger("kohya_bucket")
-
-
 AUTOMATIC_FROM = 5_000
 
 

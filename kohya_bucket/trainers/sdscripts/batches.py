@@ -31,7 +31,7 @@ from kohya_bucket.trainers.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.trainers.sdscripts.caching.session import forget_shared
 from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store, shard_numbers
 from kohya_bucket.trainers.sdscripts.caching.text import end_before_training, reads_store
-from kohya_bucket.trainers.sdscripts.config.read import without_headings
+from kohya_bucket.trainers.sdscripts.config.run_file import without_headings
 from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.trainers.sdscripts.resuming import OPTIONS
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, compact
