@@ -32,7 +32,7 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.trainers.door.placing import scan_sizes
+from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, find_npz, holds_npz
