@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         rule_from_name,
         switching_points,
     )
-    from kohya_bucket.cli.preview import NotTrained, Preview, PreviewBucket, preview
     from kohya_bucket.datasets.accelerated import prepare_loader
     from kohya_bucket.datasets.images import BucketedDataset, bucketed_loader
     from kohya_bucket.datasets.items import BucketResize
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from kohya_bucket.images import MetadataCache, MetadataRow, read_sizes
     from kohya_bucket.latents import VAEEncoder, precompute_latents
     from kohya_bucket.planning import EpochPlan, plan_epoch
+    from kohya_bucket.reports.preview import NotTrained, Preview, PreviewBucket, preview
     from kohya_bucket.reports.summary import (
         aspect_ratio_summary,
         bucket_distribution,
@@ -61,7 +61,7 @@ else:
         __name__,
         {
             "kohya_bucket.buckets": buckets.__all__,
-            "kohya_bucket.cli.preview": ["NotTrained", "Preview", "PreviewBucket", "preview"],
+            "kohya_bucket.reports.preview": ["NotTrained", "Preview", "PreviewBucket", "preview"],
             "kohya_bucket.datasets.accelerated": ["prepare_loader"],
             "kohya_bucket.datasets.images": ["BucketedDataset", "bucketed_loader"],
             "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
