@@ -76,7 +76,8 @@ class AutoBucketResult:
         cluster_centers: log aspect each bucket stands for: the cluster's mean, or (`optimal`) the bucket's own.
         cluster_sizes: images of each cluster, or (`optimal`) of each bucket.
         iterations: of k-means; 0 for `optimal`.
-        crop_loss_mean: mean share cropped off when each image takes its least cropping bucket.
+        crop_loss_mean: mean share cropped off when each image takes its least cropping bucket, by the aspects alone:
+            that of a `Placement` is of images resized to whole pixels.
         requested_k: the number asked for; fewer buckets come back where two clusters have the same size, or
             the data has fewer different aspects.
         method: `kmeans` or `optimal`.

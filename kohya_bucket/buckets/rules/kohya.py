@@ -62,7 +62,7 @@ class KohyaBuckets(RuleBase):
         no_upscale: never enlarge; the bucket is the image's own size, reduced to the area if it is
             larger, floored to the step (`bucket_no_upscale`).
         switching: where buckets hand over: `midpoint` is what sd-scripts does; `geometric` and `area` are
-            explained at `kohya_bucket.switching_points`.
+            explained at `kohya_bucket.buckets.switching_points`.
         no_upscale_fit: `kohya`, or `largest`: with `no_upscale`, the largest size that crops no larger share
             than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960).
         max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to a

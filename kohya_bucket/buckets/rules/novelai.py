@@ -56,7 +56,7 @@ class NovelAIBuckets(FixedBuckets):
         min_dim: shortest side. dim_limit: longest side.
         base_res: the size of the catch-all batches; it joins the set.
         max_ar_error: aspect distance from which an image has no bucket (`Reason.ASPECT_ERROR`).
-        switching: `midpoint` is NovelAI's; see `kohya_bucket.switching_points`.
+        switching: `midpoint` is NovelAI's; see `kohya_bucket.buckets.switching_points`.
         limits: the other options of `FixedBuckets`.
 
     Raises:
