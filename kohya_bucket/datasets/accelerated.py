@@ -30,6 +30,13 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
 
     Raises:
         PlanError: another batch sampler; `split_batches` or `dispatch_batches`; a sampler made for other ranks.
+
+    Examples:
+        >>> from accelerate import Accelerator
+        >>> loader = bucketed_loader("photos", KohyaBuckets.for_arch("sd"), batch_size=2)
+        >>> loader = prepare_loader(Accelerator(cpu=True), loader)
+        >>> len(loader)
+        3
     """
     sampler = loader.batch_sampler
     if isinstance(sampler, _OwnBatches):

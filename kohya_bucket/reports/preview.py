@@ -87,6 +87,15 @@ def preview(
     Raises:
         KohyaBucketError: the config cannot be read, or an argument has an unknown value. What is wrong with a config
             that can be read is in `errors`, and all findings are in `data["findings"]`.
+
+    Examples:
+        >>> found = preview("dataset.toml", gpus=2, arch="sd")
+        >>> found.steps
+        2
+        >>> [(bucket.size, bucket.samples, bucket.batches) for bucket in found.buckets]
+        [((448, 576), 2, 1), ((576, 448), 4, 2)]
+        >>> found.not_trained, found.errors
+        ((), ())
     """
     counts = None if gpus is None else [whole("gpus", gpus, 1)]
     with _file_of(config) as file:

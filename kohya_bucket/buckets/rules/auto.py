@@ -31,6 +31,14 @@ class AutoBuckets(FixedBuckets):
     Args:
         result: what `generate_buckets` returned; kept as `self.result`.
         of_set: the options of `FixedBuckets`.
+
+    Examples:
+        >>> sizes = [(4000, 3000), (4032, 3024), (1080, 1920), (1000, 1000)]
+        >>> rule = AutoBuckets.from_dims(sizes, num_buckets=3, target=1024)
+        >>> print(*rule.bucket_set)
+        768x1344 1024x1024 1152x896
+        >>> rule.assign(3000, 2000)
+        Bucket(width=1152, height=896)
     """
 
     def __init__(self, result: AutoBucketResult, **of_set: Any) -> None:

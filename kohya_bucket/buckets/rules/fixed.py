@@ -31,6 +31,13 @@ class FixedBuckets(SetRule):
 
     Raises:
         BucketSettingsError: no bucket set, an unknown method or a `max_crop` that is not a share.
+
+    Examples:
+        >>> rule = FixedBuckets(load_preset("sdxl"), max_crop=0.05)
+        >>> rule.assign(1920, 1080)
+        Bucket(width=1344, height=768)
+        >>> rule.place([(1920, 1080), (5000, 1000)]).bucket_index.tolist()
+        [5, -1]
     """
 
     def __init__(

@@ -71,6 +71,16 @@ class KohyaBuckets(RuleBase):
     Raises:
         BucketSettingsError: values from which no training could follow; says which and what to change, by the names of
             the keys in a dataset config.
+
+    Examples:
+        >>> rule = KohyaBuckets.for_arch("sdxl")  # or KohyaBuckets(1024)
+        >>> rule.assign(4000, 3000)
+        Bucket(width=1152, height=896)
+        >>> placement = rule.place([(4000, 3000), (1000, 1500)])
+        >>> placement.bucket_sizes.tolist()
+        [[1152, 896], [832, 1216]]
+        >>> placement.crop_loss.round(3).tolist()
+        [0.036, 0.026]
     """
 
     def __init__(

@@ -61,6 +61,13 @@ class NovelAIBuckets(FixedBuckets):
 
     Raises:
         BucketSettingsError: values from which no bucket follows.
+
+    Examples:
+        >>> rule = NovelAIBuckets()
+        >>> rule.assign(1920, 1080)
+        Bucket(width=832, height=448)
+        >>> rule.place([(9000, 1000)]).reason(0).text
+        'its aspect is further from every bucket than the limit allows'
     """
 
     def __init__(

@@ -242,6 +242,14 @@ def precompute_latents(
 
     Raises:
         KohyaBucketError: options that do not fit together, or a folder that cannot be written.
+
+    Examples:
+        >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
+        >>> report = precompute_latents(dataset, vae, "latents")  # vae: a VAEEncoder
+        >>> report.encoded, report.failed
+        (6, [])
+        >>> precompute_latents(dataset, vae, "latents").encoded  # what is there stays
+        0
     """
     check_encoder(encoder)
     paths, placement, captions = _of(dataset)
