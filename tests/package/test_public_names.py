@@ -1,6 +1,7 @@
 """What programs may rely on: the names of `kohya_bucket`, how they are called, and that their examples run.
 
-`public_interface.txt` holds them as they are. After a change that is meant: `python -m tests.package.test_public_names`.
+`public_interface.txt` holds them as they are; after a change that is meant, `python -m tests.package.test_public_names`
+writes it again.
 """
 
 from __future__ import annotations
@@ -58,13 +59,14 @@ def _attributes(cls: type) -> Iterator[str]:
     own = [base for base in reversed(cls.__mro__) if base.__module__.startswith("kohya_bucket.")]
     found: dict[str, str] = {}
     for base in own:
-        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))):
-            if (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.ctx, ast.Store)
-                and ast.unparse(node.value) == "self"
-            ):
-                found.setdefault(node.attr, "")
+        nodes = (
+            node
+            for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base))))
+            if isinstance(node, ast.Attribute)
+        )
+        found |= {
+            node.attr: "" for node in nodes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+        }
         for name, value in vars(base).items():
             called = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
             found[name] = _signature(called) if inspect.isfunction(called) else ""
