@@ -59,14 +59,9 @@ def _attributes(cls: type) -> Iterator[str]:
     own = [base for base in reversed(cls.__mro__) if base.__module__.startswith("kohya_bucket.")]
     found: dict[str, str] = {}
     for base in own:
-        nodes = (
-            node
-            for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base))))
-            if isinstance(node, ast.Attribute)
-        )
-        found |= {
-            node.attr: "" for node in nodes if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
-        }
+        source = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base))))
+        stored = (node for node in source if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+        found |= {node.attr: "" for node in stored if ast.unparse(node.value) == "self"}
         for name, value in vars(base).items():
             called = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
             found[name] = _signature(called) if inspect.isfunction(called) else ""
