@@ -141,7 +141,7 @@ def _loader_class(theirs: ModuleType, own: _OwnBatches) -> type:
             super().set_epoch(epoch)
 
         def adjust_state_dict_for_prefetch(self) -> None:
-            """Nothing to adjust: what is read is this process's own. (Releases until 1.12 take W - 1 batches off.)"""
+            """Adjust nothing: what is read is this process's own, and releases until 1.12 take W - 1 batches off."""
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             ended = state.get("_iterator_finished", False)

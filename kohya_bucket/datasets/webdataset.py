@@ -109,6 +109,7 @@ def dataset_from_shards(
 
     Args:
         shards: webdataset's notation or a list.
+        rule: as for `BucketedDataset`.
         index: a Parquet file to keep the index in. It is written on the first use; later only shards that are
             new or have changed are read again.
         image: ending of the member that is the image, such as "jpg"; None: the first image of a sample.

@@ -123,9 +123,14 @@ def generate_buckets(
 
     Args:
         dims: [N, 2] (width, height) in pixels.
+        num_buckets: how many at most.
         target: side in pixels, or (width, height), whose area the buckets have or (`optimal`) do not exceed.
         vae_factor: every side is a multiple of this.
         seed: decides only where the quantiles that k-means starts from coincide.
+        max_iter: steps of k-means at most.
+        name: of the set.
+        description: of the set.
+        method: `kmeans` or `optimal`, as above.
         min_side: lower limit of each side in pixels.
         max_side: upper limit.
         min_fill: `optimal` only: least share of the target's area a bucket must have, e.g. 0.85.
