@@ -208,6 +208,7 @@ def precompute_latents(
         dataset: a `BucketedDataset`, or anything with `paths`, `sizes`, `placement` and, if it has any, `captions`.
         encoder: any `VAEEncoder`. With a `posterior` method, raw latents are stored; without, scaled ones.
         output: the store's folder or address, or another `LatentOutput`, such as the files of a trainer.
+        batch_size: images in one call of the encoder.
         dtype: storage type: "float32", "float16" or "bfloat16", or torch's.
         flip: also store mirrored images.
         mask: also store the alpha channel.
@@ -222,6 +223,14 @@ def precompute_latents(
 
     Raises:
         KohyaBucketError: options that do not fit together, or a folder that cannot be written.
+
+    Examples:
+        >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
+        >>> report = precompute_latents(dataset, vae, "latents")  # vae: a VAEEncoder
+        >>> report.encoded, report.failed
+        (6, [])
+        >>> precompute_latents(dataset, vae, "latents").encoded  # what is there stays
+        0
     """
     check_encoder(encoder)
     if isinstance(output, (str, os.PathLike)):
