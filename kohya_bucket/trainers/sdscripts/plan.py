@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, shortened
-from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
