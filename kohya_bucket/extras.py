@@ -90,3 +90,12 @@ def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str]
             raise ImportError(f"{name} needs {absent}, which is not installed: {pip_install(extra)}") from missing
 
     return get
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, from the names that each of its modules is the home of."""
+    names_of = {f"{package}.{home}": names.split() for home, names in homes.items()}
+    public = sorted(name for names in names_of.values() for name in names)
+    return importer(package, names_of), public.copy, public

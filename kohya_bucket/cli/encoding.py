@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from kohya_bucket.checks import number_of_launch
-from kohya_bucket.cli.configs import adapter_options, refuse_musubi, release_at_hand
+from kohya_bucket.cli.configs import adapter_options, refuse_musubi
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
@@ -32,6 +32,7 @@ from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.latents.store.storage import StorePath, is_there
+from kohya_bucket.reports.trainers import release_at_hand
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.options import store_folder
 from kohya_bucket.trainers.sdscripts.config import Config, Severity, read_config

@@ -122,6 +122,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     Raises:
         KohyaBucketError: no paths, captions that do not match, an unknown interpolation, a focus that is no rectangle,
             or no image at all that has a bucket.
+
+    Examples:
+        >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
+        >>> len(dataset), str(dataset.bucket_set[dataset.bucket_indices[0]])
+        (6, '576x448')
+        >>> item = dataset[0]
+        >>> tuple(item["image"].shape), item["caption"]
+        ((3, 448, 576), 'a photo')
     """
 
     focus: FloatArray | None = None
@@ -362,6 +370,14 @@ def bucketed_loader(
     Raises:
         KohyaBucketError: no images, or a rule where there must be none, or none where there must be one.
         TypeError: an option that does not exist, with the nearest one.
+
+    Examples:
+        >>> loader = bucketed_loader("photos", KohyaBuckets.for_arch("sd"), batch_size=2, seed=42)
+        >>> for batch in loader:
+        ...     print(tuple(batch["image"].shape), batch["caption"])
+        (2, 3, 576, 448) ['a photo', 'a photo']
+        (2, 3, 448, 576) ['a photo', 'a photo']
+        (2, 3, 448, 576) ['a photo', 'a photo']
     """
     from kohya_bucket.datasets.sampler import BucketBatchSampler  # not for data sets in loaders of one's own
 

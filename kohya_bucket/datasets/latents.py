@@ -100,6 +100,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     Raises:
         LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, items of two VAEs, or
             a caption without outputs.
+
+    Examples:
+        >>> latents = BucketedLatentDataset("latents")
+        >>> tuple(latents[0]["latents"].shape), latents[0]["caption"]
+        ((3, 56, 72), 'a photo')
+        >>> loader = bucketed_loader(latents, batch_size=2, seed=42)
+        >>> [tuple(batch["latents"].shape) for batch in loader]
+        [(2, 3, 56, 72), (2, 3, 72, 56), (2, 3, 56, 72)]
     """
 
     def __init__(

@@ -226,6 +226,7 @@ def precompute_latents(
         dataset: a `BucketedDataset`, or anything with `paths`, `sizes`, `placement` and, if it has any, `captions`.
         encoder: any `VAEEncoder`. With a `posterior` method, raw latents are stored; without, scaled ones.
         output_dir: the store's folder; for npz None puts files beside the images.
+        batch_size: images in one call of the encoder.
         dtype: storage type: "float32", "float16" or "bfloat16", or torch's; npz are always float32.
         flip: also store mirrored images.
         mask: also store the alpha channel.
@@ -242,6 +243,14 @@ def precompute_latents(
 
     Raises:
         KohyaBucketError: options that do not fit together, or a folder that cannot be written.
+
+    Examples:
+        >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
+        >>> report = precompute_latents(dataset, vae, "latents")  # vae: a VAEEncoder
+        >>> report.encoded, report.failed
+        (6, [])
+        >>> precompute_latents(dataset, vae, "latents").encoded  # what is there stays
+        0
     """
     check_encoder(encoder)
     paths, placement, captions = _of(dataset)

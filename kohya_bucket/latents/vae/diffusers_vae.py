@@ -538,6 +538,7 @@ def usable_device(device: Any) -> Any:
 
 
 def own_device() -> str:
+    """The GPU of this process, by its number among those of this machine; "cpu" without any."""
     import torch
 
     if not torch.cuda.is_available():

@@ -33,6 +33,15 @@ class VAEEncoder(Protocol):
         downsample_factor: pixels per latent in each side, e.g. 8.
         latent_channels: channels of a latent, e.g. 4.
         scale_factor: what `encode` has multiplied its result with, so that latents have unit variance.
+
+    Examples:
+        >>> import torch
+        >>> class Shrunk:
+        ...     downsample_factor, latent_channels, scale_factor = 8, 3, 1.0
+        ...     def encode(self, pixels):
+        ...         return torch.nn.functional.avg_pool2d(pixels, 8)
+        >>> isinstance(Shrunk(), VAEEncoder)
+        True
     """
 
     @property

@@ -79,6 +79,7 @@ def _with_shared_requests(parts: list[LatentItems]) -> list[LatentItems]:
 
 
 def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
+    """(file key, width, height) of each item, by the size of its bucket."""
     return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
 
 

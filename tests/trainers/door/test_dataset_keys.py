@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSettingsError, KohyaBuckets
+from kohya_bucket import KohyaBuckets
+from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.trainers.door.group import GroupPlanner
