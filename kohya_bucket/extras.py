@@ -22,7 +22,7 @@ EXTRAS = {
     "webdataset": (("webdataset",), "tar shards"),
     "ray": (("ray[data]",), "scans and encoding on Ray"),
     "remote": (("fsspec",), "images in object storage"),
-    "s3": (("s3fs", "obstore"), "stores of latents in S3"),
+    "s3": (("s3fs",), "stores of latents in S3"),
     "video": (("av",), "frames, sizes and rates of clips"),
 }
 

@@ -127,7 +127,7 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
             if adapter.rule == "kohya":
                 sizes = images.sizes[images.readable]
                 check_limits(keys, rule, sizes, dataset.config.place, config.trainer, config.findings)
-            epoch = Epoch(tuple(one.every for one in placed), number, at)
+            epoch = Epoch(tuple(placed), number, at)
             how = str(path), config.trainer, None, focus, adapter, epoch
             subjects.append(Subject(title, images, rule, batch, *how))
     return subjects, _serious(config.findings)

@@ -200,8 +200,8 @@ class Epoch:
         if columns:
             columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
             first = first_placed(columns)
-        own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained()
-        others = [one.trained() for one in self.datasets]
+        own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
+        others = [one.trained for one in self.datasets]
         datasets = [*others[: self.number], own, *others[self.number + 1 :]]
         counts = GroupPlanner(datasets, options).counts()[self.number]
         mine = np.flatnonzero(own.resolution_of_bucket == at).tolist()

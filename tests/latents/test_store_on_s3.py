@@ -49,13 +49,8 @@ def reader(told, address, environment, wanted):
     told.send([LatentStore(address).gather([i])[0].tobytes() for i in wanted])
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore"])
 @pytest.mark.parametrize("gigabytes", ["0", "1"])
-def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes, client):
-    if client == "fsspec":
-        monkeypatch.setattr(storage, "_left_to_fsspec", {"training"})
-    else:
-        pytest.importorskip("obstore", reason="obstore is not installed")
+def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes):
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", gigabytes)
     want = fill(address, NAMES, shard_bytes=600, flip=True)
     store = LatentStore(address)
@@ -66,8 +61,6 @@ def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes,
     for _ in range(3):
         assert same(store.gather(order), np.stack([want[NAMES[i]] for i in order]))
         assert same(store.gather(order, [True] * 4), np.stack([bits(1000 + i) for i in order]))
-    if client == "obstore":
-        assert storage.ranges_by_obstore([(f"{address}/store.json", 0, 1)]) == [b"{"]
     receiver, sender = QUICK.Pipe(duplex=False)
     process = QUICK.Process(target=reader, args=(sender, address, dict(os.environ), order))
     process.start()

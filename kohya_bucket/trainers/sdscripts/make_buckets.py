@@ -245,7 +245,7 @@ def _stem(key: str) -> str:
 
 def bucket_info(images: PlacedDataset) -> dict[str, Any]:
     """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
-    placements = images.per_resolution or (images.placement,)
+    placements = images.placements
     errors = np.concatenate([placement.aspect_errors[placement.placed] for placement in placements])
     return {
         "buckets": {
