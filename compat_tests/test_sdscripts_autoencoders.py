@@ -20,7 +20,7 @@ from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.vae.encoder import noise_seed
-from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache
+from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES

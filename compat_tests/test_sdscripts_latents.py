@@ -26,7 +26,7 @@ from kohya_bucket.latents.fingerprint import (  # noqa: E402
     as_text,
 )
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.session import (  # noqa: E402
     CacheItem,
     architecture_read_by,

@@ -55,7 +55,7 @@ ALLOWED = {
     ("datasets/sources.py", "Image.open(io.BytesIO(encoded), formats=[str(image.format)])"): "",
     **{(file, "Image.open(file)"): "" for file in (
         "images/by_pillow.py", "images/pixels.py", "trainers/musubi/caches.py", "reports/pictures.py",
-        "trainers/sdscripts/caching/latents.py",
+        "trainers/sdscripts/caching/readable.py",
     )},
 }  # fmt: skip
 # of the same names, which read no file

@@ -31,11 +31,8 @@ from kohya_bucket.trainers.sdscripts import objects
 from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.caching import extra_sizes
-from kohya_bucket.trainers.sdscripts.caching.latents import (
-    cache_latents,
-    cache_the_readable_plainly,
-    check_one_size_each,
-)
+from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents, check_one_size_each
+from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable_plainly
 from kohya_bucket.trainers.sdscripts.caching.text import cache_text_outputs, is_ahead
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE

@@ -14,7 +14,7 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache
+from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
 from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     architecture_read_by,

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.sdscripts.caching.latents import cache_the_readable_plainly
+from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable_plainly
 
 
 def dataset_of(folder, n):

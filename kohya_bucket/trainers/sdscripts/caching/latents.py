@@ -6,45 +6,31 @@ Caching goes on without images that cannot be read: sd-scripts would end in a tr
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from PIL import Image
-
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import ConfigError, KohyaBucketError, LatentStoreError
-from kohya_bucket.files import GroupedSync
-from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
-from kohya_bucket.images.pixels import NO_IMAGE
-from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
-from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
+from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, warn_once
 from kohya_bucket.trainers.sdscripts.caching.extra_sizes import SizedPath
+from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache, TrainersNpz
+from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable
 from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     Requested,
     architecture_read_by,
     replaced,
-    save_by_trainer,
-    save_latents,
     shared_by,
-    why_npz_stale,
 )
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_run
 from kohya_bucket.trainers.sdscripts.config.files import written_ns
 from kohya_bucket.trainers.sdscripts.families import Family
-from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
-from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.trainers.sdscripts.wording import recached_lines
 
@@ -122,113 +108,6 @@ def _hash_of(model: Any) -> str:
     if known is None or known[0] != state:
         known = _hashes[model] = (state, module_hash(model))
     return known[1]
-
-
-@dataclass
-class NpzCache:
-    """sd-scripts' own npz files and names, each written whole and checked before it counts.
-
-    Attributes:
-        moved: how many latents of other versions' files were put where this sd-scripts finds them.
-    """
-
-    arch: Family
-    moved: int = 0
-    _pool: ThreadPoolExecutor | None = None
-    _groups: GroupedSync | None = None
-
-    def holds(self, item: CacheItem) -> bool:
-        """Whether there is anything on disk, good or not."""
-        return holds_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
-
-    def why_missing(self, item: CacheItem) -> list[StaleReason]:
-        """Why an item must be encoded; none if it is on disk as it should be.
-
-        Also puts latents that serve where this sd-scripts finds them: another version may have written them.
-        """
-        entry, unknown = item.to_compare()
-        reasons, moved = ensure_current(Path(item.path), entry, self.arch, Path(item.image), ignoring=unknown)
-        self.moved += moved
-        return reasons
-
-    def save(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, keys: str) -> None:
-        """Write an item; what the names of its arrays end in is as sd-scripts' own `save` is told."""
-        self._write(item, latents, crop_ltrb, flipped, alpha_mask, keys)
-        if self._groups is None:
-            self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
-            self._groups = GroupedSync(self._pool)
-        self._groups.add(Path(item.path))
-
-    def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
-        arch = self.arch.with_sizes(bool(keys))
-        save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
-
-    def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        """Flipped latents and mask of an item that is on disk."""
-        found = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
-        return found.flipped, found.alpha_mask
-
-    def keep(self) -> None:
-        """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
-        with suppress(LatentStoreError):  # there is an error already
-            self._wait_for_the_disk()
-
-    def _wait_for_the_disk(self) -> None:
-        if self._groups is None or self._pool is None:
-            return
-        try:
-            self._groups.finish()
-        finally:
-            self._pool.shutdown()
-            self._pool = self._groups = None
-
-    def finish(self) -> None:
-        """After the loop."""
-        self._wait_for_the_disk()
-        if self.moved:
-            logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
-        wait_for_ranks()
-
-
-@dataclass
-class TrainersNpz(NpzCache):
-    """Npz of a family that is not known here, written and read by the trainer's own code: put in place whole, with
-    what they were made from, by which they are checked.
-    """
-
-    strategy: Any = None
-
-    def __post_init__(self) -> None:
-        names = ("save_latents_to_disk", "load_latents_from_disk", "is_disk_cached_latents_expected")
-        self._save, self._load, self._accepts = (getattr(self.strategy, name) for name in names)
-
-    def holds(self, item: CacheItem) -> bool:
-        return Path(item.path).exists()
-
-    def why_missing(self, item: CacheItem) -> list[StaleReason]:
-        if reasons := why_npz_stale(item.path, item):
-            return reasons
-        try:
-            good = self._accepts(item.bucket_reso, item.path, item.flip, item.alpha_mask)
-        except OSError:
-            raise
-        except Exception as error:  # whatever a reader raises at what it does not expect
-            return [StaleReason(Stale.BROKEN, not_loaded(error))]
-        return [] if good else [StaleReason(Stale.PART, "{}x{}".format(*item.bucket_reso))]
-
-    def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
-        def save(path: str) -> None:
-            self._save(path, latents, list(item.original_size), crop_ltrb, flipped, alpha_mask, keys)
-
-        save_by_trainer(item.path, item, save, latents, flipped, keys)
-
-    def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        import torch
-
-        flipped, mask = (
-            None if part is None else torch.as_tensor(part) for part in self._load(item.path, item.bucket_reso)[3:5]
-        )
-        return flipped, mask
 
 
 # One caching call. For its time, methods of sd-scripts' strategy *object* are replaced; its classes are not touched.
@@ -358,94 +237,6 @@ class CachingSession:
 
 def _variant_size(path: str) -> Size | None:
     return path.bucket if isinstance(path, SizedPath) else None
-
-
-_DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
-
-FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
-
-
-def cache_the_readable(
-    dataset: Any, cache: Callable[[], None], options: AdapterOptions, find_bad: FindBad | None = None,
-    at_fault: tuple[type[Exception], ...] = (Exception,),
-) -> None:  # fmt: skip
-    """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
-
-    Such images are left without latents: training finds them unreadable in its turn, and leaves them out.
-
-    Args:
-        find_bad: which of the images that have no latents yet ended the loop, each with its error; by default those
-            that sd-scripts could not load ahead.
-        at_fault: errors that may be an image's fault.
-
-    Raises:
-        KohyaBucketError: `on_bad_image` is "stop".
-        Exception: as sd-scripts raised it, where no image is at fault.
-    """
-    mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
-    left = mine
-    try:
-        while True:
-            try:
-                cache()
-                return
-            except at_fault:
-                left = [info for info in left if getattr(info, "latents", None) is None]
-                found = list((find_bad or not_loaded_ahead)(left))
-                if not found:
-                    raise
-                for info, why in found:
-                    tell(info, why, options)
-                    info.image = None
-                bad = {id(info) for info, _ in found}
-                left = [info for info in left if id(info) not in bad]
-                # Each process takes every so many images of the list, which must therefore stay as long as it is.
-                for info in mine:
-                    info.latents_npz = _DONE
-                for info in left:
-                    info.latents_npz = None
-    finally:
-        for info in mine:
-            if info.latents_npz == _DONE:
-                info.latents_npz = None
-
-
-def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
-    """Name an image that cannot be cached.
-
-    Raises:
-        KohyaBucketError: `on_bad_image` is "stop".
-    """
-    line = not_loaded(why)
-    if options.on_bad_image == "stop":
-        raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
-    logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
-
-
-def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
-    """The images that sd-scripts loads ahead, on other threads, and could not load."""
-    for info in infos:
-        ahead = info.image
-        if isinstance(ahead, Future) and ahead.done() and not ahead.cancelled() and (why := ahead.exception()):
-            yield info, why
-
-
-def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
-    """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
-    # anything else, such as a GPU without memory, is no image's fault
-    cache_the_readable(dataset, cache, options, _first_unreadable, NO_IMAGE)
-
-
-def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
-    """The image at which the loop ended: it takes small buckets first, and those without a file."""
-    in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
-    for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
-        try:
-            with open_input(info.absolute_path) as file, Image.open(file) as image:
-                image.load()
-        except NO_IMAGE as error:
-            yield info, error
-            return
 
 
 # Caching without strategies, as sd-scripts 0.9 does: one file on disk for each image, with one size in it.

@@ -1,0 +1,105 @@
+"""Caching goes on past images that cannot be read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from PIL import Image
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.images.pixels import NO_IMAGE
+from kohya_bucket.inputs import open_input
+from kohya_bucket.texts import one_line
+from kohya_bucket.trainers.door.options import AdapterOptions
+
+logger = logging.getLogger("kohya_bucket")
+_DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
+FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
+
+
+def cache_the_readable(
+    dataset: Any, cache: Callable[[], None], options: AdapterOptions, find_bad: FindBad | None = None,
+    at_fault: tuple[type[Exception], ...] = (Exception,),
+) -> None:  # fmt: skip
+    """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
+
+    Such images are left without latents: training finds them unreadable in its turn, and leaves them out.
+
+    Args:
+        find_bad: which of the images that have no latents yet ended the loop, each with its error; by default those
+            that sd-scripts could not load ahead.
+        at_fault: errors that may be an image's fault.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+        Exception: as sd-scripts raised it, where no image is at fault.
+    """
+    mine = [info for info in dataset.image_data.values() if info.latents_npz is None]
+    left = mine
+    try:
+        while True:
+            try:
+                cache()
+                return
+            except at_fault:
+                left = [info for info in left if getattr(info, "latents", None) is None]
+                found = list((find_bad or not_loaded_ahead)(left))
+                if not found:
+                    raise
+                for info, why in found:
+                    tell(info, why, options)
+                    info.image = None
+                bad = {id(info) for info, _ in found}
+                left = [info for info in left if id(info) not in bad]
+                # Each process takes every so many images of the list, which must therefore stay as long as it is.
+                for info in mine:
+                    info.latents_npz = _DONE
+                for info in left:
+                    info.latents_npz = None
+    finally:
+        for info in mine:
+            if info.latents_npz == _DONE:
+                info.latents_npz = None
+
+
+def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
+    """Name an image that cannot be cached.
+
+    Raises:
+        KohyaBucketError: `on_bad_image` is "stop".
+    """
+    line = not_loaded(why)
+    if options.on_bad_image == "stop":
+        raise KohyaBucketError(f"{info.absolute_path}: {line}: repair or remove it, or leave on_bad_image out")
+    logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
+
+
+def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
+    """The images that sd-scripts loads ahead, on other threads, and could not load."""
+    for info in infos:
+        ahead = info.image
+        if isinstance(ahead, Future) and ahead.done() and not ahead.cancelled() and (why := ahead.exception()):
+            yield info, why
+
+
+def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
+    """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
+    # anything else, such as a GPU without memory, is no image's fault
+    cache_the_readable(dataset, cache, options, _first_unreadable, NO_IMAGE)
+
+
+def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
+    """The image at which the loop ended: it takes small buckets first, and those without a file."""
+    in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
+    for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
+        try:
+            with open_input(info.absolute_path) as file, Image.open(file) as image:
+                image.load()
+        except NO_IMAGE as error:
+            yield info, error
+            return
