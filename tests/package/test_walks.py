@@ -212,6 +212,7 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_latent_family_is_one_file(walk: Walk) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     walk.insert(

@@ -13,6 +13,7 @@ from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.page import browser_rule, render_page
 from kohya_bucket.reports.subject import ImageTable, Subject
 
+pytestmark = pytest.mark.slow
 RULES = {
     "upscaling": KohyaBuckets(1024, 256, 2048),
     "no upscaling": KohyaBuckets(1024, no_upscale=True),
@@ -317,7 +318,6 @@ def test_an_empty_set_and_a_wholly_broken_one_still_make_a_page(browser, tmp_pat
         assert browser.get_log("browser") == []
 
 
-@pytest.mark.slow
 def test_a_large_set_makes_a_small_page(tmp_path) -> None:
     rng = np.random.default_rng(1)
     sizes = rng.integers(200, 4000, (100_000, 2)).astype(np.int32)
