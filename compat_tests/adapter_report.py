@@ -29,7 +29,7 @@ trainer = importlib.import_module(f"kohya_bucket.trainers.{name}")
 trainer.install(quiet=True)
 importlib.import_module(home)
 
-from kohya_bucket.trainers.door.door import Owners  # noqa: E402
+from kohya_bucket.trainers.door.seams import Owners  # noqa: E402
 
 why = trainer.why_inactive()
 if why:

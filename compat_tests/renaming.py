@@ -187,7 +187,7 @@ def opened(name: str) -> Any:
 
 def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:
     """(subject, seam, what is there) of a checkout, which is imported without being changed."""
-    from kohya_bucket.trainers.door.door import Owners
+    from kohya_bucket.trainers.door.seams import Owners
 
     sys.path.insert(0, str(root))
     for module in TRAINERS[name].imports:

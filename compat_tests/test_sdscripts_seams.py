@@ -24,7 +24,7 @@ OF_OUR_OWN = {
 
 
 def owners(sd):
-    from kohya_bucket.trainers.door.door import Owners
+    from kohya_bucket.trainers.door.seams import Owners
     from kohya_bucket.trainers.sdscripts.door import SdScriptsDoor
 
     door = SdScriptsDoor()

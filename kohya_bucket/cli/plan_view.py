@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kohya_bucket.trainers.musubi.config import MusubiConfig
     from kohya_bucket.trainers.musubi.plan import PlacedData
     from kohya_bucket.trainers.sdscripts.config import Config
-    from kohya_bucket.trainers.sdscripts.config.read import RunLength
+    from kohya_bucket.trainers.sdscripts.config.run_file import RunLength
     from kohya_bucket.trainers.sdscripts.plan import DatasetOverview
 
 
@@ -115,7 +115,7 @@ def plan_sdscripts(
 
     `gpus` and `accumulate` are, where not given, what the file says.
     """
-    from kohya_bucket.trainers.sdscripts.config.read import RunLength
+    from kohya_bucket.trainers.sdscripts.config.run_file import RunLength
     from kohya_bucket.trainers.sdscripts.plan import overview
 
     length = read.length or RunLength()

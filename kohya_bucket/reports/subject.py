@@ -21,7 +21,8 @@ from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import PlacedDataset, each_once, first_placed
+from kohya_bucket.trainers.door.placed import PlacedDataset, first_placed
+from kohya_bucket.trainers.door.placing import each_once
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.trainers.door.placing import scan_sizes
+from kohya_bucket.trainers.door.sizes import scan_sizes
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill, stored_fingerprint, why_npz_bad
 from tests.latents.text_outputs import fill_texts

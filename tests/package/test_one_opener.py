@@ -29,7 +29,7 @@ ALLOWED = {
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8-sig')"): "the checkout",
     ("trainers/door/checkout_patch.py", "file.read_bytes()"): "the checkout",
-    ("trainers/sdscripts/batches.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
+    ("trainers/sdscripts/refusals.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
     ("trainers/sdscripts/doctor.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"):
         "torch's own",
     ("extras.py", "metadata.distribution('kohya-bucket').read_text('direct_url.json')"): "this package's own",
@@ -54,7 +54,7 @@ ALLOWED = {
     ("images/by_pillow.py", "Image.open(io.BytesIO(b''.join([*parts, _NO_PIXELS])))"): "",
     ("datasets/sources.py", "Image.open(io.BytesIO(encoded), formats=[str(image.format)])"): "",
     **{(file, "Image.open(file)"): "" for file in (
-        "images/by_pillow.py", "images/pixels.py", "trainers/musubi/caches.py", "reports/page.py",
+        "images/by_pillow.py", "images/pixels.py", "trainers/musubi/caches.py", "reports/pictures.py",
         "trainers/sdscripts/caching/latents.py",
     )},
 }  # fmt: skip

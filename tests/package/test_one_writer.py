@@ -42,7 +42,7 @@ ALLOWED = {
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     ("latents/store/remote_shards.py", "file.truncate(nbytes)"): "of `write_file`",
     # which are caught where they end in one of those above
-    ("trainers/door/placing.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
+    ("trainers/door/sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
         "a MetadataCache",
     ("cli/commands/sizes.py", "cache.save(output)"): "a MetadataCache",
     ("cli/commands/sizes.py", "interrupt.cache.save(output)"): "a MetadataCache",

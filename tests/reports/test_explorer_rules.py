@@ -15,7 +15,7 @@ from explorer_support import open_explorer
 from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.buckets import list_presets
 from kohya_bucket.errors import BucketSettingsError
-from kohya_bucket.reports.page import browser_rule
+from kohya_bucket.reports.rule_data import browser_rule
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ from PIL import Image, features
 
 from kohya_bucket import AutoBuckets, BucketSet, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
 from kohya_bucket.reports.analysis import analyze
-from kohya_bucket.reports.page import browser_rule, render_page
+from kohya_bucket.reports.page import render_page
+from kohya_bucket.reports.rule_data import browser_rule
 from kohya_bucket.reports.subject import ImageTable, Subject
 
 pytestmark = pytest.mark.slow

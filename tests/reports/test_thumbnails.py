@@ -9,7 +9,7 @@ from PIL import Image
 
 from kohya_bucket import KohyaBuckets
 from kohya_bucket.reports.analysis import analyze
-from kohya_bucket.reports.page import caption_beside, choose_examples, illustrate, make_thumbnails
+from kohya_bucket.reports.pictures import caption_beside, choose_examples, illustrate, make_thumbnails
 from kohya_bucket.reports.subject import ImageTable, Subject
 
 

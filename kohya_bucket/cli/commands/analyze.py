@@ -113,7 +113,8 @@ def _write_page(
     analyses: Sequence[Analysis], html: Path, title: str, thumbnails: int, limit: int, quiet: bool
 ) -> list[Analysis]:
     """Write the report; the analyses, in which images that its small pictures prove to be broken are so, too."""
-    from kohya_bucket.reports.page import illustrate, render_page
+    from kohya_bucket.reports.page import render_page
+    from kohya_bucket.reports.pictures import illustrate
 
     with scan_progress("making thumbnails", quiet=quiet) as progress:
         analyses, pictures = illustrate(analyses, thumbnails, progress)

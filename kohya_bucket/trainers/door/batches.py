@@ -19,7 +19,7 @@ from kohya_bucket.datasets.planned_index import spare_images
 from kohya_bucket.errors import ConfigError, KohyaBucketError, StorageError
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.texts import one_line
-from kohya_bucket.trainers.door.placing import InBuckets
+from kohya_bucket.trainers.door.placed import InBuckets
 
 logger = logging.getLogger("kohya_bucket")
 

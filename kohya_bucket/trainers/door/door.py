@@ -1,41 +1,28 @@
 """A trainer's door: opened when, and only when, all that orders its epochs is known; closed without trace.
 
 Its seams are places of the trainer: each says what must be there, and what replaces it. A trainer that is imported
-already is changed at once, otherwise as soon as its home module is imported.
-
-What keeps a run that was started with the adapter from training without it stands in torch's own classes from the
-start, whether the trainer is known or not, and whichever of its modules it imports: in `ConcatDataset`, which groups of
-data sets are, and in `DataLoader`, which they must go through.
+already is changed at once, otherwise as soon as its home module is imported. What keeps a run
+from training without the plan is in `guards.py`.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import logging
 import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
+from kohya_bucket.trainers.door.guards import watch, watch_no_longer
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, environment_table, rooted
 from kohya_bucket.trainers.door.patching import ImportWatch, Patches, Replacement
-from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, note_use
-from kohya_bucket.trainers.door.shapes import (
-    Behaves,
-    Check,
-    bounds_of_class,
-    bounds_of_function,
-    by_name,
-    signature_of,
-    takes_all,
-)
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process
+from kohya_bucket.trainers.door.seams import Owners, SeamGroup
 
 _LOADER = "torch.utils.data.dataloader"
 
@@ -240,281 +227,3 @@ class TrainerDoor(ABC):
 
 def _install_from(module: str) -> None:
     importlib.import_module(module).install(quiet=True)
-
-
-_doors: list[TrainerDoor] = []
-_patches = Patches()
-
-
-class Planned:
-    """What draws batches from a plan."""
-
-
-def watch(door: TrainerDoor) -> None:
-    """Guard torch's classes for this door too; one replacement serves all doors, in whatever order they are closed."""
-    if door not in _doors:
-        _doors.append(door)
-    if not _patches:
-        _patches.apply(_replacements(), lambda _: False)
-
-
-def watch_no_longer(door: TrainerDoor) -> None:
-    """Torch's classes as they were, once no door is left."""
-    if door in _doors:
-        _doors.remove(door)
-    if not _doors:
-        _patches.take_back()
-
-
-def _replacements() -> list[Replacement]:
-    from torch.utils.data.dataloader import DataLoader
-    from torch.utils.data.dataset import ConcatDataset
-
-    make_loader: Callable[..., None] = DataLoader.__init__
-    make_group: Callable[..., None] = ConcatDataset.__init__
-    signature = inspect.signature(make_loader)
-
-    @functools.wraps(make_loader)
-    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
-        for door in _doors_of(kwargs.get("dataset", args[0] if args else None)):
-            arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
-            if arguments is not None:
-                make_loader(self, **arguments)
-                return
-            if not _holds_plan(signature, args, kwargs):
-                door.end(door.why_inactive() or "no known version of the trainer makes such a loader")
-        make_loader(self, *args, **kwargs)
-
-    @functools.wraps(make_group)
-    def init_group(self: Any, *args: Any, **kwargs: Any) -> None:
-        for door in _doors_of(self):
-            if door.why_inactive():
-                door.end(door.why_inactive())
-        make_group(self, *args, **kwargs)
-        for door in _doors_of(self):
-            note_use()
-            door.look_at(self)
-
-    return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]
-
-
-def _doors_of(dataset: Any) -> list[TrainerDoor]:
-    return [door for door in _doors if door.is_group(dataset)]
-
-
-def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
-    """Whether a loader is made of another one that has the plan, as accelerate does."""
-    given = signature.bind_partial(None, *args, **kwargs).arguments
-    found = [given.get("sampler"), given.get("batch_sampler")]
-    for sampler in found:  # grows while what samplers are made of is looked at
-        if isinstance(sampler, Planned):
-            return True
-        inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
-        found += [part for part in inner if part is not None and not any(part is known for known in found)]
-    return False
-
-
-_MISSING = object()
-
-
-class Replaced(NamedTuple):
-    """Where a replacement stands, its first argument: what was there, and the door that replaced it."""
-
-    original: Any
-    door: TrainerDoor
-
-
-@dataclass(frozen=True)
-class Seam:
-    """One place.
-
-    What a replacement must take follows from its own signature. It is never given what it does not take: parameters
-    that only the original has, with a default, are passed on if the replacement ends in `**more`; otherwise a call that
-    gives one another value leaves the subject to the trainer. A `KohyaBucketError` in it ends the run with one line.
-
-    Attributes:
-        path: a class, function or member of a class, by the name that the trainer gives it.
-        checks: what must hold there.
-        replacement: a class, or a function of a `Replaced` and of the original's arguments; None if the original stays.
-        only: all parameters whose values have no consequences that the adapter does not know; none: any.
-        defaults: class of the trainer that has defaults of parameters that have none in the signature.
-        when: whether a checkout has it, where only some versions do.
-    """
-
-    path: str
-    checks: tuple[Check, ...] = ()
-    replacement: Any = None
-    only: tuple[str, ...] = ()
-    defaults: str = ""
-    when: Callable[[Owners], bool] = lambda _: True
-
-    @property
-    def _signature(self) -> inspect.Signature:
-        """What the replacement takes of the trainer."""
-        signature = inspect.signature(self.replacement or _pass_on)
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-    def problem(self, value: Any) -> str:
-        """What is wrong with what was found, or an empty text."""
-        if inspect.isclass(self.replacement):
-            found = [bounds_of_class(self.replacement, value)]
-        else:
-            found = [bounds_of_function(self._signature, value)] if self.replaces else []
-        for check in sorted(self.checks, key=lambda check: isinstance(check, Behaves)):
-            if not (isinstance(check, Behaves) and any(found)):  # what looks otherwise is not called
-                found.append(check(value))
-        return ", ".join(filter(None, found))
-
-    @property
-    def replaces(self) -> bool:
-        """Whether something else is put there."""
-        return self.replacement is not None or bool(self.only)
-
-    def replaced(self, original: Any, door: TrainerDoor, subject: SeamGroup) -> Any:
-        """What is put there."""
-        if inspect.isclass(self.replacement):
-            return self.replacement
-        place, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
-        theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
-        first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
-        known = {"self", *(self.only or named)}
-        forwards = any(one.kind is one.VAR_KEYWORD for one in named.values())
-
-        @functools.wraps(original)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            with exit_with_message():
-                return replacement(place, *args, **kwargs)
-
-        @functools.wraps(original)
-        def bounded(*args: Any, **kwargs: Any) -> Any:
-            given = _given(signature_of(original), args, kwargs)
-            more = {} if forwards and not self.only else {name: given[name] for name in given if name not in known}
-            if said := self._unheeded(more, theirs, door):
-                door.leave(subject, said)
-                return original(*args, **kwargs)
-            if takes_all(takes):
-                return replaced(*args, **kwargs)
-            rest = {name: given[name] for name in given if name not in (*first, *more)}
-            return replaced(*(given[name] for name in first), **rest)
-
-        return replaced if theirs.keys() <= known or (takes_all(takes) and not self.only) else bounded
-
-    def _unheeded(self, given: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: TrainerDoor) -> str:
-        """Which of some arguments has another value than its default, in words."""
-        implied = door.owners.named(self.defaults) if self.defaults else None
-        for name, value in given.items():
-            default = theirs[name].default if name in theirs else inspect.Parameter.empty
-            default = getattr(implied, name, default)
-            if value is not default and (
-                type(value) is not type(default) or hasattr(value, "shape") or value != default
-            ):
-                return f"{self.path} is given {name} = {value!r}, which this adapter does not know"
-        return ""
-
-
-def _pass_on(place: Replaced, *args: Any, **kwargs: Any) -> Any:
-    return place.original(*args, **kwargs)
-
-
-def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call by name."""
-    given = dict(signature.bind(*args, **kwargs).arguments)
-    more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
-    return {**given, **given.pop(more[0], {})} if more else given
-
-
-def where(condition: Callable[[Owners], bool], *seams: Seam) -> tuple[Seam, ...]:
-    """Seams that only some versions have."""
-    return tuple(replace(seam, when=condition) for seam in seams)
-
-
-def calling_frame() -> FrameType:
-    """Of the trainer's code that called the replacement which asks."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-@dataclass(frozen=True)
-class SeamGroup:
-    """Seams that stand or fall together.
-
-    Attributes:
-        name: short, for programs.
-        text: what the trainer does itself if this is left to it.
-        seams: those of all versions.
-        orders_epochs: without it there is no adapter.
-    """
-
-    name: str
-    text: str
-    seams: tuple[Seam, ...]
-    orders_epochs: bool = False
-
-    def seams_of(self, owners: Owners) -> tuple[Seam, ...]:
-        """The seams in a checkout."""
-        return tuple(seam for seam in self.seams if seam.when(owners))
-
-    def problems(self, owners: Owners) -> list[str]:
-        """What is missing or different, by seam."""
-        return [f"{seam.path} {problem}" for seam in self.seams_of(owners) if (problem := owners.problem(seam))]
-
-    def replacements(self, owners: Owners, door: TrainerDoor) -> list[Replacement]:
-        """What is to be put in place; call only where there are no problems."""
-        out = []
-        for seam in self.seams_of(owners):
-            if seam.replaces:
-                owner, name, value = owners.find(seam.path)
-                out.append(Replacement(owner, name, seam.replaced(value, door, self)))
-        return out
-
-
-@dataclass
-class Owners:
-    """Finds what a trainer defines, wherever a version defines it.
-
-    Args:
-        package: the package that holds its code.
-        home: its main module, whose names come first where modules disagree.
-        foreign: classes of other packages that seams are about, by name.
-    """
-
-    package: str
-    home: ModuleType
-    foreign: dict[str, Any] = field(default_factory=dict)
-
-    def find(self, path: str) -> tuple[Any, str, Any]:
-        """(owner, name, value) of a path; the value is `_MISSING` where there is nothing."""
-        first, *rest = path.split(".")
-        value = self.named(first)
-        owner: Any = sys.modules.get(getattr(value, "__module__", ""))
-        name = getattr(value, "__name__", first)
-        for part in rest:
-            if value is _MISSING:
-                break
-            # as it stands there: a static method is one, and not yet the function
-            owner, name, value = value, part, inspect.getattr_static(value, part, _MISSING)
-        return owner, name, value
-
-    def named(self, name: str) -> Any:
-        """A class, function or value that some module of the trainer has."""
-        if name in self.foreign:
-            return self.foreign[name]
-        return next((vars(module)[name] for module in self._modules() if name in vars(module)), _MISSING)
-
-    def has(self, path: str) -> bool:
-        """Whether there is such a thing, whatever it looks like."""
-        return self.find(path)[2] is not _MISSING
-
-    def problem(self, seam: Seam) -> str:
-        """What is wrong at a seam, or an empty text."""
-        value = self.find(seam.path)[2]
-        return "does not exist" if value is _MISSING else seam.problem(value)
-
-    def _modules(self) -> Iterable[ModuleType]:
-        """The trainer's modules, its home first."""
-        yield self.home
-        for name, module in list(sys.modules.items()):
-            if name.startswith(f"{self.package}.") and isinstance(module, ModuleType) and module is not self.home:
-                yield module

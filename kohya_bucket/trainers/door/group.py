@@ -23,7 +23,7 @@ from kohya_bucket.planning.plan import BucketCounts, EpochPlan
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import InBuckets, PlacedDataset
+from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset
 
 
 class GroupPlanner:

@@ -25,8 +25,8 @@ from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
-from kohya_bucket.trainers.door.door import Planned
 from kohya_bucket.trainers.door.group import GroupPlanner, left_over
+from kohya_bucket.trainers.door.guards import Planned
 from kohya_bucket.trainers.door.ranks import end_run, is_first_process
 
 logger = logging.getLogger("kohya_bucket")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
-from kohya_bucket.trainers.door.placing import ItemsInBuckets
+from kohya_bucket.trainers.door.placed import ItemsInBuckets
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Group
 
 

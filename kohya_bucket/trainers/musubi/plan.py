@@ -27,14 +27,9 @@ from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import (
-    BucketRow,
-    ItemsInBuckets,
-    bucket_rows,
-    focus_of,
-    refuse_unmatched,
-    scan_sizes,
-)
+from kohya_bucket.trainers.door.placed import BucketRow, ItemsInBuckets, bucket_rows
+from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
+from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys

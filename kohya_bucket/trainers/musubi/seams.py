@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import logging
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import load_source
-from kohya_bucket.trainers.door.door import Replaced, Seam, SeamGroup, TrainerDoor, calling_frame
-from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
     Inherits,
     Offers,
     Takes,
-    TakesAmong,
     Uses,
-    checksum,
-    sample_picture,
 )
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
-from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
-from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
-from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_item
-from kohya_bucket.trainers.musubi.items import item_stem, table_of, without_clip
-from kohya_bucket.trainers.musubi.keys import CLIPS, CONTROL_IN_THE_MIDDLE, DEPRECATED, IMAGES, ClipKeys, CommonKeys
-from kohya_bucket.trainers.musubi.objects import BatchManager, CachedDataset, CachedItem, Dataset, Group, Selector
-from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
+from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector
+from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, CommonKeys
+from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -145,196 +133,6 @@ _PLANNING = (
 
 # Where caches are made, and where a training takes its items from them.
 
-
-_given: list[Namespace] = []  # what the program's arguments are, once the config is read
-_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
-_trained: list[Trained] = []  # of the data set that makes its buckets at the moment
-
-
-def _generate(place: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
-    _given[:] = [argparse_namespace]
-    if getattr(argparse_namespace, "skip_existing", False):
-        argparse_namespace.skip_existing = False  # it asks only whether there is a file
-    return place.original(self, user_config, argparse_namespace, **runtime)
-
-
-def _knows(dataset: Any) -> bool:
-    return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
-
-
-def _caches(dataset: Any, door: TrainerDoor, made: MadeBy | None = None) -> Caches:
-    package = Path(str(door.owners.home.__file__)).parent.parent
-    if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
-        selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
-        if selector is None:
-            raise ConfigError("musubi-tuner names no buckets for clips")
-    else:
-        keys = dataset.resolution, dataset.enable_bucket, dataset.bucket_no_upscale, dataset.architecture
-        selector = door.owners.named("BucketSelector")(*keys)
-    return Caches(dataset, selector, made or {}, package, door.options())
-
-
-def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
-    """What the code that caches clips chooses sizes with; the data set loses its source."""
-    dataset.datasource = _NoClips()
-    for _ in inspect.unwrap(retrieve)(dataset, 1):
-        pass
-    found: Selector | None = dataset.datasource.selector
-    return found
-
-
-class _NoClips:
-    """A source without clips, which keeps the selector that it is given."""
-
-    selector: Selector | None = None
-
-    def set_bucket_selector(self, selector: Selector) -> None:
-        self.selector = selector
-
-    def set_source_and_target_fps(self, *_: Any) -> None: ...
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-def _begin_session(dataset: Any, door: TrainerDoor, *, text: bool) -> Session:
-    with exit_with_message():
-        caches = _caches(dataset, door, made_by(_given[0] if _given else None))
-    if caches.focus and not caches.focus_of_controls:
-        logger.warning("[kohya_bucket] %s", CONTROL_IN_THE_MIDDLE)
-    _sessions[dataset] = Session(caches, text=text)
-    return _sessions[dataset]
-
-
-def _say_what_focus_does(door: TrainerDoor, *, known: bool) -> None:
-    """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
-    if not door.options().focus:
-        return
-    if known:
-        logger.warning("[kohya_bucket] focus is set: --debug_mode shows crops in the middle, caching keeps the focus")
-        return
-    with exit_with_message():
-        raise ConfigError("[kohya_bucket] focus is set, but this model's caches are not known: leave focus out")
-
-
-def _retrieve_latents(place: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
-    if not _knows(self) or looked_at:
-        _say_what_focus_does(place.door, known=_knows(self))
-        yield from place.original(self, num_workers, **more)
-        return
-    session = _sessions.get(self)
-    if session is None or not session.text:
-        session = _begin_session(self, place.door, text=False)
-    with session.picking(self):
-        for key, batch in place.original(self, num_workers, **more):
-            if taken := [item for item in batch if session.take(item)]:
-                yield key, taken
-
-
-def _retrieve_text(place: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    session = _sessions.get(self) if _knows(self) else None
-    if session is None:
-        yield from place.original(self, num_workers, **more)
-        return
-    with session.picking(self):
-        for batch in place.original(self, num_workers, **more):
-            if taken := [item for item in batch if session.take(item)]:
-                yield taken
-
-
-def _all_latents(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    session = _sessions.get(self)
-    found: list[str] = place.original(self, *args, **kwargs)
-    return found if session is None or session.text else session.removable(found)
-
-
-def _all_text(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    found: list[str] = place.original(self, *args, **kwargs)
-    return _begin_session(self, place.door, text=True).removable(found) if _knows(self) else found
-
-
-def _path(place: Replaced, self: Any, item_info: Any, **more: Any) -> str:
-    clips = holds_clips(self)
-    source = table_of(self).of_item(item_info, clips=clips) if _knows(self) else None
-    if source is None:
-        return str(place.original(self, item_info, **more))
-    key = item_info.item_key
-    if clips and item_info.frame_count is not None:
-        if self in _sessions:
-            _sessions[self].note_clip(source, key)
-        key, _ = without_clip(key)
-    renamed = copy.copy(item_info)
-    renamed.item_key = source.stem + item_stem(item_info.item_key)[len(item_stem(key)) :] + Path(key).suffix
-    return str(place.original(self, renamed, **more))
-
-
-def _resize(place: Replaced, image: Any, bucket_reso: Any) -> Any:
-    focus = focus_in(image)
-    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
-
-
-def _saving(*, text: bool) -> Callable[..., None]:
-    def save(place: Replaced, item_info: Any, *args: Any, **kwargs: Any) -> None:
-        save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
-
-    return save
-
-
-def _prepare(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
-    if not _knows(self):
-        place.original(self, *args, **kwargs)
-        return
-    config = getattr(_given[0], "dataset_config", "") if _given else ""
-    with exit_with_message():
-        _trained[:] = [items_of_config(_caches(self, place.door), config)]
-    try:
-        place.original(self, *args, **kwargs)
-    finally:
-        _trained.clear()
-
-
-def _make_manager(
-    place: Replaced, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any
-) -> None:
-    for trained in _trained:
-        pick_out_of(bucketed_item_info, trained)
-    place.original(self, bucketed_item_info, *args, **kwargs)
-
-
-def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
-    """A picture, smaller, larger and as it is; without OpenCV musubi-tuner's own filters are others."""
-    picture = sample_picture()
-    for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
-        both = theirs(picture, bucket), cut(picture, bucket, None)
-        yield f"60x40 in the bucket {bucket}", *map(checksum, both)
-
-
-_KINDS = ("ImageDataset", "VideoDataset")
-_BASE, _PATHS = "BaseDataset", "get_latent_cache_path"
-_LATENTS, _TEXT = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
-_ASKED = TakesAmong("num_workers")  # here too, of a data set without clips
-
-CACHING = SeamGroup(
-    "caching",
-    "caches are made by musubi-tuner's own code, and whatever lies there is trained",
-    (
-        Seam("BlueprintGenerator.generate", (), _generate),
-        Seam("BucketSelector", (Offers(Selector),)),
-        Seam("resize_image_to_bucket", (Takes("image", "bucket_reso"), Behaves(_pixels)), _resize),
-        *(Seam(kind, (Offers(CachedDataset),)) for kind in _KINDS),
-        *(Seam(f"{kind}.{_LATENTS}", (_ASKED, Uses("datasource", _PATHS)), _retrieve_latents) for kind in _KINDS),
-        *(Seam(f"{kind}.{_TEXT}", (Uses("datasource"),), _retrieve_text) for kind in _KINDS),
-        Seam(f"{_BASE}.get_all_latent_cache_files", (), _all_latents),
-        Seam(f"{_BASE}.get_all_text_encoder_output_cache_files", (), _all_text),
-        Seam(f"{_BASE}.{_PATHS}", (Uses("item_key", "original_size"),), _path),
-        Seam(f"{_BASE}.get_text_encoder_output_cache_path", (Uses("item_key"),), _path),
-        Seam("save_latent_cache_common", (Uses("latent_cache_path"),), _saving(text=False)),
-        Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _saving(text=True)),
-        *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),
-        Seam("BucketBatchManager.__init__", (), _make_manager),
-    ),
-)
 
 SUBJECTS = (
     SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.trainers.door.door import SeamGroup, TrainerDoor
+from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import SeamError, describe_folder
 
 _PACKAGE = "library"  # other projects have packages of this name too
@@ -55,7 +56,7 @@ class SdScriptsDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        from kohya_bucket.trainers.sdscripts.batches import refuse_what_needs
+        from kohya_bucket.trainers.sdscripts.refusals import refuse_what_needs
 
         refuse_what_needs(self.unknown, options, self.owners)
 
@@ -70,7 +71,7 @@ class SdScriptsDoor(TrainerDoor):
         return bool(names & _CLASSES) or any(sum(hasattr(one, table) for table in _TABLES) > 1 for one in members)
 
     def look_at(self, group: Any) -> None:
-        from kohya_bucket.trainers.sdscripts.batches import refuse_empty
+        from kohya_bucket.trainers.sdscripts.refusals import refuse_empty
 
         refuse_empty(group)
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from kohya_bucket.images import read_sizes
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.door import Replaced
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import collector_paused, is_first_process
+from kohya_bucket.trainers.door.seams import Replaced
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.config.files import (
     CACHE_FILE,

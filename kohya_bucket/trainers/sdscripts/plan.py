@@ -27,14 +27,9 @@ from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions,
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import (
-    BucketRow,
-    PlacedDataset,
-    by_bucket,
-    place_all,
-    refuse_unmatched,
-    scan_sizes,
-)
+from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
+from kohya_bucket.trainers.door.placing import place_all, refuse_unmatched
+from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset
 from kohya_bucket.trainers.sdscripts.config.check import buckets_follow
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus

@@ -11,8 +11,8 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
-from kohya_bucket.trainers.door.door import Owners, Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.seams import Owners, Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
     Check,

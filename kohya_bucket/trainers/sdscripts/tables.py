@@ -23,7 +23,7 @@ from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.trainers.door.batches import ImageKey, PlannedBatch
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.sdscripts.objects import CutSize, Group, HeldDataset, inner_of
 
 

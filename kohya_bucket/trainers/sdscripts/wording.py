@@ -9,7 +9,7 @@ from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.placed import PlacedDataset
 
 _SHOWN = 20
 _SHOWN_SIZES = 16

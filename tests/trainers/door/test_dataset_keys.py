@@ -14,7 +14,7 @@ from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 
 

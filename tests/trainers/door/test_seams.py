@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from kohya_bucket.trainers.door.door import Owners, Seam, SeamGroup
+from kohya_bucket.trainers.door.seams import Owners, Seam, SeamGroup
 
 KNOWN = ("alpha", "beta")
 

@@ -6,7 +6,7 @@ pytest.importorskip("torch.utils.data", reason="the loaders are torch's")
 
 import torch.utils.data as loading
 
-from kohya_bucket.trainers.door import door as door_module
+from kohya_bucket.trainers.door import guards
 
 
 class Toy:
@@ -41,14 +41,14 @@ class Second(list):
 
 @pytest.fixture
 def doors():
-    assert not door_module._doors
+    assert not guards._doors
     doors = [Toy(First), Toy(Second)]
     for door in doors:
-        door_module.watch(door)
-        door_module.watch(door)
+        guards.watch(door)
+        guards.watch(door)
     yield doors
     for door in doors:
-        door_module.watch_no_longer(door)
+        guards.watch_no_longer(door)
 
 
 def test_each_door_speaks_of_its_own_data_sets(doors):
@@ -62,14 +62,14 @@ def test_each_door_speaks_of_its_own_data_sets(doors):
 def test_a_door_that_is_closed_leaves_the_other_open_and_itself_out(order):
     untouched, doors = loading.DataLoader.__init__, [Toy(First), Toy(Second)]
     for door in doors:
-        door_module.watch(door)
+        guards.watch(door)
     closed, still = doors[order[0]], doors[order[1]]
     try:
-        door_module.watch_no_longer(closed)
+        guards.watch_no_longer(closed)
         with pytest.raises(SystemExit):
             loading.DataLoader(still.kind([1]))
         loading.DataLoader(closed.kind([1]))
     finally:
-        door_module.watch_no_longer(still)
-        door_module.watch_no_longer(closed)
+        guards.watch_no_longer(still)
+        guards.watch_no_longer(closed)
     assert loading.DataLoader.__init__ is untouched

@@ -6,11 +6,12 @@ import numpy as np
 
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.door import Seam, SeamGroup, TrainerDoor
+from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.placing import place_images
 from kohya_bucket.trainers.door.resume import ResumeHooks
 from kohya_bucket.trainers.door.sampler import PlanSampler, arguments_over, with_plan
+from kohya_bucket.trainers.door.seams import Seam, SeamGroup
 from kohya_bucket.trainers.door.shapes import Takes, Uses
 
 PACKAGE = "toys"

@@ -13,11 +13,11 @@ from cache_folder import Folder
 from PIL import Image
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.door import Replaced
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.seams import Replaced
 from kohya_bucket.trainers.musubi.caching import PickedSource, Session, cut, focus_in
+from kohya_bucket.trainers.musubi.caching_seams import _retrieve_latents
 from kohya_bucket.trainers.musubi.door import MusubiDoor
-from kohya_bucket.trainers.musubi.seams import _retrieve_latents
 
 LEFT, RIGHT, ALL = [0, 0, 0.1, 1], [0.9, 0, 1, 1], [0, 0, 1, 1]
 

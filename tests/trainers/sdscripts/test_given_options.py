@@ -7,7 +7,7 @@ import pytest
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.sdscripts.batches import given_options, refuse_what_needs
+from kohya_bucket.trainers.sdscripts.refusals import given_options, refuse_what_needs
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kohya_bucket.datasets.agreement import world
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.group import moved_images
-from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.sdscripts.objects import CutSize, Dataset, HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.trainers.sdscripts.tables import BatchTable

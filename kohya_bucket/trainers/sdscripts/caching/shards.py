@@ -27,7 +27,7 @@ from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
-from kohya_bucket.trainers.door.placing import PlacedDataset
+from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array, finite_arrays
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, Size, inner_of

@@ -24,7 +24,7 @@ from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
-from kohya_bucket.trainers.door.placing import scan_sizes
+from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
 

@@ -1,0 +1,106 @@
+"""What keeps a run that was started with the adapter from training without it.
+
+The guards stand in torch's own classes from the start, whether the trainer is known or not, and whichever of its
+modules it imports: in `ConcatDataset`, which groups of data sets are, and in `DataLoader`, which they must go through.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+from kohya_bucket.trainers.door.patching import Patches, Replacement
+from kohya_bucket.trainers.door.ranks import note_use
+
+
+class Guarded(Protocol):
+    """What the guards ask of a door."""
+
+    def is_group(self, dataset: Any) -> bool:
+        """Whether this is a data set, or group of data sets, that the trainer would train from."""
+
+    def why_inactive(self) -> str:
+        """Why a training that began now would not have the adapter; an empty text while it is in place."""
+
+    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
+
+    def look_at(self, group: Any) -> None:
+        """A data set group was made, with the adapter in place."""
+
+    def end(self, why: str) -> NoReturn:
+        """End a run that would train without the plan."""
+
+
+_doors: list[Guarded] = []
+_patches = Patches()
+
+
+class Planned:
+    """What draws batches from a plan."""
+
+
+def watch(door: Guarded) -> None:
+    """Guard torch's classes for this door too; one replacement serves all doors, in whatever order they are closed."""
+    if door not in _doors:
+        _doors.append(door)
+    if not _patches:
+        _patches.apply(_replacements(), lambda _: False)
+
+
+def watch_no_longer(door: Guarded) -> None:
+    """Torch's classes as they were, once no door is left."""
+    if door in _doors:
+        _doors.remove(door)
+    if not _doors:
+        _patches.take_back()
+
+
+def _replacements() -> list[Replacement]:
+    from torch.utils.data.dataloader import DataLoader
+    from torch.utils.data.dataset import ConcatDataset
+
+    make_loader: Callable[..., None] = DataLoader.__init__
+    make_group: Callable[..., None] = ConcatDataset.__init__
+    signature = inspect.signature(make_loader)
+
+    @functools.wraps(make_loader)
+    def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
+        for door in _doors_of(kwargs.get("dataset", args[0] if args else None)):
+            arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
+            if arguments is not None:
+                make_loader(self, **arguments)
+                return
+            if not _holds_plan(signature, args, kwargs):
+                door.end(door.why_inactive() or "no known version of the trainer makes such a loader")
+        make_loader(self, *args, **kwargs)
+
+    @functools.wraps(make_group)
+    def init_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        for door in _doors_of(self):
+            if door.why_inactive():
+                door.end(door.why_inactive())
+        make_group(self, *args, **kwargs)
+        for door in _doors_of(self):
+            note_use()
+            door.look_at(self)
+
+    return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]
+
+
+def _doors_of(dataset: Any) -> list[Guarded]:
+    return [door for door in _doors if door.is_group(dataset)]
+
+
+def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
+    """Whether a loader is made of another one that has the plan, as accelerate does."""
+    given = signature.bind_partial(None, *args, **kwargs).arguments
+    found = [given.get("sampler"), given.get("batch_sampler")]
+    for sampler in found:  # grows while what samplers are made of is looked at
+        if isinstance(sampler, Planned):
+            return True
+        inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
+        found += [part for part in inner if part is not None and not any(part is known for known in found)]
+    return False

@@ -1,0 +1,245 @@
+"""A data set whose images have their buckets: rows of tables, and what each bucket holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kohya_bucket.buckets import BucketSet, Placement
+from kohya_bucket.buckets.bucket import Bucket
+from kohya_bucket.buckets.focus import focused
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.rule import InSet
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.text_column import TextColumn
+from kohya_bucket.planning.demand_model import DemandModel
+from kohya_bucket.planning.options import PlanOptions
+from kohya_bucket.planning.plan import BucketCounts
+
+
+@dataclass(frozen=True)
+class BucketRow:
+    """One bucket of a dataset, for tables.
+
+    `images` may be other items; `samples` and `batches` are those of an epoch on one process; crop losses are shares
+    of the resized image.
+    """
+
+    bucket: Any
+    images: int
+    samples: int
+    batches: int
+    short_batches: int
+    mean_crop_loss: float
+    worst_crop_loss: float
+
+
+def bucket_rows(
+    buckets: Sequence[Any], bucket: IntArray, losses: npt.NDArray[np.float64], counts: BucketCounts
+) -> list[BucketRow]:
+    """One for each of K buckets.
+
+    Args:
+        bucket: [P] of every image, at every resolution; losses: [P] what is cropped off there.
+        counts: [K] what an epoch trains.
+    """
+    parts = by_bucket(losses, bucket, len(buckets))
+    numbers = zip(*(column.tolist() for column in counts[:3]), strict=True)
+    return [
+        BucketRow(one, len(mine), samples, batches, short, float(np.mean(mine)), float(np.max(mine)))
+        for one, mine, (samples, batches, short) in zip(buckets, parts, numbers, strict=True)
+    ]
+
+
+def by_bucket(values: npt.NDArray[Any], bucket: IntArray, count: int) -> list[npt.NDArray[Any]]:
+    """[P] values as `count` arrays, by the bucket of each."""
+    order = np.argsort(bucket, kind="stable")
+    return np.split(values[order], np.searchsorted(bucket[order], np.arange(1, count)))[:count]
+
+
+@dataclass(frozen=True)
+class PlacedDataset:
+    """N images of one dataset, placed.
+
+    Attributes:
+        keys: [N] the image keys (paths), in the dataset's order.
+        repeats: [N] how often an epoch trains each image.
+        placement: their placement, at the first resolution at which they have one; images without a bucket are still
+            in it, and are never trained.
+        batch_size: images per process and step.
+        per_resolution: one placement per resolution where there are several; none otherwise.
+        sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
+        mode, weights: how several resolutions are used; see `plan_epoch`.
+        no_upscale: whether no image may be trained in a bucket that is larger than its own.
+        focus: [N, 4] the rectangle that each image's crop keeps, NaN where it has none; None: the crops are in the
+            middle.
+    """
+
+    keys: Sequence[str]
+    repeats: npt.NDArray[np.int64]
+    placement: Placement
+    batch_size: int
+    per_resolution: tuple[Placement, ...] = ()
+    sizes: IntArray | None = None
+    mode: str | None = None
+    weights: tuple[float, ...] | None = None
+    no_upscale: bool = False
+    focus: FloatArray | None = None
+
+    def trained(self) -> PlacedDataset:
+        """Those of the images that have a bucket."""
+        kept = self.placement.placed
+        columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
+        return replace(
+            self,
+            keys=TextColumn.of([key for key, keep in zip(self.keys, kept.tolist(), strict=True) if keep]),
+            repeats=self.repeats[kept],
+            placement=first_placed(columns) if columns else self.placement.select(kept),
+            per_resolution=columns,
+            sizes=None if self.sizes is None else self.sizes[kept],
+            focus=None if self.focus is None else self.focus[kept],
+        )
+
+    @cached_property
+    def buckets(self) -> list[tuple[int, int]]:
+        """The sizes in use, resolution by resolution, sorted by (width, height): sd-scripts' `resos`."""
+        return [as_pair(size) for values, _ in self._distinct for size in sizes_of_keys(values)]
+
+    @property
+    def frames(self) -> list[int]:
+        """[K] ones: these are images."""
+        return [1] * len(self.buckets)
+
+    @cached_property
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] resolution that a bucket belongs to."""
+        return np.repeat(np.arange(len(self._distinct)), [len(values) for values, _ in self._distinct])
+
+    @cached_property
+    def bucket_ids(self) -> IntArray:
+        """[N] int32 position in `buckets`, or [N, R] for R resolutions; -1 without a bucket."""
+        ids = np.full((len(self.keys), len(self._places)), -1, dtype=np.int32)
+        first = 0
+        for column, (placement, (values, inverse)) in enumerate(zip(self._places, self._distinct, strict=True)):
+            ids[placement.placed, column] = inverse + first
+            first += len(values)
+        return ids if self.per_resolution else ids[:, 0]
+
+    @property
+    def _places(self) -> tuple[Placement, ...]:
+        return self.per_resolution or (self.placement,)
+
+    @cached_property
+    def _distinct(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]]:
+        return [np.unique(size_keys(at.bucket_sizes[at.placed]), return_inverse=True) for at in self._places]
+
+    @cached_property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([P] image, [P] bucket): every bucket of every image, bucket by bucket."""
+        ids = self.bucket_ids.reshape(len(self.keys), len(self._places))
+        image, column = np.nonzero(ids >= 0)
+        bucket = ids[image, column]
+        order = np.argsort(bucket, kind="stable")
+        return image[order], bucket[order]
+
+    def placed_at(self, image: int, bucket: int) -> Placement:
+        """The placement of one image in any bucket, its own or one that it is moved to."""
+        size = self.buckets[bucket]
+        placement = self._places[int(self.resolution_of_bucket[bucket])]
+        if placement.bucket_index[image] >= 0 and tuple(placement.bucket_sizes[image].tolist()) == size:
+            return placement.select(np.array([image]))
+        if self.sizes is None:
+            raise ConfigError(f"{self.keys[image]} is to be trained at {size[0]}x{size[1]}, but its size is not known")
+        only = BucketSet.from_dims([size])
+        moved = InSet(self.sizes[image : image + 1], only, np.zeros(1, dtype=np.int32)).placement()
+        return focused(moved, None if self.focus is None else self.focus[image : image + 1])
+
+    @cached_property
+    def samples_per_bucket(self) -> npt.NDArray[np.int64]:
+        """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
+        options = PlanOptions(repeats=self.repeats, resolution_mode=self.mode, resolution_weights=self.weights)
+        return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
+
+    def bucket_info(self) -> dict[str, Any]:
+        """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
+        errors = np.concatenate([placement.aspect_errors[placement.placed] for placement in self._places])
+        return {
+            "buckets": {
+                i: {"resolution": size, "count": int(count)}
+                for i, (size, count) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True))
+                if count > 0
+            },
+            "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
+        }
+
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One row per bucket in use, in `buckets` order; `counts` are of the epoch's plan."""
+        image, bucket = self.pairs
+        losses = np.stack([placement.crop_loss for placement in self._places])[self.resolution_of_bucket[bucket], image]
+        return bucket_rows([Bucket(*size) for size in self.buckets], bucket, losses, counts)
+
+
+@dataclass(frozen=True)
+class ItemsInBuckets:
+    """N items of one data set whose buckets are known, each trained at one size.
+
+    Attributes:
+        keys: [N] their names.
+        repeats: [N] how often an epoch trains each.
+        bucket_ids: [N] int32 position of each in `bucket_keys`.
+        bucket_keys: [K] width and height, then what else must be equal in a batch.
+        frames: [K] frames of a clip, 1 of an image.
+        batch_size: items per process and step.
+    """
+
+    keys: Sequence[str]
+    repeats: npt.NDArray[np.int64]
+    bucket_ids: IntArray
+    bucket_keys: Sequence[tuple[Any, ...]]
+    frames: Sequence[int]
+    batch_size: int
+    no_upscale: ClassVar[bool] = False
+
+    @property
+    def buckets(self) -> list[tuple[int, int]]:
+        """[K] (width, height)."""
+        return [(int(key[0]), int(key[1])) for key in self.bucket_keys]
+
+    @property
+    def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """([N] item, [N] bucket)."""
+        return np.arange(len(self.keys)), self.bucket_ids
+
+    @property
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] zeros: there is one resolution."""
+        return np.zeros(len(self.bucket_keys), dtype=np.intp)
+
+
+InBuckets = PlacedDataset | ItemsInBuckets
+"""What a plan can be made of."""
+
+
+def first_placed(columns: tuple[Placement, ...]) -> Placement:
+    """Each image's placement at the first resolution at which it has one."""
+    if len(columns) == 1:
+        return columns[0]
+    which = np.argmax(np.stack([column.placed for column in columns]), axis=0)
+    if any(column.crops is not None for column in columns):
+        columns = tuple(replace(column, crops=column.cuts[:, :2]) for column in columns)
+    names = [field.name for field in fields(Placement) if field.name != "bucket_set"]
+    rows: dict[str, Any] = {
+        name: np.stack([getattr(column, name) for column in columns])[which, np.arange(len(which))]
+        for name in names
+        if getattr(columns[0], name) is not None
+    }
+    placed = rows["bucket_index"] >= 0
+    rows["bucket_index"] = np.where(placed, 0, -1).astype(np.int32)
+    rows["reasons"] = np.where(placed, Reason.PLACED, rows["reasons"]).astype(np.uint8)
+    return Placement(None, **rows)

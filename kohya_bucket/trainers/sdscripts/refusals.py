@@ -1,0 +1,155 @@
+"""What a training is refused for before its first step, and what it is told that it does not get."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import pip_install
+from kohya_bucket.texts import parse_toml, read_text
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placing import refuse_unmatched
+from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, warn_once
+from kohya_bucket.trainers.door.sampler import PlanSampler
+from kohya_bucket.trainers.door.seams import Owners
+from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store
+from kohya_bucket.trainers.sdscripts.caching.text import reads_store
+from kohya_bucket.trainers.sdscripts.config.run_file import without_headings
+from kohya_bucket.trainers.sdscripts.objects import HeldDataset
+from kohya_bucket.trainers.sdscripts.resuming import OPTIONS
+from kohya_bucket.trainers.sdscripts.tables import BatchTable
+
+logger = logging.getLogger("kohya_bucket")
+
+# Images weigh the same on any number of GPUs through the batch's `loss_weights`; not every trainer reads them.
+LOSS_WEIGHTS = "loss_weights"
+
+
+def say_what_is_not_weighed(sampler: PlanSampler) -> None:
+    """Warn where ranks of a step train unequal numbers of images and the trainer takes the mean of each rank's."""
+    unequal = sampler.unequal_steps
+    if unequal and is_first_process() and not _trainer_uses_weights():
+        logger.warning(
+            "%d of %d steps leave GPUs with unequal numbers of images, and this trainer ignores loss_weights: "
+            "images on the GPU with fewer count for more; remainder = 'pad' makes the numbers equal",
+            unequal,
+            len(sampler) // sampler.world_size,
+        )
+
+
+def _trainer_uses_weights() -> bool:
+    """Whether the program that runs, or one that it is built on, reads the weights of its batches.
+
+    sd-scripts' programs lie beside its `library`; `sdxl_train.py` and `fine_tune.py` do not read them.
+    """
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    if program is None:
+        return True
+    folder = Path(program).resolve().parent
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    here = {Path(file).resolve() for file in files if file and Path(file).suffix == ".py"}
+    trainers = [file for file in here if file.parent == folder and file.is_file()]  # torch names one that is not there
+    return any(LOSS_WEIGHTS in file.read_text(encoding="utf-8", errors="replace") for file in trainers)
+
+
+def refuse_empty(group: Any) -> None:
+    """End a run whose training group holds no image: sd-scripts says so, and ends as if all had gone well.
+
+    Or none with a focus, where one is set.
+    """
+    datasets = list(getattr(group, "datasets", ()))
+    tables = [table for one in datasets if isinstance(table := getattr(one, "buckets_indices", None), BatchTable)]
+    training = all(getattr(one, "is_training_dataset", True) for one in datasets)
+    if training and tables and len(tables) == len(datasets) and not any(len(table.images.keys) for table in tables):
+        raise SystemExit(
+            "kohya_bucket: no image is left to train: the folders are empty, or every image was left out for the "
+            "reason above; `kohya-bucket plan` shows the same without training"
+        )
+    if training and tables:
+        with exit_with_message():
+            refuse_unmatched(tables[0].options, [table.images.focus for table in tables])
+
+
+def say_what_is_in_no_store(owners: Owners, datasets: Sequence[HeldDataset], options: AdapterOptions) -> None:
+    """Name the stores that are asked for and that this run, whose caches are all made, does not have."""
+    texts = owners.named("TextEncoderOutputsCachingStrategy").get_strategy() if options.text_cache == "shards" else None
+    there = {"latent_cache": all(map(is_in_store, datasets)), "text_cache": texts is not None and reads_store(texts)}
+    for option, (_, _, what) in _SHARDS.items():
+        if getattr(options, option) == "shards" and not there[option]:
+            cache = "cache_latents" if option == "latent_cache" else "cache_text_encoder_outputs"
+            warn_once(
+                f"[kohya_bucket] {option} = 'shards' is set, but this run caches no {what} on disk, so there is no "
+                f"store of them: add --{cache} and --{cache}_to_disk"
+            )
+
+
+# What needs a part of sd-scripts that looks unknown, and is refused before it costs a night:
+# by option that may be "shards": the subject and the seam that it stands on, and what is cached
+_SHARDS = {
+    "latent_cache": ("caching", "BaseDataset.new_cache_latents", "latents"),
+    "text_cache": ("text-caching", "BaseDataset.new_cache_text_encoder_outputs", "text-encoder outputs"),
+}
+
+
+def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions, owners: Owners) -> None:
+    """Refuse options and arguments that a subject must be known for, or a package installed.
+
+    Raises:
+        ConfigError: with what is asked for, and what is not known.
+    """
+    given = given_options(sys.argv[1:])
+    shards = {
+        f"[kohya_bucket] {option} = 'shards'": kind
+        for option, kind in _SHARDS.items()
+        if getattr(options, option) == "shards"
+    }
+    needs = {subject: [option] for option, (subject, _, _) in shards.items()}
+    if options.several_sizes:
+        several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in given]
+        needs.setdefault("caching", []).extend(f"--{name} with several sizes for an image" for name in several)
+    if options.focus:
+        needs.setdefault("caching", []).append("[kohya_bucket] focus")
+    needs["resuming"] = [f"--{name}" for name in ("resume", *OPTIONS) if name in given]
+    for subject, asked in needs.items():
+        if subject in unknown and asked:
+            raise ConfigError(
+                f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
+                f"{unknown[subject]}. Leave it out, or update kohya-bucket"
+            )
+    for option, (_, seam, what) in shards.items():
+        if not owners.has(seam):
+            raise ConfigError(
+                f"{option} needs a sd-scripts that caches {what} by strategies (0.10 or newer), which this is not. "
+                "Leave it out: this version's own cache is used"
+            )
+        if importlib.util.find_spec("pyarrow") is None:
+            raise ConfigError(
+                f"{option} needs pyarrow, which is not installed here: {pip_install('parquet')}, or leave it out"
+            )
+
+
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Names of the options on a trainer's command line, and in the file that its `--config_file` names.
+
+    A switch that is off in that file counts as not given.
+    """
+    given = {argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")}
+    for here, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        if here.startswith("--config_file"):
+            given |= _of_file(here.partition("=")[2] or after)
+    return given
+
+
+def _of_file(name: str) -> set[str]:
+    path = Path(name if name.endswith(".toml") else name + ".toml")
+    try:
+        table = parse_toml(read_text(path))
+    except (OSError, ValueError):
+        return set()  # the trainer says what is wrong with it
+    return {key for key, value in without_headings(table).items() if value not in (None, False, "")}
