@@ -22,15 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kohya_bucket.latents.architectures import ARCHITECTURES, LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.items import compare
 from kohya_bucket.latents.maintenance import check_sources, source_paths
-from kohya_bucket.latents.npz.names import npz_path
-from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, read_npz, write_npz
 
 ARCH = ARCHITECTURES["sdxl"]
 BUCKET = (1024, 1024)

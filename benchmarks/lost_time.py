@@ -30,7 +30,7 @@ sys.path.insert(0, str(REPO))
 from origin import commit  # noqa: E402
 
 from kohya_bucket import KohyaBuckets  # noqa: E402
-from kohya_bucket.latents.architectures import TOKEN_GRIDS  # noqa: E402
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS  # noqa: E402
 from kohya_bucket.planning import (  # noqa: E402
     EpochPlan,
     EpochPlanner,

@@ -19,11 +19,11 @@ import numpy as np
 from origin import commit
 
 from kohya_bucket.files import GroupedSync
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.npz.check import find_npz, holds_npz
-from kohya_bucket.latents.npz.read_write import NpzLatents, write_npz
 from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.check import find_npz, holds_npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, write_npz
 
 ARCH, BUCKET, GROUP = ARCHITECTURES["sdxl"], (1024, 1024), 64
 PRINT = Fingerprint(100, 200, "", "vae", BUCKET, BUCKET, (0, 0), "none", "float32", flip=True)

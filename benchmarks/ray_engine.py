@@ -28,7 +28,7 @@ from precompute import make  # noqa: E402
 
 from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
 from kohya_bucket.images import read_sizes  # noqa: E402
-from kohya_bucket.latents.encode.precompute import encode_items  # noqa: E402
+from kohya_bucket.latents.encode.precompute import StoreOutput, encode_items  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.on_ray import Actors, EncoderOnRay, encode_on_ray  # noqa: E402
 
@@ -73,9 +73,9 @@ def main() -> None:
         with Actors(EncoderOnRay, ray_engine.Stub, 1) as crew:
             # so that every process has started, and imported what it needs
             encode_on_ray(wanted.subset(range(64)), crew, folder / "first", folder, batch_size=BATCH)
-            encode_items(wanted.subset(range(64)), Stub(), folder / "second", folder, batch_size=BATCH)
+            encode_items(wanted.subset(range(64)), Stub(), StoreOutput(folder / "second"), folder, batch_size=BATCH)
             for k in range(options.rounds):
-                here = encode_items(wanted, Stub(), folder / f"here{k}", folder, batch_size=BATCH)
+                here = encode_items(wanted, Stub(), StoreOutput(folder / f"here{k}"), folder, batch_size=BATCH)
                 there = encode_on_ray(wanted, crew, folder / f"there{k}", folder, batch_size=BATCH)
                 assert here.encoded == there.encoded == options.images
                 rounds.append((options.images / here.seconds, options.images / there.seconds))

@@ -28,9 +28,8 @@ from pathlib import Path
 import numpy as np
 from origin import commit
 
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import Fingerprint
-from kohya_bucket.latents.store import storage
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.storage import storage_of
@@ -78,17 +77,6 @@ def server(folder: Path):
             process.wait()
 
 
-def by_fsspec(work):
-    """The same without obstore."""
-
-    def with_fsspec(batch):
-        storage._left_to_fsspec.add("bench")
-        work(batch)
-        storage._left_to_fsspec.clear()
-
-    return with_fsspec
-
-
 def fill(address: str, n: int, shard_bytes: int, latents: np.ndarray) -> LatentStore:
     with StoreWriter(address, flush_seconds=None, shard_bytes=shard_bytes) as writer:
         for i in range(n):
@@ -116,7 +104,7 @@ def ways(address: str, endpoint: str, store: LatentStore, kept: Path) -> dict[st
 
     out: dict[str, object] = {
         "s3fs, plain ranged requests": requests,
-        "store by s3fs, nothing kept": by_fsspec(store.gather),
+        "store, nothing kept": store.gather,
     }
     import boto3
 
@@ -144,7 +132,6 @@ def ways(address: str, endpoint: str, store: LatentStore, kept: Path) -> dict[st
             assert all(len(data) == 131072 for data in pool.map(get, [places[i] for i in batch]))
 
         out["obstore, 8 threads"] = obstore
-        out["store by obstore, nothing kept"] = store.gather
     except ImportError:
         pass
     os.environ["KOHYA_BUCKET_SHARDS"], os.environ["KOHYA_BUCKET_SHARDS_GB"] = str(kept), "10"

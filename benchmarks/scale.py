@@ -79,7 +79,7 @@ def fill(folder: Path, items: int, side: int = 1, per_shard: int = PER_SHARD) ->
     """A store of latents of `side` x `side` in one bucket."""
     from remote_store import BUCKET, PRINT
 
-    from kohya_bucket.latents.architectures import LatentSpace
+    from kohya_bucket.latents.space import LatentSpace
     from kohya_bucket.latents.store.entries import StoreEntry
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.latents.store.writer import StoreWriter, write_manifest

@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 import kohya_bucket
+import kohya_bucket.bucketsampler as here
 from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, load_preset
-from kohya_bucket.buckets import bucket_set_to_toml, generate_buckets
+from kohya_bucket.buckets import Bucket, bucket_set_to_toml, generate_buckets
+from kohya_bucket.datasets.items import BucketResize
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +95,12 @@ def test_functions_of_one_name_give_one_value(peer, name, seed) -> None:
     ours = BucketSet.from_dims([b.as_tuple() for b in theirs])
     dims = dims_for(seed, ours)
     pairs = [tuple(row) for row in dims.tolist()]
-    np.testing.assert_array_equal(kohya_bucket.assign_many_indices(dims, ours), peer.assign_many_indices(dims, theirs))
-    assert list(map(str, kohya_bucket.assign_many(pairs, ours))) == list(map(str, peer.assign_many(pairs, theirs)))
+    np.testing.assert_array_equal(here.assign_many_indices(dims, ours), peer.assign_many_indices(dims, theirs))
+    assert list(map(str, here.assign_many(pairs, ours))) == list(map(str, peer.assign_many(pairs, theirs)))
     for width, height in pairs[:300]:
-        assert str(kohya_bucket.best_bucket(width, height, ours)) == str(peer.best_bucket(width, height, theirs))
+        assert str(here.best_bucket(width, height, ours)) == str(peer.best_bucket(width, height, theirs))
     for bucket, other in zip(ours, theirs, strict=True):
-        values = kohya_bucket.crop_loss(dims[:200, 0], dims[:200, 1], bucket).tolist()
+        values = here.crop_loss(dims[:200, 0], dims[:200, 1], bucket).tolist()
         assert values == [peer.crop_loss(width, height, other) for width, height in pairs[:200]]
     assert ours.pixel_budget() == theirs.pixel_budget()
     for factor in (8, 48, 64, 128):
@@ -111,12 +113,12 @@ def test_summaries_are_equal_to_the_last_bit(peer, name, seed) -> None:
     theirs = peer.load_preset(name) if name else peer.BucketSet.from_dims(ODD)
     ours = BucketSet.from_dims([b.as_tuple() for b in theirs])
     for dims in (dims_for(seed, ours), dims_for(seed, ours)[:7], np.array([[640, 360]])):
-        assert astuple(kohya_bucket.aspect_ratio_summary(dims)) == astuple(peer.aspect_ratio_summary(dims))
-        assert astuple(kohya_bucket.crop_loss_summary(dims, ours)) == astuple(peer.crop_loss_summary(dims, theirs))
-        counts, other = kohya_bucket.bucket_distribution(dims, ours), peer.bucket_distribution(dims, theirs)
+        assert astuple(here.aspect_ratio_summary(dims)) == astuple(peer.aspect_ratio_summary(dims))
+        assert astuple(here.crop_loss_summary(dims, ours)) == astuple(peer.crop_loss_summary(dims, theirs))
+        counts, other = here.bucket_distribution(dims, ours), peer.bucket_distribution(dims, theirs)
         assert [(str(b), n) for b, n in counts.items()] == [(str(b), n) for b, n in other.items()]
         for least in (0, 1, 100):
-            rare = kohya_bucket.underutilized_buckets(dims, ours, min_count=least)
+            rare = here.underutilized_buckets(dims, ours, min_count=least)
             assert list(map(str, rare)) == list(map(str, peer.underutilized_buckets(dims, theirs, min_count=least)))
 
 
@@ -125,13 +127,13 @@ def test_one_image_is_cut_to_the_same_shape(peer) -> None:
     rng = np.random.default_rng(5)
     for width, height, bucket_width, bucket_height in rng.integers(20, 200, (40, 4)).tolist():
         image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
-        ours = kohya_bucket.BucketResize(kohya_bucket.Bucket(bucket_width, bucket_height), pixel_range=(0, 1))(image)
+        ours = BucketResize(Bucket(bucket_width, bucket_height), pixel_range=(0, 1))(image)
         theirs = peer.BucketResize(peer.Bucket(bucket_width, bucket_height))(image)
         assert ours.shape == theirs.shape
         assert ours.dtype == theirs.dtype
     # Where nothing is resized no filter decides, and pixels are equal.
     image = Image.fromarray(rng.integers(0, 256, (64, 97, 3), dtype=np.uint8))
-    ours = kohya_bucket.BucketResize(kohya_bucket.Bucket(64, 64), pixel_range=(0, 1))(image)
+    ours = BucketResize(Bucket(64, 64), pixel_range=(0, 1))(image)
     assert (ours == peer.BucketResize(peer.Bucket(64, 64))(image)).all()
 
 

@@ -33,6 +33,7 @@ from kohya_bucket.trainers.sdscripts.config import (
 )  # fmt: skip
 from kohya_bucket.trainers.sdscripts.config.keys import Level, known_keys
 from kohya_bucket.trainers.sdscripts.config.model import DatasetTable
+from kohya_bucket.trainers.sdscripts.make_buckets import bucket_info
 from kohya_bucket.trainers.sdscripts.plan import overview
 
 # Codes of the findings for which sd-scripts refuses the whole config.
@@ -195,7 +196,7 @@ def assert_same_plan(mine: Config, others: Any) -> None:
         assert placement.resized_sizes.tolist() == [list(i.resized_size) for i in infos]
         assert sum(row.batches for row in dataset.rows) == len(other.buckets_indices)
         if other.enable_bucket and dataset.images.keys:
-            assert dataset.images.bucket_info() == other.bucket_info
+            assert bucket_info(dataset.images) == other.bucket_info
         PLACED.append(len(infos))
 
 

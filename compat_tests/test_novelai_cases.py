@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from kohya_bucket import NovelAIBuckets, Reason
+from kohya_bucket import NovelAIBuckets
+from kohya_bucket.buckets import Reason
 from kohya_bucket.originals.novelai_epochs import CATCH_ALL, NovelAIEpochs
 
 RULE_OPTIONS = ("max_size", "divisible", "min_dim", "base_res", "dim_limit", "max_ar_error")

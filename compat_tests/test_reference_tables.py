@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from kohya_bucket import KohyaBuckets, Reason
+from kohya_bucket import KohyaBuckets
+from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
 
 

@@ -18,12 +18,14 @@ from sdscripts_support import random_sizes, write_images
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import module_hash
-from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.latents.vae.encoder import noise_seed
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, ensure_npz_current
+from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz
 
 
 def library(name):
@@ -98,7 +100,7 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, family, tmp_path)
     encoder = load_encoder(tmp_path / "vae.safetensors", device="cpu", dtype="float32")
     assert encoder.fingerprint == module_hash(family.vae.bfloat16())
     family.vae.float().load_state_dict(load_file(tmp_path / "vae.safetensors"))
-    report = precompute_latents(data, encoder, tmp_path / "ours", format="npz", flip=True, batch_size=2)
+    report = precompute_latents(data, encoder, NpzFiles(folder=tmp_path / "ours"), flip=True, batch_size=2)
     assert report.encoded == len(infos)
     for info, theirs_path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
         ours_path = tmp_path / "ours" / theirs_path.name
@@ -118,8 +120,9 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     cache.refresh()
     items = []
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
-        item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False)
-        assert ensure_npz_current(path, item, family.arch) == ([], False)
+        item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False, path=str(path))
+        npz = NpzCache(family.arch)
+        assert (npz.why_missing(item), npz.moved) == ([], 0)
         found = read_npz(path, info.bucket_reso, family.arch)
         cache.save(item, found.latents, found.crop_ltrb, found.flipped)
         items.append((item, path))

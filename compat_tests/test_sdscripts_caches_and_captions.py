@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
 from kohya_bucket.trainers.sdscripts.config import Config, Feature, Release, Severity, read_config
 from kohya_bucket.trainers.sdscripts.config.caches import IGNORING, NO_TEXT_CACHE, REFUSALS
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
 BASE = {"resolution": 64, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 128}
 OF_SUBSETS = {

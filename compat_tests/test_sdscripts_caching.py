@@ -228,9 +228,9 @@ def test_shards_are_refused_by_a_version_that_would_not_look_at_them(patched, fo
 
 def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strategies, folder, tmp_path):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-    from kohya_bucket.latents.architectures import ARCHITECTURES
     from kohya_bucket.latents.fingerprint import module_hash
-    from kohya_bucket.latents.npz.exchange import import_npz
+    from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+    from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz
 
     encoder = MeanVAE()
     cache(unpatched, strategies, folder, encoder)
@@ -275,6 +275,7 @@ def test_what_precompute_encoded_is_not_encoded_again(
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
     from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
 
     table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")} if kind == "shards" else {}
     paths = sorted(folder.glob("*.png"))
@@ -283,8 +284,8 @@ def test_what_precompute_encoded_is_not_encoded_again(
         paths=paths, sizes=sizes, placement=KohyaBuckets((128, 128), 64, 512, 64).place(sizes)
     )  # fmt: skip
     encoder = DiffusersEncoder(small_vae(diffusers), architecture="sd")
-    output = None if kind == "npz" else tmp_path / "store"
-    report = precompute_latents(data, encoder, output, format=kind, flip=True, images_root=folder)
+    output = NpzFiles() if kind == "npz" else tmp_path / "store"
+    report = precompute_latents(data, encoder, output, flip=True, images_root=folder)
     assert report.encoded == len(paths)
     vae = small_vae(diffusers).to(dtype)
     monkeypatch.setattr(vae, "encode", None)

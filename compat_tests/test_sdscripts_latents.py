@@ -19,30 +19,30 @@ from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
 from kohya_bucket.images import resize  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels  # noqa: E402
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.fingerprint import (  # noqa: E402
     Fingerprint,
     Stale,
     StaleReason,
     as_text,
 )
-from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
-from kohya_bucket.latents.npz.read_write import (  # noqa: E402
+from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.session import (  # noqa: E402
+    CacheItem,
+    architecture_read_by,
+    save_latents,
+)
+from kohya_bucket.trainers.sdscripts.checkout import npz_version  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.read_write import (  # noqa: E402
     NpzLatents,
     check_text_npz,
     read_npz,
     write_arrays,
     write_npz,
 )
-from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.session import (  # noqa: E402
-    CacheItem,
-    architecture_of,
-    architecture_read_by,
-    ensure_npz_current,
-    save_latents,
-)
-from kohya_bucket.trainers.sdscripts.checkout import npz_version  # noqa: E402
 from tests.latents.latent_helpers import stored_fingerprint, why_npz_bad  # noqa: E402
 
 BUCKET = (128, 64)
@@ -65,8 +65,9 @@ def family(request, unpatched: SimpleNamespace) -> SimpleNamespace:
         strategy = getattr(importlib.import_module(f"library.{module}"), name)(*first, True, 1, False)
     except ImportError as error:
         pytest.skip(f"this sd-scripts has no {module}, or lacks something it needs: {error}")
-    assert architecture_of(strategy.cache_suffix) == ARCHITECTURES[request.param]
-    return SimpleNamespace(arch=architecture_read_by(strategy), strategy=strategy)
+    arch = architecture_read_by(strategy)
+    assert arch.name == request.param
+    return SimpleNamespace(arch=arch, strategy=strategy)
 
 
 def made(arch, seed=0, flip=True, mask=True):
@@ -179,7 +180,7 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
 
     def reasons(**changes):
-        return as_text(ensure_npz_current(path, replace(item, **changes), family.arch)[0])
+        return as_text(NpzCache(family.arch).why_missing(replace(item, path=str(path), **changes)))
 
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)
@@ -277,8 +278,8 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, sd_scripts_dir, t
     placement = KohyaBuckets((128, 128), 64, 256, 16).place(sizes)
     data = SimpleNamespace(paths=paths, sizes=sizes, placement=placement)
     report = precompute_latents(
-        data, DiffusersEncoder(Deterministic()), tmp_path / "ours", format="npz", architecture="sd", flip=True,
-        mask=mask, batch_size=2, sd_scripts=npz_version(sd_scripts_dir),
+        data, DiffusersEncoder(Deterministic()), NpzFiles("sd", tmp_path / "ours", npz_version(sd_scripts_dir)),
+        flip=True, mask=mask, batch_size=2,
     )  # fmt: skip
     assert report.encoded == len(paths)
     strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)

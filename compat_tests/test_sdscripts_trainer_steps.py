@@ -3,8 +3,8 @@
 import pytest
 
 from compat_tests.sdscripts_support import build_groups, write_images
-from kohya_bucket.latents.architectures import ANY_TRAINER, ARCHITECTURES, trainer_named
 from kohya_bucket.trainers.sdscripts.checkout import steps_in
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, ARCHITECTURES, trainer_named
 
 # lumina_train_network.py demanded 32 until 0.10.1, and forks of that time do
 EARLIER = {"lumina_train_network.py": {16, 32}}

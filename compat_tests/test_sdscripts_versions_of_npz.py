@@ -16,10 +16,10 @@ from PIL import Image
 from sdscripts_support import random_sizes
 from versions_of_npz import cached_digests
 
-from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz.exchange import export_npz, import_npz
 from kohya_bucket.trainers import sdscripts
 from kohya_bucket.trainers.sdscripts.checkout import npz_version
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, import_npz
 
 COUNT = 5
 SCRIPT = Path(__file__).with_name("npz_script.py")

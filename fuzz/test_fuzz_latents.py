@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuzz.mutations import mutated, read_or_refused
-from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz import read_write as npz
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.writer import write_manifest
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz import read_write as npz
 from tests.latents.latent_helpers import PRINT, fill, why_npz_bad
 
 pytest.importorskip("pyarrow", reason="stores have Parquet manifests")

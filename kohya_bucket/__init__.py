@@ -7,136 +7,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket._version import __version__
-from kohya_bucket.extras import importer
+from kohya_bucket._version import __version__ as __version__
+from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets import (
-        AutoBuckets,
-        Bucket,
-        BucketRule,
-        BucketSet,
-        ExactBuckets,
-        FixedBuckets,
-        KohyaBuckets,
-        NovelAIBuckets,
-        Placement,
-        Reason,
-        SwitchingPoint,
-        assign_many,
-        assign_many_indices,
-        best_bucket,
-        bucket_set_to_toml,
-        crop_loss,
-        generate_buckets,
-        list_presets,
-        load_from_json,
-        load_from_toml,
-        load_preset,
-        rule_from_name,
-        switching_points,
-    )
-    from kohya_bucket.cli.preview import NotTrained, Preview, PreviewBucket, preview
-    from kohya_bucket.datasets.accelerated import prepare_loader
-    from kohya_bucket.datasets.images import BucketedDataset, bucketed_loader
-    from kohya_bucket.datasets.items import BucketResize
-    from kohya_bucket.datasets.latents import BucketedLatentDataset
-    from kohya_bucket.datasets.sampler import BucketBatchSampler
-    from kohya_bucket.datasets.streaming import StreamingBuckets
-    from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards
-    from kohya_bucket.errors import BucketSettingsError, ConfigError, InvalidBucketError, KohyaBucketError
-    from kohya_bucket.images import MetadataCache, MetadataRow, read_sizes
-    from kohya_bucket.latents import VAEEncoder, precompute_latents
-    from kohya_bucket.planning import EpochPlan, plan_epoch
-    from kohya_bucket.reports.summary import (
-        aspect_ratio_summary,
-        bucket_distribution,
-        crop_loss_summary,
-        underutilized_buckets,
-    )
+    from kohya_bucket.buckets import AutoBuckets as AutoBuckets
+    from kohya_bucket.buckets import BucketSet as BucketSet
+    from kohya_bucket.buckets import ExactBuckets as ExactBuckets
+    from kohya_bucket.buckets import FixedBuckets as FixedBuckets
+    from kohya_bucket.buckets import KohyaBuckets as KohyaBuckets
+    from kohya_bucket.buckets import NovelAIBuckets as NovelAIBuckets
+    from kohya_bucket.buckets import Placement as Placement
+    from kohya_bucket.buckets import list_presets as list_presets
+    from kohya_bucket.buckets import load_preset as load_preset
+    from kohya_bucket.buckets import rule_from_name as rule_from_name
+    from kohya_bucket.datasets.accelerated import prepare_loader as prepare_loader
+    from kohya_bucket.datasets.images import BucketedDataset as BucketedDataset
+    from kohya_bucket.datasets.images import bucketed_loader as bucketed_loader
+    from kohya_bucket.datasets.latents import BucketedLatentDataset as BucketedLatentDataset
+    from kohya_bucket.datasets.sampler import BucketBatchSampler as BucketBatchSampler
+    from kohya_bucket.datasets.streaming import StreamingBuckets as StreamingBuckets
+    from kohya_bucket.datasets.webdataset import dataset_from_shards as dataset_from_shards
+    from kohya_bucket.datasets.webdataset import stream_from_shards as stream_from_shards
+    from kohya_bucket.errors import ConfigError as ConfigError
+    from kohya_bucket.errors import KohyaBucketError as KohyaBucketError
+    from kohya_bucket.errors import LatentStoreError as LatentStoreError
+    from kohya_bucket.errors import PlanError as PlanError
+    from kohya_bucket.errors import ResumeError as ResumeError
+    from kohya_bucket.images import read_sizes as read_sizes
+    from kohya_bucket.latents import VAEEncoder as VAEEncoder
+    from kohya_bucket.latents import precompute_latents as precompute_latents
+    from kohya_bucket.planning import EpochPlan as EpochPlan
+    from kohya_bucket.planning import plan_epoch as plan_epoch
+    from kohya_bucket.reports.preview import preview as preview
 else:
-    from kohya_bucket import buckets
-
-    __getattr__ = importer(
-        __name__,
-        {
-            "kohya_bucket.buckets": buckets.__all__,
-            "kohya_bucket.cli.preview": ["NotTrained", "Preview", "PreviewBucket", "preview"],
-            "kohya_bucket.datasets.accelerated": ["prepare_loader"],
-            "kohya_bucket.datasets.images": ["BucketedDataset", "bucketed_loader"],
-            "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
-            "kohya_bucket.datasets.items": ["BucketResize"],
-            "kohya_bucket.datasets.sampler": ["BucketBatchSampler"],
-            "kohya_bucket.datasets.streaming": ["StreamingBuckets"],
-            "kohya_bucket.datasets.webdataset": ["dataset_from_shards", "stream_from_shards"],
-            "kohya_bucket.errors": ["BucketSettingsError", "ConfigError", "InvalidBucketError", "KohyaBucketError"],
-            "kohya_bucket.images": ["MetadataCache", "MetadataRow", "read_sizes"],
-            "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
-            "kohya_bucket.planning": ["EpochPlan", "plan_epoch"],
-            "kohya_bucket.reports.summary": [
-                "aspect_ratio_summary",
-                "bucket_distribution",
-                "crop_loss_summary",
-                "underutilized_buckets",
-            ],
-        },
-    )
-
-__all__ = [
-    "AutoBuckets",
-    "Bucket",
-    "BucketBatchSampler",
-    "BucketResize",
-    "BucketRule",
-    "BucketSet",
-    "BucketSettingsError",
-    "BucketedDataset",
-    "BucketedLatentDataset",
-    "ConfigError",
-    "EpochPlan",
-    "ExactBuckets",
-    "FixedBuckets",
-    "InvalidBucketError",
-    "KohyaBucketError",
-    "KohyaBuckets",
-    "MetadataCache",
-    "MetadataRow",
-    "NotTrained",
-    "NovelAIBuckets",
-    "Placement",
-    "Preview",
-    "PreviewBucket",
-    "Reason",
-    "StreamingBuckets",
-    "SwitchingPoint",
-    "VAEEncoder",
-    "__version__",
-    "aspect_ratio_summary",
-    "assign_many",
-    "assign_many_indices",
-    "best_bucket",
-    "bucket_distribution",
-    "bucket_set_to_toml",
-    "bucketed_loader",
-    "crop_loss",
-    "crop_loss_summary",
-    "dataset_from_shards",
-    "generate_buckets",
-    "list_presets",
-    "load_from_json",
-    "load_from_toml",
-    "load_preset",
-    "plan_epoch",
-    "precompute_latents",
-    "prepare_loader",
-    "preview",
-    "read_sizes",
-    "rule_from_name",
-    "stream_from_shards",
-    "switching_points",
-    "underutilized_buckets",
-]
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
+        "buckets": "AutoBuckets BucketSet ExactBuckets FixedBuckets KohyaBuckets NovelAIBuckets Placement list_presets "
+                   "load_preset rule_from_name",
+        "datasets.accelerated": "prepare_loader",
+        "datasets.images": "BucketedDataset bucketed_loader",
+        "datasets.latents": "BucketedLatentDataset",
+        "datasets.sampler": "BucketBatchSampler",
+        "datasets.streaming": "StreamingBuckets",
+        "datasets.webdataset": "dataset_from_shards stream_from_shards",
+        "errors": "ConfigError KohyaBucketError LatentStoreError PlanError ResumeError",
+        "images": "read_sizes",
+        "latents": "VAEEncoder precompute_latents",
+        "planning": "EpochPlan plan_epoch",
+        "reports.preview": "preview",
+    })  # fmt: skip

@@ -10,8 +10,9 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, overload, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,27 +23,19 @@ from kohya_bucket.buckets import (
     AutoBuckets,
     Bucket,
     BucketSet,
-    assign_many,
-    best_bucket,
     bucket_set_to_toml,
-    crop_loss,
     generate_buckets,
     list_presets,
     set_files,
 )
+from kohya_bucket.buckets.geometry import aspect_loss
 from kohya_bucket.buckets.rule import InSet, SetRule
 from kohya_bucket.buckets.rules.auto import AutoBucketResult
-from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
+from kohya_bucket.buckets.rules.fixed import check_bucket_set
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, readable_sizes
+from kohya_bucket.errors import BucketSettingsError, ConfigError, InvalidBucketError, KohyaBucketError
 from kohya_bucket.extras import importer
-from kohya_bucket.reports.summary import (
-    AspectRatioSummary,
-    CropLossSummary,
-    aspect_ratio_summary,
-    bucket_distribution,
-    crop_loss_summary,
-    underutilized_buckets,
-)
+from kohya_bucket.reports.summary import AspectRatioSummary, aspect_ratio_summary
 
 if TYPE_CHECKING:
     from kohya_bucket.datasets.images import BucketedDataset
@@ -99,16 +92,99 @@ BucketSamplerError = KohyaBucketError
 EmptyBucketSetError = DuplicateBucketError = InvalidBucketError
 
 
-def assign_many_indices(dims: npt.ArrayLike, bucket_set: BucketSet) -> npt.NDArray[np.int64]:
-    """[N] positions of the nearest buckets, of N (width, height)."""
-    return buckets.assign_many_indices(dims, bucket_set).astype(np.int64)
-
-
 class FixedBuckets(buckets.FixedBuckets):
     """Nearest bucket of a fixed set, in log aspect."""
 
     def assign_many_indices(self, sizes: npt.ArrayLike) -> Any:
         return super().assign_many_indices(sizes).astype(np.int64)
+
+
+def best_bucket(width: int, height: int, bucket_set: BucketSet) -> Bucket:
+    """The bucket that `FixedBuckets(bucket_set)` gives one image: the nearest in log aspect.
+
+    Raises:
+        ValueError: a side below 1, or an image that cannot be scaled to any bucket.
+    """
+    return _rule(check_bucket_set(bucket_set)).assign(width, height)
+
+
+def assign_many_indices(dims: Any, bucket_set: BucketSet) -> npt.NDArray[np.int64]:
+    """[N] positions in `bucket_set`, for [N, 2] (width, height) in pixels. Errors as `best_bucket`."""
+    rule, sizes = _rule(check_bucket_set(bucket_set)), readable_sizes(dims)
+    index = rule.assign_many_indices(sizes)
+    if index.min(initial=0) < 0:
+        rule.assign(*sizes[int(index.argmin())].tolist())  # says why there is none
+    return np.asarray(index)
+
+
+def assign_many(dims: Iterable[Any], bucket_set: BucketSet) -> list[Bucket]:
+    """The bucket of each image, for N pairs (width, height). Errors as `assign_many_indices`."""
+    sizes = dims if hasattr(dims, "__len__") else list(dims)
+    return [bucket_set[k] for k in assign_many_indices(sizes, bucket_set).tolist()]
+
+
+@overload
+def crop_loss(width: int, height: int, bucket: Bucket) -> float: ...
+@overload
+def crop_loss(width: IntArray, height: IntArray, bucket: Bucket) -> FloatArray: ...
+def crop_loss(width: int | IntArray, height: int | IntArray, bucket: Bucket) -> float | FloatArray:
+    """Share of an image that is cut off when it is scaled to cover `bucket`, in [0, 1); sides are numbers or [N].
+
+    It follows from the two aspects; `crop_loss` of a `Placement` is that of the image resized to whole pixels.
+
+    Raises:
+        BucketSettingsError: a side below 1.
+    """
+    sizes = readable_sizes(np.stack([np.atleast_1d(width), np.atleast_1d(height)], axis=1))
+    loss = aspect_loss(np.float64(bucket.aspect_ratio), sizes[:, 0] / sizes[:, 1])
+    return loss if np.ndim(width) else float(loss[0])
+
+
+@functools.lru_cache(maxsize=8)
+def _rule(bucket_set: BucketSet) -> FixedBuckets:
+    """Where buckets hand over takes a thousand times as long to find as one image's bucket."""
+    return FixedBuckets(bucket_set)
+
+
+@dataclass(frozen=True)
+class CropLossSummary:
+    """Shares of `count` images that are cut off, each in [0, 1); all NaN where there are none."""
+
+    count: int
+    mean: float
+    median: float
+    p95: float
+    max: float
+
+
+def crop_loss_summary(dims: Any, bucket_set: BucketSet) -> CropLossSummary:
+    """Of [N, 2] sizes (width, height), each in the bucket that `FixedBuckets(bucket_set)` gives it.
+
+    Raises:
+        KohyaBucketError: another shape, a side below 1, or no bucket set.
+    """
+    sizes, index = readable_sizes(dims), assign_many_indices(dims, bucket_set)
+    if not len(sizes):
+        return CropLossSummary(0, *[math.nan] * 4)
+    loss = aspect_loss(bucket_set.aspects[index], sizes[:, 0] / sizes[:, 1])
+    return CropLossSummary(len(loss), *map(float, (loss.mean(), np.median(loss), np.percentile(loss, 95), loss.max())))
+
+
+def bucket_distribution(dims: Any, bucket_set: BucketSet) -> dict[Bucket, int]:
+    """Images of each bucket, in the set's order; those without any are in it, too. Errors as `crop_loss_summary`."""
+    counts = np.bincount(assign_many_indices(dims, bucket_set), minlength=len(bucket_set))
+    return dict(zip(bucket_set, counts.tolist(), strict=True))
+
+
+def underutilized_buckets(dims: Any, bucket_set: BucketSet, *, min_count: int) -> list[Bucket]:
+    """Buckets with fewer than `min_count` images, empty ones included, in the set's order.
+
+    Raises:
+        BucketSettingsError: `min_count` is below 0; others as `crop_loss_summary`.
+    """
+    if min_count < 0:
+        raise BucketSettingsError(f"min_count is {min_count}, but must be 0 or more")
+    return [bucket for bucket, count in bucket_distribution(dims, bucket_set).items() if count < min_count]
 
 
 class ImageTooSmallError(KohyaBucketError):
@@ -209,12 +285,16 @@ class MetadataRow(images.MetadataRow):
 
 
 class MetadataCache(images.MetadataCache):
-    """Sizes of files, kept; of rows, or as `load` reads it."""
+    """Sizes of files, kept; of rows, or as `load` reads it. Unlike `kohya_bucket.images.MetadataCache` it changes."""
 
     def __init__(self, rows: Iterable[MetadataRow] | None = None, **columns: Any) -> None:
         super().__init__(**columns)
         if rows is not None:
             self.upsert(*rows)
+
+    def upsert(self, *rows: MetadataRow) -> None:
+        """Add rows to this cache, or replace those of the same path."""
+        self.__dict__.update(vars(self.with_rows(*rows)))
 
     def upsert_many(self, rows: Iterable[MetadataRow]) -> None:
         """Add or replace many rows at once."""

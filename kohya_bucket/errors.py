@@ -10,7 +10,13 @@ from kohya_bucket.inputs import OddFileError
 
 
 class KohyaBucketError(ValueError):
-    """Base of every error that is caused by input, not by a defect in this package."""
+    """Base of every error that is caused by input, not by a defect in this package.
+
+    Examples:
+        >>> KohyaBuckets(1024, reso_steps=0)
+        Traceback (most recent call last):
+        kohya_bucket.errors.BucketSettingsError: bucket_reso_steps is 0, but must be 1 or more; 64 is usual
+    """
 
 
 class BucketSettingsError(KohyaBucketError):
@@ -22,19 +28,47 @@ class InvalidBucketError(KohyaBucketError):
 
 
 class ConfigError(KohyaBucketError):
-    """A config file that cannot be read or holds a setting that does not exist there."""
+    """A config file that cannot be read or holds a setting that does not exist there.
+
+    Examples:
+        >>> load_preset("sdlx")
+        Traceback (most recent call last):
+        kohya_bucket.errors.ConfigError: preset is 'sdlx', but must be one of ...; the nearest is 'sdxl'
+    """
 
 
 class PlanError(KohyaBucketError):
-    """Settings from which no epoch can be planned: a batch size of 0, a policy without what it needs."""
+    """Settings from which no epoch can be planned: a batch size of 0, a policy without what it needs.
+
+    Examples:
+        >>> plan_epoch([0, 0, 1], batch_size=0)
+        Traceback (most recent call last):
+        kohya_bucket.errors.PlanError: batch_size is 0, but must be a whole number of images, 1 or more
+    """
 
 
 class ResumeError(PlanError):
-    """A saved position that belongs to other data or other settings than those at hand."""
+    """A saved position that belongs to other data or other settings than those at hand.
+
+    Examples:
+        >>> sampler = BucketBatchSampler([0, 0, 1, 1], batch_size=1)
+        >>> other = BucketBatchSampler([0, 0, 1], batch_size=1)
+        >>> try:
+        ...     other.load_state_dict(sampler.state_dict())
+        ... except ResumeError as error:
+        ...     print(str(error).partition(";")[0])
+        cannot resume at epoch 0, step 0: 4 images, now 3
+    """
 
 
 class LatentStoreError(KohyaBucketError):
-    """A latent store or cache file that cannot be read, written or trusted."""
+    """A latent store or cache file that cannot be read, written or trusted.
+
+    Examples:
+        >>> BucketedLatentDataset("photos")
+        Traceback (most recent call last):
+        kohya_bucket.errors.LatentStoreError: ...photos is not a latent store: ...
+    """
 
 
 class StorageError(KohyaBucketError):

@@ -22,7 +22,7 @@ EXTRAS = {
     "webdataset": (("webdataset",), "tar shards"),
     "ray": (("ray[data]",), "scans and encoding on Ray"),
     "remote": (("fsspec",), "images in object storage"),
-    "s3": (("s3fs", "obstore"), "stores of latents in S3"),
+    "s3": (("s3fs",), "stores of latents in S3"),
     "video": (("av",), "frames, sizes and rates of clips"),
 }
 
@@ -90,3 +90,12 @@ def importer(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str]
             raise ImportError(f"{name} needs {absent}, which is not installed: {pip_install(extra)}") from missing
 
     return get
+
+
+def lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, from the names that each of its modules is the home of."""
+    names_of = {f"{package}.{home}": names.split() for home, names in homes.items()}
+    public = sorted(name for names in names_of.values() for name in names)
+    return importer(package, names_of), public.copy, public

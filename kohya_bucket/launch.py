@@ -21,7 +21,6 @@ from tempfile import gettempdir
 from typing import Any
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.latents.architectures import trainer_named
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers import musubi, sdscripts
 from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch
@@ -29,6 +28,7 @@ from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.musubi.architectures import architecture_named
 from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
+from kohya_bucket.trainers.sdscripts.families import trainer_named
 
 DOORS = (sdscripts, musubi)
 """Of all trainers."""

@@ -55,18 +55,22 @@ def without_effect(options: Any) -> Iterator[str]:
 
 
 def is_number(value: Any) -> bool:
+    """Whether it is an int or a float; True and False are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def is_weight(value: Any) -> bool:
+    """Whether it is a finite number from 0 on."""
     return is_number(value) and 0 <= value < math.inf
 
 
 def share(value: Any) -> str:
+    """A share of an image, below 1."""
     return "" if is_number(value) and 0 <= value < 1 else "a share of the image from 0 to less than 1, e.g. 0.05 for 5%"
 
 
 def above_zero(value: Any) -> str:
+    """A finite number above 0."""
     return "" if is_weight(value) and value > 0 else "a number above 0"
 
 
@@ -86,6 +90,7 @@ def whole_number(least: int, bits: int = 63) -> Check:
 
 
 def weights(value: Any) -> str:
+    """A list of weights that are not all 0."""
     numbers = value.tolist() if hasattr(value, "tolist") else value if isinstance(value, (list, tuple)) else []
     good = len(numbers) > 0 and all(map(is_weight, numbers)) and sum(numbers) > 0
     return "" if good else "a list of numbers, 0 or more and not all 0, e.g. [3, 1]"

@@ -59,7 +59,7 @@ def read_regular(path: str | os.PathLike[str], limit: int = MAX_CONFIG_BYTES, wa
 
 
 def read_text(path: str | os.PathLike[str], limit: int = MAX_CONFIG_BYTES, want: str = _WANT) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark; line ends are "\\n".
+    """The text of a file in UTF-8, with or without a byte order mark; each line ends with a line feed.
 
     Raises:
         ConfigError: as `read_regular`, or not UTF-8.

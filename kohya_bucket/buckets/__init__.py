@@ -7,55 +7,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket.extras import importer
+from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
-    from kohya_bucket.buckets.bucket import Bucket, BucketSet
-    from kohya_bucket.buckets.placement import Placement, Reason
-    from kohya_bucket.buckets.rule import BucketRule
-    from kohya_bucket.buckets.rules.auto import AutoBuckets, generate_buckets
-    from kohya_bucket.buckets.rules.exact import ExactBuckets
-    from kohya_bucket.buckets.rules.fixed import (
-        FixedBuckets,
-        assign_many,
-        assign_many_indices,
-        best_bucket,
-        crop_loss,
-    )  # fmt: skip
-    from kohya_bucket.buckets.rules.kohya import KohyaBuckets
-    from kohya_bucket.buckets.rules.novelai import NovelAIBuckets
-    from kohya_bucket.buckets.rules.registry import rule_from_name
-    from kohya_bucket.buckets.set_files import (
-        bucket_set_to_toml,
-        list_presets,
-        load_from_json,
-        load_from_toml,
-        load_preset,
-    )  # fmt: skip
-    from kohya_bucket.buckets.switching import SwitchingPoint, switching_points
+    from kohya_bucket.buckets.bucket import Bucket as Bucket
+    from kohya_bucket.buckets.bucket import BucketSet as BucketSet
+    from kohya_bucket.buckets.placement import Placement as Placement
+    from kohya_bucket.buckets.placement import Reason as Reason
+    from kohya_bucket.buckets.rule import BucketRule as BucketRule
+    from kohya_bucket.buckets.rules.auto import AutoBuckets as AutoBuckets
+    from kohya_bucket.buckets.rules.auto import generate_buckets as generate_buckets
+    from kohya_bucket.buckets.rules.exact import ExactBuckets as ExactBuckets
+    from kohya_bucket.buckets.rules.fixed import FixedBuckets as FixedBuckets
+    from kohya_bucket.buckets.rules.kohya import KohyaBuckets as KohyaBuckets
+    from kohya_bucket.buckets.rules.novelai import NovelAIBuckets as NovelAIBuckets
+    from kohya_bucket.buckets.rules.registry import rule_from_name as rule_from_name
+    from kohya_bucket.buckets.set_files import bucket_set_to_toml as bucket_set_to_toml
+    from kohya_bucket.buckets.set_files import list_presets as list_presets
+    from kohya_bucket.buckets.set_files import load_from_json as load_from_json
+    from kohya_bucket.buckets.set_files import load_from_toml as load_from_toml
+    from kohya_bucket.buckets.set_files import load_preset as load_preset
+    from kohya_bucket.buckets.switching import SwitchingPoint as SwitchingPoint
+    from kohya_bucket.buckets.switching import switching_points as switching_points
 else:
-    _HOMES = {
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
         "bucket": "Bucket BucketSet",
         "placement": "Placement Reason",
         "rule": "BucketRule",
         "rules.auto": "AutoBuckets generate_buckets",
         "rules.exact": "ExactBuckets",
-        "rules.fixed": "FixedBuckets assign_many assign_many_indices best_bucket crop_loss",
+        "rules.fixed": "FixedBuckets",
         "rules.kohya": "KohyaBuckets",
         "rules.novelai": "NovelAIBuckets",
         "rules.registry": "rule_from_name",
         "set_files": "bucket_set_to_toml list_presets load_from_json load_from_toml load_preset",
         "switching": "SwitchingPoint switching_points",
-    }
-    __getattr__ = importer(__name__, {f"{__name__}.{home}": names.split() for home, names in _HOMES.items()})
-
-__all__ = [
-    "AutoBuckets", "Bucket", "BucketRule", "BucketSet", "ExactBuckets", "FixedBuckets", "KohyaBuckets",
-    "NovelAIBuckets", "Placement", "Reason", "SwitchingPoint", "assign_many", "assign_many_indices", "best_bucket",
-    "bucket_set_to_toml", "crop_loss", "generate_buckets", "list_presets", "load_from_json", "load_from_toml",
-    "load_preset", "rule_from_name", "switching_points",
-]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    })  # fmt: skip

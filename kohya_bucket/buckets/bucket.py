@@ -78,6 +78,15 @@ class BucketSet:
 
     Raises:
         InvalidBucketError: the set is empty, holds a bucket twice, or one that is not a multiple.
+
+    Examples:
+        >>> buckets = BucketSet.from_dims([(1024, 1024), (1152, 896)], name="mine", vae_factor=64)
+        >>> print(*buckets)
+        1024x1024 1152x896
+        >>> buckets.sizes.tolist()
+        [[1024, 1024], [1152, 896]]
+        >>> FixedBuckets(buckets).assign(4000, 3000)
+        Bucket(width=1152, height=896)
     """
 
     buckets: tuple[Bucket, ...]

@@ -68,6 +68,15 @@ class Placement:
         reasons: [N] uint8 values of `Reason`.
         crops: [N, 2] int32 left and top of the crop in the resized image, where a focus decides them
             (`buckets/focus.py`); None: all crops are in the middle.
+
+    Examples:
+        >>> placement = KohyaBuckets(1024).place([(4000, 3000), (0, 0)])
+        >>> print(placement.bucket(0), placement.resized_sizes[0].tolist(), placement.cuts[0].tolist())
+        1152x896 [1195, 896] [21, 0, 22, 0]
+        >>> placement.placed.tolist()
+        [True, False]
+        >>> placement.reason(1).text
+        'its size could not be read (broken, empty or not an image)'
     """
 
     bucket_set: BucketSet | None

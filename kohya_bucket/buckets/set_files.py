@@ -92,7 +92,12 @@ def bucket_set_to_toml(bucket_set: BucketSet) -> str:
 
 
 def list_presets() -> list[str]:
-    """Names that `load_preset` takes, sorted."""
+    """Names that `load_preset` takes, sorted.
+
+    Examples:
+        >>> list_presets()
+        ['flux', 'novelai', 'qwen-image', 'sd15', 'sd3', 'sdxl', 'sdxl-1024', 'sdxl-report']
+    """
     return sorted(file.name.removesuffix(".toml") for file in _PRESETS.iterdir() if file.name.endswith(".toml"))
 
 
@@ -101,6 +106,11 @@ def load_preset(name: str) -> BucketSet:
 
     Raises:
         ConfigError: no preset has that name; the message lists those that exist.
+
+    Examples:
+        >>> buckets = load_preset("sdxl")
+        >>> len(buckets), str(buckets[0])
+        (9, '1024x1024')
     """
     one_of("preset", name, list_presets(), ConfigError)
     text = (_PRESETS / f"{name}.toml").read_text(encoding="utf-8")

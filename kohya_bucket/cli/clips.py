@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kohya_bucket.buckets.clips import ClipBuckets
-from kohya_bucket.cli.configs import is_musubi_config, musubi_config
+from kohya_bucket.cli.configs import musubi_config
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleArguments, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
+from kohya_bucket.reports.trainers import is_musubi_config
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.musubi.architectures import architecture_named
 from kohya_bucket.trainers.musubi.keys import ClipKeys, CommonKeys, ImageKeys

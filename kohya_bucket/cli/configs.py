@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
-from kohya_bucket.texts import parse_json, parse_toml, read_text
+from kohya_bucket.reports.trainers import checkout_named, content_of, is_musubi_config
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.cli.options import RuleArguments
-    from kohya_bucket.latents.architectures import Trainer
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.musubi.config import MusubiConfig
-    from kohya_bucket.trainers.sdscripts.config import Config, Release
+    from kohya_bucket.trainers.sdscripts.config import Config
 
 
 def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
@@ -94,13 +92,6 @@ def _is_settings(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() in (".toml", ".json")
 
 
-def is_musubi_config(path: Path) -> bool:
-    """Whether a file is a dataset config of musubi-tuner, and not of sd-scripts."""
-    from kohya_bucket.trainers.musubi.config import is_musubi
-
-    return is_musubi(_content(path))
-
-
 def refuse_musubi(path: Path, command: str) -> None:
     """Raise `ConfigError` for a config of musubi-tuner, for a command that knows sd-scripts' only."""
     if is_musubi_config(path):
@@ -120,50 +111,12 @@ def musubi_config(path: Path, arch: str | None) -> MusubiConfig:
     return read
 
 
-def _content(path: Path) -> Any:
-    """What a TOML or JSON file holds; None where it holds neither."""
-    try:
-        return (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
-    except (OSError, ValueError):
-        return None
-
-
 def _holds_buckets(path: Path) -> bool | None:
     """Whether a file holds a bucket set (True) or a dataset config (False); None where it is neither."""
-    data = _content(path)
+    data = content_of(path)
     if not isinstance(data, dict) or not {"buckets", "datasets"} & data.keys():
         return None
     return "datasets" not in data
-
-
-_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
-
-
-def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
-    """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
-
-    Returns:
-        the version; the checkout, where it is one.
-    """
-    from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
-
-    if given is not None and _VERSION.fullmatch(given):
-        return Release.of(given), None
-    found = _checkout("--sd-scripts", given)
-    return (Release.in_checkout(found), found) if found else (NEWEST, None)
-
-
-def _checkout(option: str, given: str | None) -> Path | None:
-    """The checkout in the folder that an option names; by default the one at hand, if there is one."""
-    from kohya_bucket.trainers.door.checkout_patch import CheckoutError
-    from kohya_bucket.trainers.sdscripts.checkout import find_checkout, nearby_checkout
-
-    try:
-        return find_checkout(Path(given)) if given else nearby_checkout()
-    except CheckoutError as error:
-        raise ConfigError(
-            f"{option} is {given!r}, but must be a version such as 0.11.1, or a checkout: {error}"
-        ) from error
 
 
 Arch = Annotated[
@@ -171,35 +124,15 @@ Arch = Annotated[
 ]
 
 
-def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None = None) -> Trainer:
-    """The trainers that `--arch`, a family or a trainer's file, names, or all of them.
-
-    Args:
-        checkout: the sd-scripts whose trainers say which steps they accept.
-        config: what is trained; where it cannot be read, it is unknown whose models `arch` names.
-    """
-    from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
-    from kohya_bucket.trainers.door.config_source import load_source
-    from kohya_bucket.trainers.sdscripts.checkout import steps_in
-
-    try:
-        trainer = ANY_TRAINER if arch is None else trainer_named(arch)
-    except ConfigError:
-        if config is not None:
-            load_source(config)
-        raise
-    return trainer if checkout is None else trainer.as_in(steps_in(checkout))
-
-
 def version_for(given: str) -> str:
-    """The version of sd-scripts, as `Architecture.read_by` takes it.
+    """The version of sd-scripts, as `Family.read_by` takes it.
 
     `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
     """
-    from kohya_bucket.latents.architectures import is_version
     from kohya_bucket.trainers.sdscripts.checkout import npz_version
+    from kohya_bucket.trainers.sdscripts.families import is_version
 
     if is_version(given):
         return given
-    found = _checkout("--for", given)
+    found = checkout_named("--for", given)
     return npz_version(found) if found else ""

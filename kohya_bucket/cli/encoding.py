@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import typer
 
 from kohya_bucket.checks import number_of_launch
-from kohya_bucket.cli.configs import adapter_options, refuse_musubi, release_at_hand
+from kohya_bucket.cli.configs import adapter_options, refuse_musubi
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
@@ -27,14 +27,15 @@ from kohya_bucket.cli.options import (
 from kohya_bucket.cli.sources import ImageInput
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.extras import argument, pip_install
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.latents.store.storage import StorePath, is_there
+from kohya_bucket.reports.trainers import release_at_hand
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.options import store_folder
 from kohya_bucket.trainers.sdscripts.config import Config, Severity, read_config
+from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.wanted_latents import wanted_by_config
 
 if TYPE_CHECKING:
@@ -160,24 +161,25 @@ class EncodeJob:
     workers: int | None
 
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
-        from kohya_bucket.latents.encode.precompute import encode_items, end_launch, launched
-        from kohya_bucket.latents.npz.names import paths_of_run
+        from kohya_bucket.latents.encode.precompute import LatentOutput, StoreOutput, encode_items, end_launch, launched
         from kohya_bucket.latents.vae.encoder import encoder_hash
+        from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
 
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
         _say_type(getattr(encoder, "computes", ""), f"; stored in {stored}", self.quiet)
         root, todo = self.source.parts(self, replace(self.recipe, vae=encoder_hash(encoder)), "local")
-        family = ARCHITECTURES.get(vae.arch or str(getattr(encoder, "architecture", "")))
-        own: list[dict[str, Any]] = [{}] * len(todo)
-        if format == "npz" and family is not None:  # without one, `encode_items` says what is missing
-            own = [{"npz_paths": its} for its in paths_of_run(todo, family.read_by(sd_scripts), self.output, root)]
+        output: LatentOutput
+        if format == "npz":
+            output = npz = NpzFiles(vae.arch, self.output, sd_scripts)
+            todo = npz.with_files(todo, encoder, root)
+        else:
+            output = StoreOutput(cast("Path", self.output))  # without one `StoreOptions` refuses shards
         rank, processes = launched()
         encode = partial(
-            encode_items, encoder=encoder, rank=rank, processes=processes, images_root=root, format=format,
-            architecture=vae.arch, sd_scripts=sd_scripts,
+            encode_items, encoder=encoder, output=output, images_root=root, rank=rank, processes=processes
         )  # fmt: skip
-        failed = self._encode(todo, encode, own)
+        failed = self._encode(todo, encode)
         end_launch(None if format == "npz" else self.output)
         return failed
 
@@ -188,21 +190,19 @@ class EncodeJob:
         with Actors(EncoderOnRay, load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
             root, todo = self.source.parts(self, replace(self.recipe, vae=crew.facts().identity), "ray")
-            return self._encode(todo, partial(encode_on_ray, crew=crew, images_root=root), [{}] * len(todo))
+            output = cast("Path", self.output)
+            return self._encode(todo, partial(encode_on_ray, crew=crew, output_dir=output, images_root=root))
 
-    def _encode(
-        self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport], options: list[dict[str, Any]]
-    ) -> int:
+    def _encode(self, todo: list[LatentItems], encode: Callable[..., PrecomputeReport]) -> int:
         from kohya_bucket.latents.encode.worker import joined
 
         further: list[PrecomputeReport] = []
         failed = 0
-        for wanted, own in zip(todo, options, strict=True):
+        for wanted in todo:
             with scan_progress("encoding", quiet=self.quiet, done_as="encoded") as show:
                 report = encode(
-                    wanted, output_dir=self.output, batch_size=self.batch_size, workers=self.workers,
-                    progress_callback=show, say=_say, **own,
-                )  # fmt: skip
+                    wanted, batch_size=self.batch_size, workers=self.workers, progress_callback=show, say=_say
+                )
             failed += len(report.failed)
             if wanted.further:
                 further.append(report)
@@ -304,10 +304,10 @@ def load_vae(vae: str, **options: Any) -> Any:
         ) from missing
 
 
-def vae_hash_of(vae: str, family: Architecture) -> str:
+def vae_hash_of(vae: str, family: Family) -> str:
     """What a store knows a VAE by, which must be of this family."""
-    from kohya_bucket.latents.encode.precompute import check_family
     from kohya_bucket.latents.vae.encoder import encoder_hash
+    from kohya_bucket.trainers.sdscripts.npz.files import check_family
 
     encoder = load_vae(vae, device="cpu", architecture=family.name)
     check_family(encoder, family.name)

@@ -335,7 +335,7 @@ _EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not
 
 def _family_of_trainer(arch: str) -> str:
     """The family of a trainer's file, such as flux_train.py; anything else comes back as it is, for its message."""
-    from kohya_bucket.latents.architectures import trainer_named
+    from kohya_bucket.trainers.sdscripts.families import trainer_named
 
     try:
         return trainer_named(arch).family
@@ -384,7 +384,7 @@ FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the
 
 
 def _families() -> str:
-    from kohya_bucket.latents.architectures import ARCHITECTURES
+    from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
     return f"Model family: {', '.join(ARCHITECTURES)}."
 
@@ -446,11 +446,16 @@ class StoreOptions:
         """
         from kohya_bucket.images.resize import choose_interpolation
         from kohya_bucket.latents.dtypes import dtype_name
-        from kohya_bucket.latents.encode.precompute import check_target
         from kohya_bucket.latents.items import EncodeOptions
 
         kind = "posterior" if self.posterior else "latents"
-        check_target(kind, output, self.format)
+        one_of("--format", self.format, ("shards", "npz"), ConfigError)
+        if self.format == "npz":
+            from kohya_bucket.trainers.sdscripts.npz.files import check_npz
+
+            check_npz(kind, output)
+        elif output is None:
+            raise ConfigError("shards need an output folder: add --output")
         choose_interpolation((1, 1), (1, 1), self.interpolation)
         stored = "bfloat16" if dtype == "auto" else dtype_name(dtype)
         return EncodeOptions("", stored, kind, self.flip, self.mask, self.interpolation, self.collection)

@@ -22,7 +22,6 @@ from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_v
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
@@ -32,6 +31,7 @@ from kohya_bucket.trainers.musubi.keys import ClipKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 from kohya_bucket.trainers.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
 from kohya_bucket.trainers.sdscripts.config.model import Sizes, refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
 from kohya_bucket.trainers.sdscripts.plan import check_limits
 
 
@@ -127,7 +127,7 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
             if adapter.rule == "kohya":
                 sizes = images.sizes[images.readable]
                 check_limits(keys, rule, sizes, dataset.config.place, config.trainer, config.findings)
-            epoch = Epoch(tuple(one.every for one in placed), number, at)
+            epoch = Epoch(tuple(placed), number, at)
             how = str(path), config.trainer, None, focus, adapter, epoch
             subjects.append(Subject(title, images, rule, batch, *how))
     return subjects, _serious(config.findings)

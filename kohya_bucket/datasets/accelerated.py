@@ -30,6 +30,13 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
 
     Raises:
         PlanError: another batch sampler; `split_batches` or `dispatch_batches`; a sampler made for other ranks.
+
+    Examples:
+        >>> from accelerate import Accelerator
+        >>> loader = bucketed_loader("photos", KohyaBuckets.for_arch("sd"), batch_size=2)
+        >>> loader = prepare_loader(Accelerator(cpu=True), loader)
+        >>> len(loader)
+        3
     """
     sampler = loader.batch_sampler
     if isinstance(sampler, _OwnBatches):
@@ -134,7 +141,7 @@ def _loader_class(theirs: ModuleType, own: _OwnBatches) -> type:
             super().set_epoch(epoch)
 
         def adjust_state_dict_for_prefetch(self) -> None:
-            """Nothing to adjust: what is read is this process's own. (Releases until 1.12 take W - 1 batches off.)"""
+            """Adjust nothing: what is read is this process's own, and releases until 1.12 take W - 1 batches off."""
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             ended = state.get("_iterator_finished", False)

@@ -84,7 +84,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     Item i is a dict: `image` [3, H, W] float32 of its bucket's size; `bucket` (`Bucket`); `bucket_idx`, its position
     in `bucket_set`; `path`; `caption` ("" where there is none); `original_size` [2] int64 (width, height); `crop_ltrb`
-    [4] float32, the crop conditioning for SDXL as sd-scripts computes it, or of a crop that a focus moves. Batched by
+    [4] float32, the crop conditioning for SDXL (`buckets/geometry.py`), also of a crop that a focus moves. Batched by
     torch's `default_collate`, images, numbers, original sizes and crops are stacked, and the rest are lists with one
     entry per sample.
 
@@ -102,13 +102,13 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         focus: what crops must keep: [N, 4] left, top, right, bottom of a rectangle in shares of each picture as it is
             trained, NaN where there is none; or a JSON Lines or Parquet file, or "beside" (`images/focus_files.py`).
         pixel_range: what `image` lies in: (-1, 1), or (0, 1).
-        interpolation: "auto" as sd-scripts (area down, Lanczos up) or one of
+        interpolation: "auto" (area down, Lanczos up) or one of
             `kohya_bucket.images.resize.INTERPOLATIONS`.
         decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
             the resized size, and others are shrunk with torch's filter. Sizes, buckets and crops stay; pixels differ a
             little, see docs/datasets.md.
         on_bad_image: "leave_out", as said above, or "stop": an image whose pixels cannot be read is an error.
-        obey_exif: turn images upright as their EXIF asks; sd-scripts does not, so this is off.
+        obey_exif: turn images upright as their EXIF asks; trainers do not, so this is off.
         num_workers: at most this many threads or processes to read headers with; 0: none; None: as measured.
         progress: called as `progress(done, total)` while headers are read.
 
@@ -122,6 +122,14 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     Raises:
         KohyaBucketError: no paths, captions that do not match, an unknown interpolation, a focus that is no rectangle,
             or no image at all that has a bucket.
+
+    Examples:
+        >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
+        >>> len(dataset), str(dataset.bucket_set[dataset.bucket_indices[0]])
+        (6, '576x448')
+        >>> item = dataset[0]
+        >>> tuple(item["image"].shape), item["caption"]
+        ((3, 448, 576), 'a photo')
     """
 
     focus: FloatArray | None = None
@@ -362,6 +370,14 @@ def bucketed_loader(
     Raises:
         KohyaBucketError: no images, or a rule where there must be none, or none where there must be one.
         TypeError: an option that does not exist, with the nearest one.
+
+    Examples:
+        >>> loader = bucketed_loader("photos", KohyaBuckets.for_arch("sd"), batch_size=2, seed=42)
+        >>> for batch in loader:
+        ...     print(tuple(batch["image"].shape), batch["caption"])
+        (2, 3, 576, 448) ['a photo', 'a photo']
+        (2, 3, 448, 576) ['a photo', 'a photo']
+        (2, 3, 448, 576) ['a photo', 'a photo']
     """
     from kohya_bucket.datasets.sampler import BucketBatchSampler  # not for data sets in loaders of one's own
 

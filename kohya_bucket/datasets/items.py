@@ -89,7 +89,7 @@ def check_pixel_range(pixel_range: Any) -> PixelRange:
 
 
 def to_unit_tensor(pixels: npt.NDArray[np.uint8], pixel_range: PixelRange = (-1, 1)) -> torch.Tensor:
-    """[H, W, 3] uint8 -> [3, H, W] float32; in [-1, 1] as sd-scripts computes it."""
+    """[H, W, 3] uint8 -> [3, H, W] float32; in [-1, 1] by `images.resize.to_floats`."""
     if pixel_range[0] == 0:
         return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1))).to(torch.float32).div_(255)
     tensor = torch.empty((3, *pixels.shape[:2]), dtype=torch.float32)

@@ -19,9 +19,9 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.items import Item, register_bucket_collation
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import SIDES
 from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -100,6 +100,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     Raises:
         LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, items of two VAEs, or
             a caption without outputs.
+
+    Examples:
+        >>> latents = BucketedLatentDataset("latents")
+        >>> tuple(latents[0]["latents"].shape), latents[0]["caption"]
+        ((3, 56, 72), 'a photo')
+        >>> loader = bucketed_loader(latents, batch_size=2, seed=42)
+        >>> [tuple(batch["latents"].shape) for batch in loader]
+        [(2, 3, 56, 72), (2, 3, 72, 56), (2, 3, 56, 72)]
     """
 
     def __init__(

@@ -84,6 +84,14 @@ class BucketBatchSampler(Sampler[list[int]]):
         TypeError: an option that does not exist, with the nearest one.
 
     With accelerate, prepare its loader with `prepare_loader`.
+
+    Examples:
+        >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
+        >>> sampler = BucketBatchSampler(dataset, batch_size=2, seed=42)
+        >>> list(sampler)
+        [[5, 4], [0, 1], [2, 3]]
+        >>> sampler.epoch, sampler.state_dict()["seed"]
+        (1, 42)
     """
 
     def __init__(

@@ -210,6 +210,13 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             rank, on several ranks; in a pass: a sample that is no mapping or lacks a column, a caption that is no text,
             a batch of which no image's pixels can be read, or a second pass over an iterator that has ended.
         RanksDifferError: in a pass: a rank reads other samples than another, or in another order.
+
+    Examples:
+        >>> from PIL import Image
+        >>> samples = [{"image": Image.new("RGB", (640, 480)), "text": "red"}] * 5
+        >>> stream = StreamingBuckets(samples, KohyaBuckets.for_arch("sd"), 2, caption_column="text", buffer_size=4)
+        >>> [tuple(batch["image"].shape) for batch in stream]
+        [(2, 3, 448, 576), (2, 3, 448, 576), (1, 3, 448, 576)]
     """
 
     def __init__(

@@ -109,6 +109,7 @@ def dataset_from_shards(
 
     Args:
         shards: webdataset's notation or a list.
+        rule: as for `BucketedDataset`.
         index: a Parquet file to keep the index in. It is written on the first use; later only shards that are
             new or have changed are read again.
         image: ending of the member that is the image, such as "jpg"; None: the first image of a sample.
@@ -119,6 +120,11 @@ def dataset_from_shards(
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.
+
+    Examples:
+        >>> dataset = dataset_from_shards("photos-{000..001}.tar", KohyaBuckets.for_arch("sd"))
+        >>> len(dataset), dataset[0]["caption"]
+        (6, 'a photo')
     """
     check_rule(rule)
     ItemSettings(**settings)
@@ -149,6 +155,11 @@ def stream_from_shards(
 
     Raises:
         KohyaBucketError: no shards, or the `webdataset` package is missing; in a pass: a shard that cannot be read.
+
+    Examples:
+        >>> stream = stream_from_shards("photos-{000..001}.tar", KohyaBuckets.for_arch("sd"), 2, buffer_size=4)
+        >>> sum(len(batch["caption"]) for batch in stream)
+        6
     """
     names = expand_shards(shards)
     if not names:

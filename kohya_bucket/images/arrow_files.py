@@ -139,6 +139,7 @@ def is_marked(path: str, key: bytes) -> bool:
 
 
 def pyarrow_modules() -> tuple[Any, Any]:
+    """`pyarrow` and `pyarrow.parquet`. `KohyaBucketError` where they are not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

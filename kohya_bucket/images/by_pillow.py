@@ -118,6 +118,7 @@ def refuse_large(width: int, height: int) -> None:
 
 
 def too_many_pixels(limit: int) -> str:
+    """Why an image of more pixels than Pillow's limit is not read."""
     return f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
 
 

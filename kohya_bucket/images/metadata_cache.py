@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,7 +96,7 @@ class MetadataCache:
         if not isinstance(self.paths, TextColumn):
             raise KohyaBucketError(
                 f"paths is a {type(self.paths).__name__}, but a cache is made of columns; of rows it is made by "
-                "cache = MetadataCache() and cache.upsert(*rows)"
+                "MetadataCache().with_rows(*rows)"
             )
 
     @classmethod
@@ -281,8 +281,8 @@ class MetadataCache:
         """All rows in their order, as a table such as pandas' takes them."""
         return (self._row_at(i) for i in range(len(self)))
 
-    def upsert(self, *rows: MetadataRow) -> None:
-        """Add rows to this cache, or replace those of the same path: sizes that are known without opening the files.
+    def with_rows(self, *rows: MetadataRow) -> MetadataCache:
+        """A cache with these rows too, or in place of those of the same path: sizes known without opening the files.
 
         Every call takes as long as the cache is large, so give many rows at once. A row counts while the file has its
         `mtime_ns` and `bytes`. Hashes are kept where this cache has any.
@@ -294,9 +294,7 @@ class MetadataCache:
         at, new = self.paths.find(added.paths), len(self)
         order = np.arange(len(self))
         order[at[at >= 0]] = new + np.flatnonzero(at >= 0)
-        joined = self.joined(added).take(np.concatenate([order, new + np.flatnonzero(at < 0)]))
-        for column in fields(self):
-            object.__setattr__(self, column.name, getattr(joined, column.name))
+        return self.joined(added).take(np.concatenate([order, new + np.flatnonzero(at < 0)]))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} n={len(self)} unreadable={len(self.reasons)} hashed={self.hashes is not None}>"

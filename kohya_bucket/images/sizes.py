@@ -126,6 +126,13 @@ def read_sizes(
     Raises:
         ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
         KohyaBucketError: one path in place of a list, or workers below 1.
+
+    Examples:
+        >>> scan = read_sizes(["photos/0.png", "photos/none.png"])
+        >>> scan.sizes.tolist()
+        [[640, 480], [0, 0]]
+        >>> scan.failures
+        [(1, 'photos/none.png', 'no such file')]
     """
     refuse_one_path(paths)
     texts: Sequence[str] = paths if isinstance(paths, TextColumn) else [os.fspath(path) for path in paths]

@@ -7,28 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket.extras import importer
+from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
-    from kohya_bucket.latents.encode.precompute import precompute_latents
-    from kohya_bucket.latents.encode.worker import PrecomputeReport
-    from kohya_bucket.latents.store.latent_store import LatentStore
-    from kohya_bucket.latents.store.writer import StoreWriter
-    from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder
+    from kohya_bucket.latents.encode.precompute import precompute_latents as precompute_latents
+    from kohya_bucket.latents.encode.worker import PrecomputeReport as PrecomputeReport
+    from kohya_bucket.latents.store.latent_store import LatentStore as LatentStore
+    from kohya_bucket.latents.store.writer import StoreWriter as StoreWriter
+    from kohya_bucket.latents.vae.encoder import PosteriorEncoder as PosteriorEncoder
+    from kohya_bucket.latents.vae.encoder import VAEEncoder as VAEEncoder
 else:
-    __getattr__ = importer(
-        __name__,
-        {
-            "kohya_bucket.latents.encode.precompute": ["precompute_latents"],
-            "kohya_bucket.latents.encode.worker": ["PrecomputeReport"],
-            "kohya_bucket.latents.store.latent_store": ["LatentStore"],
-            "kohya_bucket.latents.store.writer": ["StoreWriter"],
-            "kohya_bucket.latents.vae.encoder": ["PosteriorEncoder", "VAEEncoder"],
-        },
-    )
-
-__all__ = ["LatentStore", "PosteriorEncoder", "PrecomputeReport", "StoreWriter", "VAEEncoder", "precompute_latents"]
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
+        "encode.precompute": "precompute_latents",
+        "encode.worker": "PrecomputeReport",
+        "store.latent_store": "LatentStore",
+        "store.writer": "StoreWriter",
+        "vae.encoder": "PosteriorEncoder VAEEncoder",
+    })  # fmt: skip

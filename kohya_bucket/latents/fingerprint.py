@@ -89,6 +89,9 @@ def as_text(reasons: Iterable[StaleReason]) -> str:
     return "; ".join(map(str, reasons))
 
 
+NOTE = "kohya_bucket_fingerprint"
+"""What a fingerprint is called where it is noted in a file of a trainer's form."""
+
 UNKNOWN_VAE = "unknown"  # used when the VAE's hash is unknown
 
 

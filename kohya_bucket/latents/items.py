@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Caption:
-    """One text, and how often it is left out, where a version of sd-scripts saves that with the outputs."""
+    """One text, and how often it is left out, where that is saved with the outputs."""
 
     text: str | tuple[str, ...]
     dropout: float = 0.0
@@ -157,13 +157,14 @@ class LatentItems:
         images: where they are, with absolute paths.
         sources: their names, as the store has them.
         original_sizes, bucket_sizes, resized_sizes, crops: [N, 2] int32.
-        crop_ltrb: [N, 4] float64, sd-scripts' conditioning box.
+        crop_ltrb: [N, 4] float64 left, top, right, bottom of the crop, SDXL's conditioning.
         captions: N texts or None.
         source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 where it is missing.
         source_hashes: N content hashes, or None where none were asked for.
         without_bucket: (path, reason) of images that get no latent.
-        further: sizes besides the one at which sd-scripts caches these images; their npz are named for it.
-        dataset: number of the dataset that they belong to, in the order in which sd-scripts caches.
+        further: sizes besides those at which a trainer itself would cache these images.
+        dataset: number of the dataset that they belong to, in the order in which a trainer caches.
+        files: N files in which their latents lie, where each has one of its own.
     """
 
     encoding: EncodeOptions
@@ -181,6 +182,7 @@ class LatentItems:
     without_bucket: list[tuple[str, str]] = field(default_factory=list)
     further: bool = False
     dataset: int = 0
+    files: list[Path] | None = None
 
     @classmethod
     def from_placement(
@@ -228,13 +230,11 @@ class LatentItems:
     def subset(self, items: Sequence[int]) -> LatentItems:
         """The items at these positions."""
         at = np.asarray(items, dtype=np.int64)
-        hashes = None if self.source_hashes is None else [self.source_hashes[i] for i in at.tolist()]
-        return LatentItems(
-            self.encoding, self.images.subset(at), [self.sources[i] for i in at.tolist()],
-            self.original_sizes[at], self.bucket_sizes[at], self.resized_sizes[at], self.crops[at],
-            self.crop_ltrb[at], [self.captions[i] for i in at.tolist()], self.source_bytes[at],
-            self.source_mtime_ns[at], hashes, further=self.further, dataset=self.dataset,
-        )  # fmt: skip
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        columns |= {name: column[at] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        for name in ("sources", "captions", "source_hashes", "files"):
+            columns[name] = columns[name] and [columns[name][i] for i in at.tolist()]
+        return LatentItems(**columns | {"images": self.images.subset(at), "without_bucket": []})
 
     @cached_property
     def interpolations(self) -> npt.NDArray[Any]:

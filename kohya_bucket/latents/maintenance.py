@@ -270,6 +270,7 @@ def remove_shards(
 
 
 def remove_file(path: StorePath, done: MaintenanceReport) -> None:
+    """Remove one file, and note whether it is gone or in use."""
     try:
         path.unlink()
         done.removed.append(path.name)

@@ -27,12 +27,12 @@ import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray
-from kohya_bucket.latents.encode.precompute import TextRun, check_kind, check_target, distinct, finish
+from kohya_bucket.latents.encode.precompute import TextRun, check_kind, distinct, finish
 from kohya_bucket.latents.encode.worker import (
     DecodedBatch,
     PrecomputeReport,
     Reporter,
-    ShardSink,
+    StoreSink,
     add_batch,
     encode_batches,
     pieces_of,
@@ -403,26 +403,26 @@ def encode_on_ray(
     batch_size: int = 8, progress_callback: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None, workers: int | None = None, seed: int = 0, shard_bytes: int = 256 << 20,
 ) -> PrecomputeReport:  # fmt: skip
-    """As `encode_items` with shards, by actors on a Ray cluster. A piece of work becomes one shard, or several.
+    """As `encode_items` into a store, by actors on a Ray cluster. A piece of work becomes one shard, or several.
 
     All machines must see the images and `output_dir` under the same paths.
 
     Args:
         crew: of `EncoderOnRay`.
         workers: batches that are decoded ahead for each piece in an encoder; None: its share of the processors, and 2.
-        seed, shard_bytes: as for `encode_items`.
+        seed: as for `encode_items`.
+        shard_bytes: as for `StoreWriter`.
 
     Raises:
         KohyaBucketError: as `encode_items`; and what an actor raised.
     """
     posterior, name = crew.facts().model
-    check_target(wanted.encoding.kind, output_dir, "shards")
     check_kind(wanted.encoding.kind, posterior, name)
-    wanted, nameless = distinct(wanted)
+    wanted, refused = distinct(wanted)
     output = place_of(output_dir)
-    report = PrecomputeReport(output, len(wanted) + len(nameless), without_bucket=wanted.without_bucket)
+    report = PrecomputeReport(output, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
     reporter = Reporter(report, say, progress_callback)
-    sink = ShardSink(output, wanted, images_root=images_root)
+    sink = StoreSink(output, wanted, images_root=images_root)
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)
@@ -432,7 +432,7 @@ def encode_on_ray(
     busy = _encode(_pieces(missing, batch_size), len(missing), crew, run, reporter)
     report.seconds = time.monotonic() - started
     report.device_idle = max(0.0, report.seconds - busy / crew.count)
-    finish(reporter, wanted, nameless, sink)
+    finish(reporter, wanted, refused, sink)
     return report
 
 

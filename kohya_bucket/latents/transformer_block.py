@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import TokenGrid
+from kohya_bucket.latents.token_grids import TokenGrid
 from kohya_bucket.planning.costs import CostFit, fit_cost, measure_cost
 
 _HEAD = 128

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kohya_bucket.extras import importer
+from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
-    from kohya_bucket.planning.costs import CostFit, fit_cost, measure_cost
-    from kohya_bucket.planning.idle import (
-        dealt_costs,
-        idle_share,
-        idle_share_of,
-        lost_share,
-        lost_share_of,
-        rank_costs,
-        trained_cost,
-    )
-    from kohya_bucket.planning.ledger import Ledger, LedgerReason
-    from kohya_bucket.planning.options import PlanOptions
-    from kohya_bucket.planning.orders import ORDERS
-    from kohya_bucket.planning.packs import PackPlan, plan_packs
-    from kohya_bucket.planning.plan import EpochPlan
-    from kohya_bucket.planning.planner import EpochPlanner, never_full, never_trained, plan_epoch
-    from kohya_bucket.planning.remainders import REMAINDERS
-    from kohya_bucket.planning.resolutions import RESOLUTION_MODES
-    from kohya_bucket.planning.resume import EpochPosition
+    from kohya_bucket.planning.costs import CostFit as CostFit
+    from kohya_bucket.planning.costs import fit_cost as fit_cost
+    from kohya_bucket.planning.costs import measure_cost as measure_cost
+    from kohya_bucket.planning.idle import dealt_costs as dealt_costs
+    from kohya_bucket.planning.idle import idle_share as idle_share
+    from kohya_bucket.planning.idle import idle_share_of as idle_share_of
+    from kohya_bucket.planning.idle import lost_share as lost_share
+    from kohya_bucket.planning.idle import lost_share_of as lost_share_of
+    from kohya_bucket.planning.idle import rank_costs as rank_costs
+    from kohya_bucket.planning.idle import trained_cost as trained_cost
+    from kohya_bucket.planning.ledger import Ledger as Ledger
+    from kohya_bucket.planning.ledger import LedgerReason as LedgerReason
+    from kohya_bucket.planning.options import PlanOptions as PlanOptions
+    from kohya_bucket.planning.orders import ORDERS as ORDERS
+    from kohya_bucket.planning.packs import PackPlan as PackPlan
+    from kohya_bucket.planning.packs import plan_packs as plan_packs
+    from kohya_bucket.planning.plan import EpochPlan as EpochPlan
+    from kohya_bucket.planning.planner import EpochPlanner as EpochPlanner
+    from kohya_bucket.planning.planner import never_full as never_full
+    from kohya_bucket.planning.planner import never_trained as never_trained
+    from kohya_bucket.planning.planner import plan_epoch as plan_epoch
+    from kohya_bucket.planning.remainders import REMAINDERS as REMAINDERS
+    from kohya_bucket.planning.resolutions import RESOLUTION_MODES as RESOLUTION_MODES
+    from kohya_bucket.planning.resume import EpochPosition as EpochPosition
 else:
-    _HOMES = {
+    __getattr__, __dir__, __all__ = lazy_names(__name__, {
         "costs": "CostFit fit_cost measure_cost",
         "idle": "dealt_costs idle_share idle_share_of lost_share lost_share_of rank_costs trained_cost",
         "ledger": "Ledger LedgerReason",
@@ -39,12 +44,4 @@ else:
         "remainders": "REMAINDERS",
         "resolutions": "RESOLUTION_MODES",
         "resume": "EpochPosition",
-    }  # fmt: skip
-    __getattr__ = importer(__name__, {f"{__name__}.{home}": names.split() for home, names in _HOMES.items()})
-
-__all__ = [
-    "ORDERS", "REMAINDERS", "RESOLUTION_MODES", "CostFit", "EpochPlan", "EpochPlanner", "EpochPosition", "Ledger",
-    "LedgerReason", "PackPlan", "PlanOptions", "dealt_costs", "fit_cost", "idle_share", "idle_share_of", "lost_share",
-    "lost_share_of", "measure_cost", "never_full", "never_trained", "plan_epoch", "plan_packs", "rank_costs",
-    "trained_cost",
-]  # fmt: skip
+    })  # fmt: skip

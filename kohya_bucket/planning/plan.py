@@ -107,6 +107,15 @@ class EpochPlan:
         bucket_sizes: [K, 2] int32 (width, height), or None if they were not given.
         item_costs: [K] what an image of each bucket costs, or None where neither tokens nor sizes are known.
         mixed: what ranks train in mixed steps.
+
+    Examples:
+        >>> plan = plan_epoch([0, 0, 0, 1, 1, 1, 1], 2)
+        >>> plan.steps, plan.samples
+        (4, 7)
+        >>> plan.bucket(0, rank=0), plan.indices(0, rank=0).tolist()
+        (0, [1, 0])
+        >>> list(plan.rank_batches(rank=0))
+        [[1, 0], [4, 3], [6, 5], [2]]
     """
 
     world_size: int

@@ -59,6 +59,14 @@ def plan_epoch(
     Raises:
         PlanError: a value outside of its range, or an option without what it needs.
         TypeError: an option that does not exist, with the nearest one.
+
+    Examples:
+        >>> bucket_ids = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]  # the bucket of each image
+        >>> plan = plan_epoch(bucket_ids, 2, world_size=2, seed=42)
+        >>> [[plan.indices(step, rank).tolist() for rank in range(2)] for step in range(plan.steps)]
+        [[[2], [3]], [[0, 1], [5, 4]], [[7, 8], [6, 9]]]
+        >>> print(plan.ledger())
+        10 images, 0 missed, 0 repeated
     """
     planner = EpochPlanner(bucket_ids, batch_size, world_size=world_size, **known_options(plan_epoch, options))
     return planner.plan(seed, epoch, done)

@@ -36,11 +36,11 @@ from kohya_bucket.buckets.misfits import (
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
-from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.sdscripts.families import Trainer
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
 
 
 def describe_rule(rule: BucketRule) -> str:
+    """A rule and its settings in one line for a reader."""
     if isinstance(rule, (KohyaBuckets, FixedBuckets)):
         cropped = "" if rule.max_crop is None else f"at most {rule.max_crop:.0%} cropped"
     if isinstance(rule, KohyaBuckets):

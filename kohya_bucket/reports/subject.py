@@ -16,13 +16,13 @@ from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
-from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset, first_placed
 from kohya_bucket.trainers.door.placing import each_once
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
 
 
 @dataclass(frozen=True)
@@ -200,8 +200,8 @@ class Epoch:
         if columns:
             columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
             first = first_placed(columns)
-        own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained()
-        others = [one.trained() for one in self.datasets]
+        own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
+        others = [one.trained for one in self.datasets]
         datasets = [*others[: self.number], own, *others[self.number + 1 :]]
         counts = GroupPlanner(datasets, options).counts()[self.number]
         mine = np.flatnonzero(own.resolution_of_bucket == at).tolist()

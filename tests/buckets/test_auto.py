@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import AutoBuckets, Bucket, BucketSettingsError
-from kohya_bucket.buckets import generate_buckets
+from kohya_bucket import AutoBuckets
+from kohya_bucket.buckets import Bucket, generate_buckets
 from kohya_bucket.buckets.optimal_set import admissible_sizes, least_crop_set
 from kohya_bucket.buckets.rules.auto import kmeans_1d
+from kohya_bucket.errors import BucketSettingsError
 
 aspect_lists = st.lists(st.floats(0.2, 5), min_size=1, max_size=20)
 

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSettingsError, ExactBuckets, Reason
+from kohya_bucket import ExactBuckets
+from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.rules.exact import optimal_sizes
+from kohya_bucket.errors import BucketSettingsError
 
 sides = st.integers(1, 20_000)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=30)

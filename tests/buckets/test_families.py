@@ -11,8 +11,8 @@ from kohya_bucket.buckets.families import FAMILIES, family_named
 from kohya_bucket.cli import app
 from kohya_bucket.cli.options import RuleArguments
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.architectures import ARCHITECTURES, trainer_named
 from kohya_bucket.reports.explorer_page import render_explorer
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, trainer_named
 
 SIZES = [(3000, 1000), (700, 1400), (1024, 1024), (640, 480)]
 

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import Bucket, BucketSet, BucketSettingsError, FixedBuckets, KohyaBucketError, Reason, load_preset
+from kohya_bucket import BucketSet, FixedBuckets, KohyaBucketError, load_preset
+from kohya_bucket.buckets import Bucket, Reason
+from kohya_bucket.errors import BucketSettingsError
 
 sides = st.integers(1, 8192)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=40)

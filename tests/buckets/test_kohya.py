@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSettingsError, KohyaBuckets, Reason
+from kohya_bucket import KohyaBuckets
+from kohya_bucket.buckets import Reason
+from kohya_bucket.errors import BucketSettingsError
 
 sides = st.integers(1, 20_000)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=40)

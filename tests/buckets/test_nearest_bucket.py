@@ -5,17 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kohya_bucket import (
-    Bucket,
-    BucketSet,
-    FixedBuckets,
-    assign_many,
-    assign_many_indices,
-    best_bucket,
-    crop_loss,
-    load_preset,
-)
+from kohya_bucket import BucketSet, FixedBuckets, load_preset
+from kohya_bucket.buckets import Bucket
 from kohya_bucket.buckets.geometry import aspect_loss
+from kohya_bucket.bucketsampler import assign_many, assign_many_indices, best_bucket, crop_loss
 
 SIZES = np.random.default_rng(0).integers(1, 4000, (300, 2))
 SET = load_preset("sdxl")

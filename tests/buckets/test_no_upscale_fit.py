@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSettingsError, KohyaBuckets, Reason
-from kohya_bucket.buckets import geometry
+from kohya_bucket import KohyaBuckets
+from kohya_bucket.buckets import Reason, geometry
 from kohya_bucket.buckets.geometry import aspect_loss
 from kohya_bucket.buckets.no_upscale import Admissible, largest_sizes
+from kohya_bucket.errors import BucketSettingsError
 
 sides = st.one_of(st.integers(1, 4096), st.integers(1, 64).map(lambda n: n * 64))
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=30)

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSettingsError, NovelAIBuckets, Reason, load_preset
+from kohya_bucket import NovelAIBuckets, load_preset
+from kohya_bucket.buckets import Reason
+from kohya_bucket.errors import BucketSettingsError
 
 DEFAULT = (
     "256x1024 320x1024 384x1024 384x960 384x896 448x832 512x768 512x704 512x512 576x640 640x576 704x512 768x512 "

@@ -4,17 +4,9 @@ import json
 
 import pytest
 
-from kohya_bucket import (
-    BucketSet,
-    ConfigError,
-    InvalidBucketError,
-    KohyaBuckets,
-    list_presets,
-    load_from_json,
-    load_from_toml,
-    load_preset,
-)
-from kohya_bucket.buckets import bucket_set_to_toml
+from kohya_bucket import BucketSet, ConfigError, KohyaBuckets, list_presets, load_preset
+from kohya_bucket.buckets import bucket_set_to_toml, load_from_json, load_from_toml
+from kohya_bucket.errors import InvalidBucketError
 
 PAGE_EXAMPLE = """
 # my_buckets.toml

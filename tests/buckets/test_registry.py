@@ -3,18 +3,9 @@
 import numpy as np
 import pytest
 
-from kohya_bucket import (
-    AutoBuckets,
-    BucketSet,
-    BucketSettingsError,
-    ConfigError,
-    ExactBuckets,
-    FixedBuckets,
-    InvalidBucketError,
-    KohyaBuckets,
-    NovelAIBuckets,
-)
+from kohya_bucket import AutoBuckets, BucketSet, ConfigError, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets
 from kohya_bucket.buckets import bucket_set_to_toml, load_preset, rule_from_name
+from kohya_bucket.errors import BucketSettingsError, InvalidBucketError
 
 SIZES = [(640, 480), (1920, 1080), (0, 0), (512, 512)]
 

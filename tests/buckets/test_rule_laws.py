@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import AutoBuckets, BucketRule, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
+from kohya_bucket import AutoBuckets, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
+from kohya_bucket.buckets import BucketRule
 from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 

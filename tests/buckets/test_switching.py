@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSet, KohyaBuckets, switching_points
+from kohya_bucket import BucketSet, KohyaBuckets
+from kohya_bucket.buckets import switching_points
 from kohya_bucket.buckets.choices import SWITCHING_METHODS
 from kohya_bucket.buckets.switching import aspect_switch
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketRule, BucketSettingsError, Reason
+from kohya_bucket.buckets import BucketRule, Reason
 from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.trainers import (
     AIToolkitBuckets,
@@ -16,6 +16,7 @@ from kohya_bucket.buckets.trainers import (
     OneTrainerBuckets,
     SimpleTunerBuckets,
 )
+from kohya_bucket.errors import BucketSettingsError
 
 side = st.one_of(st.integers(0, 5000), st.integers(1, 40).map(lambda n: n * 64))
 size_lists = st.lists(st.tuples(side, side), min_size=1, max_size=25)

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket import BucketSet, KohyaBuckets, bucket_set_to_toml, load_preset
+from kohya_bucket import BucketSet, KohyaBuckets, load_preset
+from kohya_bucket.buckets import bucket_set_to_toml
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 

@@ -190,6 +190,7 @@ def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import MeanEncoder, dataset_of
 
     images = sorted(folder.glob("*.png"))
@@ -197,7 +198,8 @@ def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format
         Image.new("RGBA", (640, 480), (90, 60, 30, 7)).save(path)
     dataset = dataset_of(images, area=(512, 512), min_size=256, max_size=1024, reso_steps=64)
     out = folder.parent / "out"
-    precompute_latents(dataset, MeanEncoder(), out, format=format, architecture="sd", flip=flip, mask=mask)
+    output = NpzFiles("sd", out) if format == "npz" else out
+    precompute_latents(dataset, MeanEncoder(), output, flip=flip, mask=mask)
     taken = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     encoding = EncodeOptions("", "float32", "latents", flip, mask, "auto", "")
     wanted = LatentItems.from_placement(images, dataset.sizes, dataset.placement, encoding, folder)
@@ -209,12 +211,13 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import Images, MeanEncoder
 
     config, images = write(folder), sorted(folder.glob("*.png"))
     sizes = np.array(SIZES, dtype=np.int32)
     dataset = Images(images, sizes, KohyaBuckets((256, 256), 128, 1024, 64).place(sizes))
-    precompute_latents(dataset, MeanEncoder(), None, format="npz", architecture="sdxl")
+    precompute_latents(dataset, MeanEncoder(), NpzFiles("sdxl"))
     found, facts = findings(config)
     assert found == {}
     assert facts["latent"] == {"sdxl": "7 of 7 latents are there"}
@@ -236,6 +239,7 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
 def test_caches_of_every_version_count(folder, version):
     pytest.importorskip("torch", reason="torch is not installed")
     from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import Images, MeanEncoder
 
     images, sizes = sorted(folder.glob("*.png")), np.array(SIZES, dtype=np.int32)
@@ -244,8 +248,8 @@ def test_caches_of_every_version_count(folder, version):
     config.write_text(one + one.replace("resolution = 256", "resolution = 320"), encoding="utf-8")
     for resolution, there in ((256, 7), (320, 14)):
         placement = KohyaBuckets((resolution, resolution), 128, 1024, 64).place(sizes)
-        precompute_latents(Images(images, sizes, placement), MeanEncoder(), None, format="npz", architecture="sd",
-                           sd_scripts=version)  # fmt: skip
+        output = NpzFiles("sd", sd_scripts=version)
+        precompute_latents(Images(images, sizes, placement), MeanEncoder(), output)
         _, facts = findings(config)
         assert facts["latent"]["sd"].startswith(f"{there} of 14 latents are there")
     assert len(list(folder.glob("*.npz"))) == 7

@@ -34,7 +34,7 @@ main()
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 @pytest.mark.slow
 def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
-    from kohya_bucket import MetadataCache
+    from kohya_bucket.images import MetadataCache
 
     data = tmp_path / "data"
     make_pictures(data, [(8 + i % 5, 9) for i in range(400)])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.architectures import TOKEN_GRIDS, TokenGrid
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS, TokenGrid
 from kohya_bucket.trainers.door.options import AdapterOptions
 
 

@@ -7,9 +7,11 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket import MetadataCache, list_presets, load_from_toml
+from kohya_bucket import list_presets
+from kohya_bucket.buckets import load_from_toml
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import MetadataCache
 from tests.pictures import make_pictures
 
 

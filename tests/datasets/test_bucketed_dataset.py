@@ -14,17 +14,13 @@ torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from kohya_bucket import (  # noqa: E402
+from kohya_bucket import BucketBatchSampler, BucketedDataset, BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
+from kohya_bucket.buckets import (  # noqa: E402
     Bucket,
-    BucketBatchSampler,
-    BucketedDataset,
-    BucketSet,
-    FixedBuckets,
-    KohyaBuckets,
-    MetadataCache,
+    geometry,
 )
-from kohya_bucket.buckets import geometry  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.images import MetadataCache  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels  # noqa: E402
 from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
 from tests.pictures import make_pictures, spoil  # noqa: E402

@@ -14,7 +14,8 @@ datasets = pytest.importorskip("datasets")
 from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from kohya_bucket import Bucket, BucketedDataset, BucketSet, FixedBuckets  # noqa: E402
+from kohya_bucket import BucketedDataset, BucketSet, FixedBuckets  # noqa: E402
+from kohya_bucket.buckets import Bucket  # noqa: E402
 from kohya_bucket.datasets.sources import cell_picture, cell_size  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.formats import UnreadableImageError  # noqa: E402

@@ -15,15 +15,9 @@ torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from kohya_bucket import (  # noqa: E402
-    Bucket,
-    BucketBatchSampler,
-    BucketedDataset,
-    BucketResize,
-    BucketSet,
-    FixedBuckets,
-    StreamingBuckets,
-)
+from kohya_bucket import BucketBatchSampler, BucketedDataset, BucketSet, FixedBuckets, StreamingBuckets  # noqa: E402
+from kohya_bucket.buckets import Bucket  # noqa: E402
+from kohya_bucket.datasets.items import BucketResize  # noqa: E402
 from kohya_bucket.datasets.sources import at_rest  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 

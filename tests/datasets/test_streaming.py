@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-from kohya_bucket import Bucket, BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
+from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
+from kohya_bucket.buckets import Bucket  # noqa: E402
 from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from tests.warm import QUICK  # noqa: E402

@@ -6,7 +6,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.latents import precompute_latents
+from kohya_bucket.latents.encode.precompute import StoreOutput, precompute_latents
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of
 
 
@@ -31,7 +32,7 @@ def encode(
     dataset = dataset_of(sorted(images.glob("*.png")))
     teller.send("ready")
     report = precompute_latents(
-        dataset, encoder, output, **{"batch_size": 2, "shard_bytes": 3000, "flush_seconds": 0.1, **settings},
-        format=format, architecture="sd", flip=True, workers=2,
+        dataset, encoder, NpzFiles("sd", output) if format == "npz" else StoreOutput(output, 3000, 0.1),
+        **{"batch_size": 2, **settings}, flip=True, workers=2,
     )  # fmt: skip
     teller.send({name: getattr(report, name) for name in ("encoded", "elsewhere", "failed", "current", "notes")})

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason
-from kohya_bucket.latents.npz import check
-from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, read_note
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.trainers.sdscripts.npz import check
+from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, OpenNpz, read_note
 
 SPACE = LatentSpace(0.13025)
 PRINT = Fingerprint(100, 200, "", "vae", (64, 32), (70, 32), (3, 0), "area/cv2", "bfloat16")

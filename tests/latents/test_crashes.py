@@ -18,15 +18,16 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.encode.worker import NpzSink  # noqa: E402
+from kohya_bucket.latents.encode.precompute import StoreOutput  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.maintenance import prune, verify  # noqa: E402
-from kohya_bucket.latents.npz.check import find_npz  # noqa: E402
-from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
-from kohya_bucket.latents.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.check import find_npz  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles, NpzSink  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
 from tests.latents.crash_child import encode  # noqa: E402
 from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
@@ -237,9 +238,10 @@ if rank == 0:
 def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
     images = make_images(tmp_path / "images", [(512, 512)] * 30)
     rule = {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64}
-    settings = {"shard_bytes": 70_000, "batch_size": 2, "images_root": tmp_path / "images"}
+    output = StoreOutput(small_disk / "out", shard_bytes=70_000)
+    settings = {"batch_size": 2, "images_root": tmp_path / "images"}
     with pytest.raises(KohyaBucketError, match="disk is full"):
-        precompute_latents(dataset_of(images, **rule), MeanEncoder(), small_disk / "out", **settings)
+        precompute_latents(dataset_of(images, **rule), MeanEncoder(), output, **settings)
     store = LatentStore(small_disk / "out")
     kept = len(store)
     assert kept > 0
@@ -247,16 +249,15 @@ def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_
     assert verify(store) == []
     assert not list((small_disk / "out").rglob(".*.tmp"))
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    report = precompute_latents(dataset_of(images, **rule), MeanEncoder(), small_disk / "out", **settings)
+    report = precompute_latents(dataset_of(images, **rule), MeanEncoder(), output, **settings)
     assert (report.current, report.encoded) == (kept, 30 - kept)
 
 
 def test_a_full_disk_leaves_no_half_npz(tmp_path, small_disk):
     images = make_images(tmp_path / "images", [(512, 512)] * 12)
     dataset = dataset_of(images, area=(512, 512), min_size=64, max_size=512, reso_steps=64)
-    settings = {"format": "npz", "architecture": "sd"}
     with pytest.raises(KohyaBucketError, match="disk is full"):
-        precompute_latents(dataset, PosteriorStub(), small_disk, **settings)
+        precompute_latents(dataset, PosteriorStub(), NpzFiles("sd", small_disk))
     arch = ARCHITECTURES["sd"]
     found = list(small_disk.glob("*.npz"))
     assert found
@@ -288,11 +289,9 @@ def test_an_error_is_raised_when_nobody_writes_any_more(tmp_path, monkeypatch):
 
     real_close = NpzSink.close
     monkeypatch.setattr(NpzSink, "close", close)
-    monkeypatch.setattr("kohya_bucket.latents.encode.worker.write_npz", first_fails)
+    monkeypatch.setattr("kohya_bucket.trainers.sdscripts.npz.files.write_npz", first_fails)
     with pytest.raises(LatentStoreError, match="the disk is full"):
-        precompute_latents(
-            dataset_of(images), PosteriorStub(), tmp_path / "out", format="npz", architecture="sd", batch_size=4
-        )
+        precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd", tmp_path / "out"), batch_size=4)
     assert len(begun) < len(images)  # what had not begun is left
     assert len(ended) == len(begun) - 1
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in ended)
@@ -305,7 +304,7 @@ def test_a_read_only_folder_is_said(tmp_path, small_disk):
     with pytest.raises(KohyaBucketError, match=r"cannot make the latent store .*[Rr]ead-only"):
         precompute_latents(dataset_of(images), MeanEncoder(), small_disk / "out")
     with pytest.raises(KohyaBucketError, match=r"cannot write .*[Rr]ead-only"):
-        precompute_latents(dataset_of(images), PosteriorStub(), small_disk, format="npz", architecture="sd")
+        precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd", small_disk))
 
 
 def test_a_store_that_became_read_only_is_read(tmp_path, small_disk):
@@ -351,9 +350,9 @@ def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, t
     [image] = make_images(tmp_path / "images", [(64, 64)])
     item = CacheItem(str(image), (64, 64), (64, 64), vae="vae")
     path = no_room.folder / "a_0064x0064_sd.npz"
-    save_latents(path, item, "sd", np.zeros((4, 8, 8), np.float32), (0, 0, 64, 64))
+    save_latents(path, item, ARCHITECTURES["sd"], np.zeros((4, 8, 8), np.float32), (0, 0, 64, 64))
     before = path.read_bytes()
     with no_room.full(), pytest.raises(KohyaBucketError, match=no_room.reason):
-        save_latents(path, item, "sd", np.ones((4, 8, 8), np.float32), (0, 0, 64, 64))
+        save_latents(path, item, ARCHITECTURES["sd"], np.ones((4, 8, 8), np.float32), (0, 0, 64, 64))
     assert path.read_bytes() == before
     assert [p.name for p in no_room.folder.iterdir()] == [path.name]

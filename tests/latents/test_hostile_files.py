@@ -25,12 +25,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.tar_index import TarIndex
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.maintenance import pack, prune, status, verify
-from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import ensure_current, find_npz, holds_npz
-from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz, import_npz
-from kohya_bucket.latents.npz.read_write import NOTE, TEXT_FAMILIES, note_of
 from kohya_bucket.latents.store.entries import FORMAT, StoreEntry, arrow, decode
 from kohya_bucket.latents.store.exact_arrays import checksum
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -38,6 +33,11 @@ from kohya_bucket.latents.store.layout import Layout, content_tag
 from kohya_bucket.latents.store.shards import read_header
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.trainers.door.sizes import scan_sizes
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz import read_write as npz
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, find_npz, holds_npz
+from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, export_text_npz, import_npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import NOTE, TEXT_FAMILIES, note_of
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill, stored_fingerprint, why_npz_bad
 from tests.latents.text_outputs import fill_texts

@@ -14,16 +14,17 @@ if not hasattr(diffusers, "AutoencoderKLQwenImage") or not hasattr(diffusers, "A
     pytest.skip(f"diffusers {diffusers.__version__} has not these autoencoders", allow_module_level=True)
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.encode.precompute import precompute_latents  # noqa: E402
-from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
-from kohya_bucket.latents.npz.read_write import read_npz  # noqa: E402
 from kohya_bucket.latents.vae.diffusers_vae import (  # noqa: E402
     QwenImageEncoder,
     load_encoder,
     vae_from_single_file,
 )
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz  # noqa: E402
 from tests.latents.stub_encoders import dataset_of, make_images  # noqa: E402
 
 torch.set_num_threads(1)
@@ -116,7 +117,7 @@ def test_they_are_precomputed_as_npz(tmp_path, family):
     dataset = dataset_of(images, area=(96, 96), reso_steps=32)
     MODELS[family]().save_pretrained(tmp_path / "vae")
     encoder = load_encoder(tmp_path / "vae", device="cpu", dtype="float32")
-    report = precompute_latents(dataset, encoder, None, format="npz", flip=True)
+    report = precompute_latents(dataset, encoder, NpzFiles(), flip=True)
     assert (report.encoded, report.failed) == (3, [])
     arch = ARCHITECTURES[family]
     for i, image in enumerate(images):
@@ -124,7 +125,7 @@ def test_they_are_precomputed_as_npz(tmp_path, family):
         found = read_npz(npz_path(image, size, arch), bucket, arch)
         assert found.latents.shape == found.flipped.shape == arch.shape(bucket)
         assert abs(found.latents).max() > 0
-    assert precompute_latents(dataset, encoder, None, format="npz", flip=True).current == 3
+    assert precompute_latents(dataset, encoder, NpzFiles(), flip=True).current == 3
 
 
 def test_another_family_and_an_older_diffusers_are_said(tmp_path):

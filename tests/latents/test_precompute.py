@@ -17,11 +17,12 @@ from kohya_bucket.images.pixels import load_pixels  # noqa: E402
 from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
 from kohya_bucket.images.stamps import hash_file  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
 from kohya_bucket.latents.encode.worker import shares  # noqa: E402
-from kohya_bucket.latents.npz.exchange import import_npz  # noqa: E402
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 
 
@@ -101,10 +102,9 @@ def test_processes_name_npz_as_one_process_does(tmp_path, images, arch):
             mean, deviation = super().posterior(pixels)
             return mean.repeat(1, self.latent_channels // 4, 1, 1), deviation.repeat(1, self.latent_channels // 4, 1, 1)
 
-    settings = {"format": "npz", "architecture": arch, "batch_size": 2}
-    precompute_latents(data, Encoder(), tmp_path / "alone", **settings)
+    precompute_latents(data, Encoder(), NpzFiles(arch, tmp_path / "alone"), batch_size=2)
     for rank in range(2):
-        precompute_latents(data, Encoder(), tmp_path / "out", rank=rank, processes=2, **settings)
+        precompute_latents(data, Encoder(), NpzFiles(arch, tmp_path / "out"), batch_size=2, rank=rank, processes=2)
     files = {path.name: path.read_bytes() for path in (tmp_path / "alone").iterdir()}
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert len(files) == len(images) + 1
@@ -410,16 +410,14 @@ def test_nothing_to_encode(tmp_path):
 
 
 def test_settings_that_do_not_fit(tmp_path, images):
-    for settings, message in [
-        ({"format": "zip"}, "'shards' or 'npz'"),
-        ({"format": "npz"}, "--arch"),
-        ({"format": "npz", "architecture": "flux"}, "16 and divides by 8"),
-        ({"dtype": "int8"}, "stored as"),
+    for output, settings, message in [
+        (NpzFiles(), {}, "--arch"),
+        (NpzFiles("flux"), {}, "16 and divides by 8"),
+        (NpzFiles("sd"), {"posterior": True}, "not a distribution"),
+        (tmp_path / "out", {"dtype": "int8"}, "stored as"),
     ]:
         with pytest.raises(KohyaBucketError, match=message):
-            run(images, tmp_path / "out", **settings)
-    with pytest.raises(KohyaBucketError, match="--output"):
-        run(images, None)
+            run(images, output, **settings)
 
 
 def test_an_image_that_comes_twice_is_encoded_once(tmp_path, images):
@@ -442,11 +440,11 @@ def test_a_name_that_is_no_text_does_not_stop_the_others(tmp_path, images):
     assert report.elsewhere == 0
     assert [path for path, _ in report.failed] == [str(odd)]
     assert "UTF-8" in report.failed[0][1]
-    again = precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="sd")
+    again = precompute_latents(dataset_of(paths), MeanEncoder(), NpzFiles("sd"))
     assert (again.encoded, again.failed) == (len(images), [])
     found = import_npz([str(p) for p in paths], tmp_path / "in", ARCHITECTURES["sd"], images_root=tmp_path / "images")
     assert (found.done, len(found.skipped)) == (len(images) - 1, 1)
-    assert precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="sd").encoded == 0
+    assert precompute_latents(dataset_of(paths), MeanEncoder(), NpzFiles("sd")).encoded == 0
 
 
 def test_what_cannot_encode_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from kohya_bucket.cli.sources import source_in  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.encode import text_encoder  # noqa: E402
-from kohya_bucket.latents.encode.precompute import encode_items, precompute_text  # noqa: E402
+from kohya_bucket.latents.encode.precompute import StoreOutput, encode_items, precompute_text  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.maintenance import verify  # noqa: E402
@@ -114,7 +114,7 @@ def rows_of(root):
 @pytest.fixture
 def expected(images, tmp_path):
     """The rows that the local engine writes."""
-    encode_items(items_of(images), MeanEncoder(), tmp_path / "local", images[0].parent, batch_size=BATCH)
+    encode_items(items_of(images), MeanEncoder(), StoreOutput(tmp_path / "local"), images[0].parent, batch_size=BATCH)
     return rows_of(tmp_path / "local")
 
 
@@ -158,7 +158,7 @@ def same_shards(wanted, root, tmp_path, monkeypatch, encoder=MeanEncoder, **opti
         (name,) = names
         with monkeypatch.context() as patch:
             patch.setattr(Layout, "new_shard", lambda self, *_, name=name: self.shards / name)
-            encode_items(piece, encoder(), root / name, tmp_path / "images", batch_size=BATCH, **options)
+            encode_items(piece, encoder(), StoreOutput(root / name), tmp_path / "images", batch_size=BATCH, **options)
         assert (root / name / "shards" / name).read_bytes() == (root / "ray" / "shards" / name).read_bytes()
         compared.add(name)
     assert compared == set(Layout(root / "ray").shard_sizes())
@@ -397,7 +397,7 @@ def test_images_in_containers(cluster, s3, images, tmp_path, monkeypatch, expect
 
 def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch, command_line):
     for name in ("local", "ray"):
-        encode_items(items_of(images), MeanEncoder(), tmp_path / name, images[0].parent, batch_size=BATCH)
+        encode_items(items_of(images), MeanEncoder(), StoreOutput(tmp_path / name), images[0].parent, batch_size=BATCH)
     want = precompute_text(tmp_path / "local", Texts(), batch_size=BATCH)
     shown = []
     report = text_on_ray(

@@ -373,6 +373,7 @@ def test_where_writers_could_undo_each_other_none_writes(protocol):
 def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
     from kohya_bucket import BucketedLatentDataset
     from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import MeanEncoder, dataset_of
 
     for output in (address, tmp_path / "here"):
@@ -394,7 +395,7 @@ def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
         flips = [here.read(i).tobytes(), here.read(i, flipped=True).tobytes()]
         assert item["latents"].numpy().tobytes() in flips
     with pytest.raises(KohyaBucketError, match="npz files are read from folders"):
-        precompute_latents(dataset_of(images), MeanEncoder(), address, format="npz", architecture="sd")
+        precompute_latents(dataset_of(images), MeanEncoder(), NpzFiles("sd", address))
 
 
 def test_captions_are_stored_there(address, tmp_path):
@@ -438,7 +439,7 @@ def test_without_s3fs_what_to_install_is_said(command_line: Command, monkeypatch
     remote._system.cache_clear()
     code, _, err = command_line("cache", "status", "s3://nothing/here")
     assert (code, len(err.splitlines())) == (2, 1)
-    assert "s3:// cannot be read here: Install s3fs to access S3: pip install s3fs obstore" in err
+    assert "s3:// cannot be read here: Install s3fs to access S3: pip install s3fs" in err
 
 
 def test_a_limit_that_is_no_number_is_refused(address, monkeypatch):

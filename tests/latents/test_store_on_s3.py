@@ -15,10 +15,10 @@ from PIL import Image
 from kohya_bucket.errors import LatentStoreError, StorageError
 from kohya_bucket.images import remote
 from kohya_bucket.latents.maintenance import pack, prune, status, verify, verify_files
-from kohya_bucket.latents.npz.names import paths_beside
 from kohya_bucket.latents.store import storage
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.trainers.sdscripts.npz.names import paths_beside
 from tests.command_line import Command, command_line  # noqa: F401
 from tests.latents.latent_helpers import bits, fill, same
 from tests.object_storage import s3_server
@@ -49,13 +49,8 @@ def reader(told, address, environment, wanted):
     told.send([LatentStore(address).gather([i])[0].tobytes() for i in wanted])
 
 
-@pytest.mark.parametrize("client", ["fsspec", "obstore"])
 @pytest.mark.parametrize("gigabytes", ["0", "1"])
-def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes, client):
-    if client == "fsspec":
-        monkeypatch.setattr(storage, "_left_to_fsspec", {"training"})
-    else:
-        pytest.importorskip("obstore", reason="obstore is not installed")
+def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes):
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS_GB", gigabytes)
     want = fill(address, NAMES, shard_bytes=600, flip=True)
     store = LatentStore(address)
@@ -66,8 +61,6 @@ def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes,
     for _ in range(3):
         assert same(store.gather(order), np.stack([want[NAMES[i]] for i in order]))
         assert same(store.gather(order, [True] * 4), np.stack([bits(1000 + i) for i in order]))
-    if client == "obstore":
-        assert storage.ranges_by_obstore([(f"{address}/store.json", 0, 1)]) == [b"{"]
     receiver, sender = QUICK.Pipe(duplex=False)
     process = QUICK.Process(target=reader, args=(sender, address, dict(os.environ), order))
     process.start()

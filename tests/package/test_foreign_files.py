@@ -17,6 +17,7 @@ from typer.testing import CliRunner  # noqa: E402
 from kohya_bucket.cli import app  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
 from kohya_bucket.trainers.sdscripts.checkout import PATCH  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images  # noqa: E402
 
 NAMES = [
@@ -74,13 +75,13 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "checkout" / name).touch()
 
-    def encode(**options: object) -> None:
-        precompute_latents(dataset_of(paths), MeanEncoder(), architecture="sd", **options)
+    def encode(output: object) -> None:
+        precompute_latents(dataset_of(paths), MeanEncoder(), output)
 
     steps: dict[str, Callable[[], object]] = {
-        "shards": lambda: encode(output_dir="store"),
-        "npz beside the images": lambda: encode(output_dir=None, format="npz"),
-        "npz elsewhere": lambda: encode(output_dir="npz", format="npz"),
+        "shards": lambda: encode("store"),
+        "npz beside the images": lambda: encode(NpzFiles("sd")),
+        "npz elsewhere": lambda: encode(NpzFiles("sd", "npz")),
         "an image is gone": lambda: paths[0].unlink(),
         "prune": lambda: run("cache", "prune", "store", "--gone", "--stale", "--damaged", "--images", "images"),
         "pack": lambda: run("cache", "pack", "store"),

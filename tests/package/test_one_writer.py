@@ -31,8 +31,8 @@ ALLOWED = {
     ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
     ("files.py", "open(claim, 'xb')"): "says who may rename",
-    ("latents/npz/read_write.py", "zipfile.ZipFile(out, 'w')"): "into memory",
-    ("latents/npz/read_write.py", "new.open(f'{name}.npy', 'w', force_zip64=True)"): "into memory",
+    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'w')"): "into memory",
+    ("trainers/sdscripts/npz/read_write.py", "new.open(f'{name}.npy', 'w', force_zip64=True)"): "into memory",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
     ("latents/store/contents.py", "out.write_table(column)"): "into memory",

@@ -213,26 +213,29 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
 
 
 @pytest.mark.slow
-def test_a_latent_family_is_one_file(walk: Walk) -> None:
+def test_a_latent_family_is_two_files(walk: Walk) -> None:
+    """What its autoencoder makes; and what sd-scripts calls its files and its trainers."""
     pytest.importorskip("torch", reason="torch is not installed")
+    walk.insert("latents/families.py", '        ModelFamily("sdxl"', '        ModelFamily("toy", "Toy", 8, 4),')
     walk.insert(
-        "latents/architectures.py",
-        '        Architecture("sdxl"',
-        '        Architecture("toy", "Toy", "_toy.npz", 8, 4, trainers=(("toy_train.py", 16),)),',
+        "trainers/sdscripts/families.py",
+        '        _family("sdxl"',
+        '        _family("toy", "_toy.npz", {"toy_train.py": 16}),',
     )
-    assert len(walk.changed) <= 1
+    assert len(walk.changed) <= 2
     out = walk.run(
         COMMAND
         + """
     from pathlib import Path
     from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images
 
     paths = make_images(Path("pictures"), [(100, 60), (64, 64)])
-    made = precompute_latents(dataset_of(paths), MeanEncoder(), None, format="npz", architecture="toy")
+    made = precompute_latents(dataset_of(paths), MeanEncoder(), NpzFiles("toy"))
     print(made.encoded, sorted(file.name for file in Path("pictures").glob("*.npz")))
     print("toy" in command("precompute", "--help"))
-    from kohya_bucket.latents.architectures import trainer_named
+    from kohya_bucket.trainers.sdscripts.families import trainer_named
     print(trainer_named("toy_train.py").refusing(8))
     """
     ).splitlines()

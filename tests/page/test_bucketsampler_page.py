@@ -24,17 +24,8 @@ pytest.importorskip("pyarrow")
 from torch.utils.data import DataLoader  # noqa: E402
 
 import kohya_bucket.bucketsampler as bucketsampler  # noqa: E402
-from kohya_bucket import (  # noqa: E402
-    Bucket,
-    BucketBatchSampler,
-    BucketedDataset,
-    FixedBuckets,
-    __version__,
-    cli,
-    load_from_json,
-    load_from_toml,
-    load_preset,
-)
+from kohya_bucket import BucketBatchSampler, BucketedDataset, FixedBuckets, __version__, cli, load_preset  # noqa: E402
+from kohya_bucket.buckets import Bucket, load_from_json, load_from_toml  # noqa: E402
 from tests.pictures import spoil  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from kohya_bucket.buckets.families import family_named
-from kohya_bucket.latents.architectures import TOKEN_GRIDS, trainer_named
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS
+from kohya_bucket.trainers.sdscripts.families import trainer_named
 from tests.clip_files import make_clip
 from tests.pictures import make_pictures
 

@@ -13,9 +13,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
-from kohya_bucket.latents.npz.read_write import check_text_npz, write_text_npz  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, write_text_npz  # noqa: E402
 from tests.command_line import Command  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.reported.case import reported  # noqa: E402
@@ -47,7 +48,7 @@ def test_a_byte_that_changed_is_found(tmp_path: Path) -> None:
     images = make_images(tmp_path / "images", SIZES, alpha=True)
 
     def run():
-        return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd", mask=True)
+        return precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd"), mask=True)
 
     run()
     path = npz_path(images[0], SIZES[0], ARCHITECTURES["sd"])
@@ -75,7 +76,7 @@ def test_an_edited_image_is_encoded_again(tmp_path: Path) -> None:
     images = make_images(tmp_path / "images", SIZES)
 
     def run():
-        return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd")
+        return precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd"))
 
     run()
     Image.new("RGB", SIZES[0], "red").save(images[0])
@@ -118,7 +119,7 @@ def test_a_folder_that_cannot_be_written_says_what_helps(tmp_path: Path, monkeyp
     images = make_images(tmp_path / "images", SIZES)
     monkeypatch.setattr("kohya_bucket.files._rename_over", refuse)
     with pytest.raises(LatentStoreError, match="read-only; keep latents elsewhere, since npz lie beside their images"):
-        precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd")
+        precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd"))
 
 
 @reported(

@@ -13,11 +13,12 @@ from rich.console import Console
 
 from kohya_bucket import AutoBuckets, BucketSet, FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.buckets.rules.registry import rule_from_name
-from kohya_bucket.latents.architectures import ANY_TRAINER, trainer_named
+from kohya_bucket.cli.analysis_view import print_analysis
 from kohya_bucket.reports.analysis import analyze
-from kohya_bucket.reports.output import print_analysis, report_as_dict
+from kohya_bucket.reports.output import report_as_dict
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
 RULES = [
     KohyaBuckets(1024, 256, 2048),

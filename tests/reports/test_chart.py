@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import KohyaBuckets, load_preset, switching_points
+from kohya_bucket import KohyaBuckets, load_preset
+from kohya_bucket.buckets import switching_points
 from kohya_bucket.reports.chart import Drawing, aspect_chart, spread_labels
 
 SETS = {"512": KohyaBuckets(512).bucket_set, "1024": KohyaBuckets(1024, 256, 2048).bucket_set}

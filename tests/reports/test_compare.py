@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets, Reason
+from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets
+from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.reports.recommend import compare_rules, conclusion
 

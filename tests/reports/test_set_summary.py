@@ -8,18 +8,10 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from kohya_bucket import (
-    Bucket,
-    BucketSet,
-    FixedBuckets,
-    aspect_ratio_summary,
-    bucket_distribution,
-    crop_loss_summary,
-    load_preset,
-    plan_epoch,
-    underutilized_buckets,
-)
-from kohya_bucket.reports.summary import summarize
+from kohya_bucket import BucketSet, FixedBuckets, load_preset, plan_epoch
+from kohya_bucket.buckets import Bucket
+from kohya_bucket.bucketsampler import bucket_distribution, crop_loss_summary, underutilized_buckets
+from kohya_bucket.reports.summary import aspect_ratio_summary, summarize
 
 SET = BucketSet.from_dims([(64, 64), (128, 64), (64, 128)])
 

@@ -31,6 +31,14 @@ class AutoBuckets(FixedBuckets):
     Args:
         result: what `generate_buckets` returned; kept as `self.result`.
         of_set: the options of `FixedBuckets`.
+
+    Examples:
+        >>> sizes = [(4000, 3000), (4032, 3024), (1080, 1920), (1000, 1000)]
+        >>> rule = AutoBuckets.from_dims(sizes, num_buckets=3, target=1024)
+        >>> print(*rule.bucket_set)
+        768x1344 1024x1024 1152x896
+        >>> rule.assign(3000, 2000)
+        Bucket(width=1152, height=896)
     """
 
     def __init__(self, result: AutoBucketResult, **of_set: Any) -> None:
@@ -76,7 +84,8 @@ class AutoBucketResult:
         cluster_centers: log aspect each bucket stands for: the cluster's mean, or (`optimal`) the bucket's own.
         cluster_sizes: images of each cluster, or (`optimal`) of each bucket.
         iterations: of k-means; 0 for `optimal`.
-        crop_loss_mean: mean share cropped off when each image takes its least cropping bucket.
+        crop_loss_mean: mean share cropped off when each image takes its least cropping bucket, by the aspects alone:
+            that of a `Placement` is of images resized to whole pixels.
         requested_k: the number asked for; fewer buckets come back where two clusters have the same size, or
             the data has fewer different aspects.
         method: `kmeans` or `optimal`.
@@ -114,9 +123,14 @@ def generate_buckets(
 
     Args:
         dims: [N, 2] (width, height) in pixels.
+        num_buckets: how many at most.
         target: side in pixels, or (width, height), whose area the buckets have or (`optimal`) do not exceed.
         vae_factor: every side is a multiple of this.
         seed: decides only where the quantiles that k-means starts from coincide.
+        max_iter: steps of k-means at most.
+        name: of the set.
+        description: of the set.
+        method: `kmeans` or `optimal`, as above.
         min_side: lower limit of each side in pixels.
         max_side: upper limit.
         min_fill: `optimal` only: least share of the target's area a bucket must have, e.g. 0.85.

@@ -48,6 +48,11 @@ class ExactBuckets(RuleBase):
 
     Raises:
         BucketSettingsError: values that contradict each other or from which no size follows.
+
+    Examples:
+        >>> rule = ExactBuckets(1024, divisor=32)
+        >>> rule.place([(4000, 3000), (640, 480)]).bucket_sizes.tolist()
+        [[1152, 864], [1152, 864]]
     """
 
     def __init__(

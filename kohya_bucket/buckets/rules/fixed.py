@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, overload
 
 import numpy as np
 
-from kohya_bucket.buckets.bucket import Bucket, BucketSet
-from kohya_bucket.buckets.geometry import aspect_loss
+from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.limits import Limits, nearest_within
 from kohya_bucket.buckets.rule import InSet, SetRule
 from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.set_files import load_from_json, load_from_toml, load_preset
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, readable_sizes
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.errors import BucketSettingsError
 
@@ -28,13 +24,20 @@ class FixedBuckets(SetRule):
     Args:
         bucket_set: the buckets; at a tie the first in set order is taken.
         switching: `geometric` (nearest log aspect), `midpoint` (nearest aspect) or `area`; see
-            `kohya_bucket.switching_points`.
+            `kohya_bucket.buckets.switching_points`.
         no_upscale: use only buckets that are no larger than the image in either side.
         max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to
             the bucket that crops it least, and has none (`Reason.CROP_LIMIT`) if that is above it, too.
 
     Raises:
         BucketSettingsError: no bucket set, an unknown method or a `max_crop` that is not a share.
+
+    Examples:
+        >>> rule = FixedBuckets(load_preset("sdxl"), max_crop=0.05)
+        >>> rule.assign(1920, 1080)
+        Bucket(width=1344, height=768)
+        >>> rule.place([(1920, 1080), (5000, 1000)]).bucket_index.tolist()
+        [5, -1]
     """
 
     def __init__(
@@ -96,54 +99,3 @@ class OneBucket(SetRule):
 
     def __repr__(self) -> str:
         return f"OneBucket({self.bucket_set[0]})"
-
-
-def best_bucket(width: int, height: int, bucket_set: BucketSet) -> Bucket:
-    """The bucket that `FixedBuckets(bucket_set)` gives one image: the nearest in log aspect.
-
-    Raises:
-        ValueError: a side below 1, or an image that cannot be scaled to any bucket.
-    """
-    return _rule(check_bucket_set(bucket_set)).assign(width, height)
-
-
-def assign_many_indices(dims: Any, bucket_set: BucketSet) -> IntArray:
-    """[N] int32 positions in `bucket_set`, for [N, 2] (width, height) in pixels.
-
-    Raises:
-        ValueError: as `best_bucket`.
-    """
-    rule, sizes = _rule(check_bucket_set(bucket_set)), readable_sizes(dims)
-    index = rule.assign_many_indices(sizes)
-    if index.min(initial=0) < 0:
-        rule.assign(*sizes[int(index.argmin())].tolist())  # says why there is none
-    return index
-
-
-def assign_many(dims: Iterable[Any], bucket_set: BucketSet) -> list[Bucket]:
-    """The bucket of each image, for N pairs (width, height). Errors as `assign_many_indices`."""
-    sizes = dims if hasattr(dims, "__len__") else list(dims)
-    return [bucket_set[k] for k in assign_many_indices(sizes, bucket_set).tolist()]
-
-
-@overload
-def crop_loss(width: int, height: int, bucket: Bucket) -> float: ...
-@overload
-def crop_loss(width: IntArray, height: IntArray, bucket: Bucket) -> FloatArray: ...
-def crop_loss(width: int | IntArray, height: int | IntArray, bucket: Bucket) -> float | FloatArray:
-    """Share of an image that is cut off when it is scaled to cover `bucket`, in [0, 1); sides are numbers or [N].
-
-    It follows from the two aspects; `Placement.crop_loss` is that of the image resized to whole pixels.
-
-    Raises:
-        BucketSettingsError: a side below 1.
-    """
-    sizes = readable_sizes(np.stack([np.atleast_1d(width), np.atleast_1d(height)], axis=1))
-    loss = aspect_loss(np.float64(bucket.aspect_ratio), sizes[:, 0] / sizes[:, 1])
-    return loss if np.ndim(width) else float(loss[0])
-
-
-@lru_cache(maxsize=8)
-def _rule(bucket_set: BucketSet) -> FixedBuckets:
-    """Where buckets hand over takes a thousand times as long to find as one image's bucket."""
-    return FixedBuckets(bucket_set)

@@ -62,7 +62,7 @@ class KohyaBuckets(RuleBase):
         no_upscale: never enlarge; the bucket is the image's own size, reduced to the area if it is
             larger, floored to the step (`bucket_no_upscale`).
         switching: where buckets hand over: `midpoint` is what sd-scripts does; `geometric` and `area` are
-            explained at `kohya_bucket.switching_points`.
+            explained at `kohya_bucket.buckets.switching_points`.
         no_upscale_fit: `kohya`, or `largest`: with `no_upscale`, the largest size that crops no larger share
             than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960).
         max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to a
@@ -71,6 +71,16 @@ class KohyaBuckets(RuleBase):
     Raises:
         BucketSettingsError: values from which no training could follow; says which and what to change, by the names of
             the keys in a dataset config.
+
+    Examples:
+        >>> rule = KohyaBuckets.for_arch("sdxl")  # or KohyaBuckets(1024)
+        >>> rule.assign(4000, 3000)
+        Bucket(width=1152, height=896)
+        >>> placement = rule.place([(4000, 3000), (1000, 1500)])
+        >>> placement.bucket_sizes.tolist()
+        [[1152, 896], [832, 1216]]
+        >>> placement.crop_loss.round(3).tolist()
+        [0.036, 0.026]
     """
 
     def __init__(

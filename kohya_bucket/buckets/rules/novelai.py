@@ -56,11 +56,18 @@ class NovelAIBuckets(FixedBuckets):
         min_dim: shortest side. dim_limit: longest side.
         base_res: the size of the catch-all batches; it joins the set.
         max_ar_error: aspect distance from which an image has no bucket (`Reason.ASPECT_ERROR`).
-        switching: `midpoint` is NovelAI's; see `kohya_bucket.switching_points`.
+        switching: `midpoint` is NovelAI's; see `kohya_bucket.buckets.switching_points`.
         limits: the other options of `FixedBuckets`.
 
     Raises:
         BucketSettingsError: values from which no bucket follows.
+
+    Examples:
+        >>> rule = NovelAIBuckets()
+        >>> rule.assign(1920, 1080)
+        Bucket(width=832, height=448)
+        >>> rule.place([(9000, 1000)]).reason(0).text
+        'its aspect is further from every bucket than the limit allows'
     """
 
     def __init__(

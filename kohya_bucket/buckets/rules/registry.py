@@ -158,6 +158,13 @@ def rule_from_name(
         TypeError: there is no such option.
         BucketSettingsError: values that do not work, or do nothing for this rule.
         FileNotFoundError: no such file.
+
+    Examples:
+        >>> rule = rule_from_name("kohya", max_reso=1024)
+        >>> rule.assign(4000, 1000)
+        Bucket(width=2048, height=512)
+        >>> rule_from_name("preset:sdxl", max_reso=1024, max_crop=0.05)
+        <FixedBuckets 'sdxl' n_buckets=9 switching='geometric'>
     """
     from kohya_bucket.buckets.sizes import as_resolution, check_steps, longest_side
 

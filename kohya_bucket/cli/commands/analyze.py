@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, given_config, is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, given_config
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
@@ -26,6 +26,7 @@ from kohya_bucket.cli.options import (
     refuse_beside,
 )
 from kohya_bucket.files import MADE_BY, replace_file
+from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def analyze(
         analyses = _write_page(analyses, html, "" if config is None else config.name, thumbnails, limit or 300, quiet)
     if list_bad is not None:
         _write_list(analyses, list_bad)
-    from kohya_bucket.reports.output import print_analysis, report_as_dict
+    from kohya_bucket.cli.analysis_view import print_analysis
+    from kohya_bucket.reports.output import report_as_dict
 
     if as_json:
         report = report_as_dict(analyses, limit or 100, [f.as_dict() for f in findings])

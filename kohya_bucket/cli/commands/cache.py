@@ -17,13 +17,13 @@ from kohya_bucket.cli.options import FOR_HELP, AsJson, Quiet
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
     from kohya_bucket.latents.maintenance import MaintenanceReport, StoreStatus
-    from kohya_bucket.latents.npz.exchange import Exchange
+    from kohya_bucket.trainers.sdscripts.npz.exchange import Exchange
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
@@ -162,9 +162,9 @@ def import_(
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.dtypes import dtype_name
     from kohya_bucket.latents.items import TEXT_FOLDER
-    from kohya_bucket.latents.npz.exchange import import_npz, import_text_npz
-    from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
     from kohya_bucket.latents.store.layout import common_root
+    from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz, import_text_npz
+    from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_FAMILIES
 
     if text:
         texts, output = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")], output / TEXT_FOLDER
@@ -206,9 +206,9 @@ def export(
     """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.items import TEXT_FOLDER
-    from kohya_bucket.latents.npz.exchange import export_npz, export_text_npz
-    from kohya_bucket.latents.npz.read_write import TEXT_FAMILIES
     from kohya_bucket.trainers.sdscripts.config.files import read_caption
+    from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, export_text_npz
+    from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_FAMILIES
 
     if text:
         texts = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
+from kohya_bucket.cli.configs import Arch, only_one
 from kohya_bucket.cli.console import plain_console, say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, refuse_beside
+from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, trainer_at_hand
+from kohya_bucket.cli.configs import Arch
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
@@ -48,7 +48,8 @@ def explore(
     if of_config:
         refuse_beside(context, f"{source} brings its own resolution", ("resolution",))
     from kohya_bucket.cli.subjects import Reading
-    from kohya_bucket.latents.architectures import ANY_TRAINER
+    from kohya_bucket.reports.trainers import trainer_at_hand
+    from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER
 
     options = RuleArguments(resolution=resolution).for_arch(context, arch)
     begins = "" if of_config else f" and begins at {options.size[0]}x{options.size[1]}"

@@ -34,7 +34,7 @@ def measure_cost(
     the model's blocks. `kohya_bucket.planning.measure_cost` times a step of your own: a LoRA's, a compiled model's.
     """
     from kohya_bucket.checks import one_of
-    from kohya_bucket.latents.architectures import TOKEN_GRIDS
+    from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 
     grid = TOKEN_GRIDS[one_of("MODEL", model, TOKEN_GRIDS, ConfigError)]
     lengths = numbers_of("--frames", frames, (1 << 16) - 1, "1,25,81")

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, is_musubi_config, only_one, release_at_hand, trainer_at_hand
-from kohya_bucket.cli.console import say
+from kohya_bucket.cli.configs import Arch, only_one
+from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, RuleArguments, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import argument
+from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
 
 
 def plan(
@@ -43,7 +44,8 @@ def plan(
     """A mistake in CONFIG does not keep its plan from being shown: what stops the trainer stands below it.
     Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
     """
-    from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
+    from kohya_bucket.cli.plan_view import show
+    from kohya_bucket.reports.config_plan import plan_musubi, plan_sdscripts
     from kohya_bucket.trainers.door.findings import Severity
     from kohya_bucket.trainers.sdscripts.config import read_config, read_folders
 
@@ -51,7 +53,8 @@ def plan(
     if config is not None and is_musubi_config(config):
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        found, left_out = plan_musubi(config, arch, counts or [1], accumulate or 1, images), False
+        with scan_progress("reading images and clips") as progress:
+            found, left_out = plan_musubi(config, arch, counts or [1], accumulate or 1, images, progress), False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)
@@ -67,8 +70,9 @@ def plan(
             read = read_folders(train_data_dir, reg_data_dir, given, in_json=in_json, release=release, trainer=trainer)
         else:
             raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
-        found, left_out = plan_sdscripts(read, counts, accumulate, images)
-    found.show(images, as_json)
+        with scan_progress("reading image headers") as progress:
+            found, left_out = plan_sdscripts(read, counts, accumulate, images, progress)
+    show(found, images, as_json)
     spoiled, stops = left_out or bool(found.findings.of(Severity.WARNING)), bool(found.findings.of(Severity.ERROR))
     if hint and not as_json and not stops:
         say(hint)

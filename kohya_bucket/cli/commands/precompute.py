@@ -25,8 +25,8 @@ from kohya_bucket.cli.options import (
 )
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.latents.architectures import trainer_named
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.sdscripts.families import trainer_named
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.encoding import Chosen, PlannedConfig

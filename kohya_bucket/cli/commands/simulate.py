@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.checks import path_meant
-from kohya_bucket.cli.configs import (
-    adapter_options,
-    given_config,
-    is_musubi_config,
-    musubi_config,
-    release_at_hand,
-    rules_of_config,
-)
+from kohya_bucket.cli.configs import adapter_options, given_config, musubi_config, rules_of_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.options import (
     CLIP_SIZE,
@@ -37,6 +30,7 @@ from kohya_bucket.extras import argument
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.inputs import open_input
+from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -69,7 +69,7 @@ class TransformersTextEncoder:
     """Outputs of several models for a caption; the numbers of the second stand under `NAME_2`, and so on.
 
     `hidden_states` [length, width]; `attention_mask` [length] int64; `pooled` [width] where the model has one, the
-    projected one if it projects. For CLIP, captions are cleaned with ftfy first, as for its training and in sd-scripts.
+    projected one if it projects. For CLIP, captions are cleaned with ftfy first, as for its training.
 
     Args:
         models, tokenizers: of transformers, in evaluation mode and on their device.
@@ -137,7 +137,7 @@ def _cleaner(tokenizer: Any) -> Callable[[str], str]:
     except ImportError:
         logger.warning(
             "ftfy is not installed: captions with curly quotes, full-width letters, ligatures or HTML entities become "
-            "other tokens than in sd-scripts and than CLIP was trained with (pip install ftfy)"
+            "other tokens than CLIP was trained with (pip install ftfy)"
         )
         return str
     return lambda caption: " ".join(fix_text(caption).split())

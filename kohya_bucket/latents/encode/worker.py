@@ -1,7 +1,7 @@
 """One process' part of a precompute: its share of the images is decoded, encoded and written behind the encoder.
 
 Images are decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to.
-Encoded batches go to a store or to sd-scripts' npz on a thread, so that the encoder does not wait for the disk.
+Encoded batches go to a sink on a thread, so that the encoder does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -18,24 +18,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError
-from kohya_bucket.files import GroupedSync, make_folder, remove_leftovers
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.resize import resize_and_crop, to_floats
-from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
-from kohya_bucket.latents.npz.check import ensure_current
-from kohya_bucket.latents.npz.names import has_whole_name
-from kohya_bucket.latents.npz.read_write import NpzLatents, convert_values, mask_values, refuse_foreign, write_npz
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.vae.encoder import BatchEncoder, noise_seed
 from kohya_bucket.texts import counted
@@ -49,7 +43,7 @@ class PrecomputeReport:
     """What a run did.
 
     Attributes:
-        output: the store's folder, or of the npz files (None: beside the images).
+        output: the folder written to; None: beside the images.
         total: items that have a bucket.
         current: of this process' share, how many were there already.
         encoded: encoded by this process.
@@ -62,7 +56,7 @@ class PrecomputeReport:
         seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
     """
 
-    output: StorePath | None
+    output: str | os.PathLike[str] | None
     total: int
     current: int = 0
     encoded: int = 0
@@ -256,6 +250,33 @@ class EncodedBatch:
     masks: list[npt.NDArray[np.uint8] | None]
 
 
+class Sink(Protocol):
+    """Where the latents of a process' share go; it takes batches on one thread.
+
+    Attributes:
+        notes: what a user should know before anything is encoded.
+        refused: what cannot be written, and why, by item.
+    """
+
+    notes: list[str]
+    refused: dict[int, str]
+
+    def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
+        """[N] bool, which items must be encoded; and how many, by reason."""
+
+    def write(self, batch: EncodedBatch) -> None:
+        """Take a batch."""
+
+    def flush(self) -> None:
+        """Bring all that was taken to safety."""
+
+    def close(self) -> None:
+        """End all threads: none of them touches the folder any more."""
+
+    def finish(self, wanted: LatentItems) -> list[str]:
+        """Do what is left to do at the end, for the items of all processes; returns what a user should know."""
+
+
 class Background:
     """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
 
@@ -289,13 +310,13 @@ class Background:
             self._failed = False
 
 
-class ShardSink:
+class StoreSink:
     """Writes a process' share of the items into a `LatentStore`; `space` is None where others than `write` write
     them."""
 
     def __init__(
-        self, root: StorePath, wanted: Wanted, space: LatentSpace | None = None, images_root: Path | None = None,
-        **options: Any,
+        self, root: str | os.PathLike[str], wanted: Wanted, space: LatentSpace | None = None,
+        images_root: Path | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self._wanted, self._space = wanted, space
         self.writer = StoreWriter(root, images_root=images_root, **options)
@@ -352,88 +373,6 @@ def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
         latents = latents.view(torch.int16)
     out: npt.NDArray[Any] = latents.numpy().view(carrier(dtype))
     return out
-
-
-class NpzSink:
-    """Writes sd-scripts' files: beside the images, or in the same folders under `root`.
-
-    Each file is there whole or not at all, also where the process is killed. Groups of them are waited for together. A
-    power failure before may leave a file that is cut off, and that the next run and sd-scripts find broken: an npz has
-    its directory at the end.
-
-    Args:
-        paths: the file of each item, see `paths_of_run`.
-    """
-
-    def __init__(
-        self, paths: Sequence[Path], wanted: LatentItems, space: LatentSpace, arch: Architecture, *,
-        sync: bool = True,
-    ) -> None:  # fmt: skip
-        self._wanted = wanted
-        self._arch = arch
-        self._space = space
-        self._sync = sync
-        self.paths, self.refused = list(paths), dict[int, str]()
-        self.notes = [
-            f"{image}: another image of its folder has the same name and size, and sd-scripts would "
-            f"let both use one file; its own is {path.name}, which sd-scripts finds with the "
-            "kohya_bucket adapter only: rename the image to do without"
-            for image, path in zip(wanted.paths, self.paths, strict=True)
-            if has_whole_name(path, image)
-        ]
-        remove_leftovers(self.paths)
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
-        self._groups = GroupedSync(self._pool)
-
-    def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        found: list[list[StaleReason]] = []
-        for i, (path, image) in enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True)):
-            found.append([])
-            try:
-                found[i] = ensure_current(path, self._wanted.entry(i), self._arch, image)[0]
-                if any(reason.kind is Stale.BROKEN for reason in found[i]):
-                    refuse_foreign(path)
-            except (LatentStoreError, UnreadableError) as error:
-                found[i], self.refused[i] = [], str(error)
-        counts = Counter(str(reason) for reasons in found for reason in reasons)
-        return np.array([bool(reasons) for reasons in found], dtype=bool), dict(counts)
-
-    def write(self, batch: EncodedBatch) -> None:
-        plain = self._values(batch.plain)
-        flipped = [None] * len(plain) if batch.flipped is None else self._values(batch.flipped)
-        for path in self._pool.map(self._write_one, batch.items, plain, flipped, batch.masks):
-            if self._sync:
-                self._groups.add(path)
-
-    def flush(self) -> None:
-        self._groups.finish()
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def finish(self, wanted: Wanted) -> list[str]:
-        return []  # each file stands for itself
-
-    def _write_one(
-        self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
-        mask: npt.NDArray[np.uint8] | None,
-    ) -> Path:  # fmt: skip
-        entry, path = self._wanted.entry(i), self.paths[i]
-        bucket = entry.fingerprint.bucket_size
-        alpha = mask_values(mask, bucket) if entry.fingerprint.mask else None
-        make_folder(path.parent)
-        item = NpzLatents(plain, entry.original_size, entry.crop_ltrb, flipped, alpha)
-        name = os.path.basename(self._wanted.paths[i])
-        write_npz(path, item, bucket, self._arch, entry.fingerprint, source_name=name, sync=False)
-        return path
-
-    def _values(self, latents: torch.Tensor) -> npt.NDArray[np.float32]:
-        return convert_values(latents.numpy(), self._space, self._arch)
-
-
-Sink = ShardSink | NpzSink
-"""Takes batches, on one thread; after `close` none of its threads touches the folder. `refused` has what cannot be
-written, and why, by item."""
 
 
 class Reporter:

@@ -18,7 +18,7 @@ import numpy as np
 
 from kohya_bucket.errors import LatentStoreError, as_damage
 from kohya_bucket.images.arrow_files import arrow_of, numpy_of
-from kohya_bucket.latents.architectures import LatentSpace
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import ItemTable, arrow, check_rows, decode, narrowed, schema
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.shards import ENTRIES, ShardInfo, given_arrays, read_header

@@ -43,7 +43,7 @@ class StoreEntry:
             `collection` it is the item's key: the row written last counts.
         fingerprint: what the latent depends on.
         original_size: (width, height) of the image file in pixels.
-        crop_ltrb: the crop box sd-scripts hands to SDXL as conditioning.
+        crop_ltrb: left, top, right, bottom of the crop, SDXL's conditioning; see `buckets.geometry`.
         caption: text, or None.
         collection: separates latents of the same images, e.g. of two models or resolutions, in one store.
     """
@@ -224,7 +224,7 @@ class ItemTable:
         return int(self.column("original_width")[i]), int(self.column("original_height")[i])
 
     def crop_ltrb(self, i: int) -> tuple[float, float, float, float]:
-        """sd-scripts' conditioning box of item `i`."""
+        """Left, top, right, bottom of the crop of item `i`, SDXL's conditioning."""
         left, top, right, bottom = (float(self.column(name)[i]) for name in NUMBER_COLUMNS["crop_ltrb"])
         return left, top, right, bottom
 

@@ -126,8 +126,9 @@ class Layout:
         return sorted(own, key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> StorePath:
-        """Name for a manifest: one more than the greatest number there, then a hash of its content, by which damage is
-        noticed. (The number was the time before stores counted; a clock that runs ahead made an old one newest.)
+        """Name for a manifest: one more than the greatest number there, then a hash of its content, which shows damage.
+
+        The number was the time before stores counted; a clock that runs ahead made an old one newest.
         """
         number = 1 + max((_number(path) for path in self.manifests()), default=0)
         return self.root / f"manifest-{number:020d}-{content_tag(data)}.parquet"
@@ -154,6 +155,7 @@ def content_of(manifest: StorePath) -> str:
 
 
 def content_tag(data: bytes) -> str:
+    """16 hexadecimal digits of a hash of the bytes."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:16]
 
 

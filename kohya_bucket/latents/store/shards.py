@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.dtypes import CODES, LATENT_DTYPES, STORED_AS, carrier
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.layout import remedy
 from kohya_bucket.latents.store.storage import StorePath, open_to_read, write_new
 

@@ -2,10 +2,6 @@
 
 A request that fails is made again after a while that doubles each time, with chance in it, so that the processes of a
 cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
-
-Ranges of files in S3 are read by obstore where it is installed, which is faster than s3fs, see
-`benchmarks/remote_store.py`, but knows no profiles, and does not survive a fork. So what it does not give is asked for
-through `fsspec`; a bucket of which it gives nothing, or the child of a process that has used it, is left to that.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,58 +25,6 @@ from kohya_bucket.files import write_file
 from kohya_bucket.images import remote
 from kohya_bucket.images.remote import RawFile, as_os_error, is_url
 from kohya_bucket.inputs import open_input
-
-_AT_ONCE = 16
-
-
-def ranges_by_obstore(places: Sequence[tuple[str, int, int]]) -> list[bytes | None]:
-    """The bytes of each (URL, start, stop), all of one bucket; None for those that this way does not give."""
-    scheme, _, rest = places[0][0].partition("://")
-    bucket = rest.partition("/")[0]
-    get = _reader(bucket, os.getpid()) if scheme == "s3" else None
-    if get is None or bucket in _left_to_fsspec:
-        return [None] * len(places)
-    prefix = len(scheme) + 3 + len(bucket) + 1
-    found = list(_pool(os.getpid()).map(lambda place: get(place[0][prefix:], place[1], place[2]), places))
-    if all(data is None for data in found):
-        _left_to_fsspec.add(bucket)
-    return found
-
-
-_left_to_fsspec: set[str] = set()
-_first_process: list[int] = []  # that used obstore, of this one and those it was forked from
-
-
-@functools.lru_cache(maxsize=4)
-def _pool(_process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_AT_ONCE, "kohya-bucket-ranges")
-
-
-@functools.lru_cache(maxsize=64)
-def _reader(bucket: str, process: int) -> Callable[[str, int, int], bytes | None] | None:
-    _first_process[:] = _first_process or [process]
-    if _first_process != [process]:
-        return None
-    try:
-        from obstore import get_range
-        from obstore.exceptions import BaseError
-        from obstore.store import S3Store
-    except ImportError:
-        return None
-    plain = os.environ.get("AWS_ENDPOINT_URL_S3", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://")
-    try:
-        store = S3Store(bucket, retry_config={"max_retries": 0}, client_options={"allow_http": plain})
-    except (BaseError, ValueError, TypeError):
-        return None
-
-    def get(path: str, start: int, stop: int) -> bytes | None:
-        try:
-            return bytes(get_range(store, path, start=start, end=stop))
-        except (BaseError, ValueError, TypeError, OSError):
-            return None
-
-    return get
-
 
 _TRIES = 7
 _MOST_PUT = 5 << 30  # bytes in one request; parts of a file would stay, unseen and paid for, when the writer dies
@@ -182,8 +125,6 @@ def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
         if problem is not None:
             raise problem
 
-    if left:
-        take(ranges_by_obstore([ranges[k] for k in left]))
     if left:
         _until_answered(f"{ranges[left[0]].url}: cannot be read", ask)
     return out

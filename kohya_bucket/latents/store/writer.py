@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import LatentSpace
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, arrow, encode, placed, schema
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined

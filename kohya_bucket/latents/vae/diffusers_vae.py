@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from kohya_bucket.checks import number_of_launch
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import dtype_name
+from kohya_bucket.latents.families import MODEL_FAMILIES, ModelFamily
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.hub import only_local
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Weights = dict[str, Any]
 
-# diffusers' class, and the model family that sd-scripts trains with it
-OTHER_AUTOENCODERS = {a.autoencoder: a.name for a in ARCHITECTURES.values() if a.autoencoder != "AutoencoderKL"}
+# diffusers' class, and the model family whose autoencoder it is
+OTHER_AUTOENCODERS = {a.autoencoder: a.name for a in MODEL_FAMILIES.values() if a.autoencoder != "AutoencoderKL"}
 
 _HUNYUAN_MIDDLE = {"block_1": "resnets.0", "block_2": "resnets.1", "attn_1": "attentions.0"}
 _HUNYUAN_ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "proj"}
@@ -169,16 +169,16 @@ def _family_and_config(names: list[str], weights: Weights, architecture: str) ->
     if "encoder.conv_in.weight" not in weights:
         raise ValueError(f"it holds no VAE (no encoder.conv_in.weight among its {len(names)} tensors)")
     channels = _length(weights, "decoder.conv_in.weight", 1)
-    marked = (a for a in ARCHITECTURES.values() if a.checkpoint_key)
+    marked = (a for a in MODEL_FAMILIES.values() if a.checkpoint_key)
     found = next((a.name for a in marked if any(n.startswith(a.checkpoint_key) for n in names)), "")
     architecture = architecture or found
     if not architecture:
-        fitting = [a.name for a in ARCHITECTURES.values() if a.channels == channels]
+        fitting = [a.name for a in MODEL_FAMILIES.values() if a.channels == channels]
         raise ValueError(
             "it does not say which family its VAE is of, and its scale depends on that: "
             f"add --arch {' or --arch '.join(fitting) or 'NAME'}"
         )
-    family = ARCHITECTURES[architecture]
+    family = MODEL_FAMILIES[architecture]
     if family.channels != channels:
         raise ValueError(f"it has {channels} latent channels, but {architecture} has {family.channels}")
     scales = {"scaling_factor": family.scale_factor, "shift_factor": family.shift_factor or None}
@@ -249,7 +249,7 @@ class DiffusersEncoder:
         tiling, slicing: encode in tiles, or image by image, to save memory.
         xformers: memory-efficient attention, where xformers is installed.
         compile: let `torch.compile` translate the encoder.
-        architecture: sd-scripts' name of the model family, where known.
+        architecture: the model family, one of `MODEL_FAMILIES`, where known.
 
     Attributes:
         computes: the type that it computes in, and why, where `load_encoder` chose it.
@@ -273,7 +273,7 @@ class DiffusersEncoder:
 
         self.fingerprint = module_hash(vae)
         self.architecture = architecture
-        self._describe(vae.config, ARCHITECTURES.get(architecture))
+        self._describe(vae.config, MODEL_FAMILIES.get(architecture))
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype_name(dtype))
         if tiling:
@@ -290,7 +290,7 @@ class DiffusersEncoder:
         if compile:
             self.vae.encoder = torch.compile(self.vae.encoder)
 
-    def _describe(self, config: Any, family: Architecture | None) -> None:
+    def _describe(self, config: Any, family: ModelFamily | None) -> None:
         self.downsample_factor = 2 ** (len(config.block_out_channels) - 1)
         self.latent_channels = int(config.latent_channels)
         self.scale_factor = float(config.scaling_factor or (1.0 if family is None else family.scale_factor))
@@ -332,7 +332,7 @@ class TinyEncoder(DiffusersEncoder):
 
     posterior = None  # type: ignore[assignment]
 
-    def _describe(self, config: Any, family: Architecture | None) -> None:
+    def _describe(self, config: Any, family: ModelFamily | None) -> None:
         self.downsample_factor = 2 ** (len(config.encoder_block_out_channels) - 1)
         self.latent_channels = int(config.latent_channels)
         # of the VAE that it stands in for
@@ -345,15 +345,15 @@ class TinyEncoder(DiffusersEncoder):
 
 
 class QwenImageEncoder(DiffusersEncoder):
-    """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as sd-scripts uses it for Anima.
+    """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as Anima is trained with it.
 
     The most probable latent, each channel less its mean and divided by its deviation, which the model's config
-    states. There is no one scale, and sd-scripts draws no sample here, so there is no `posterior` either.
+    states. There is no one scale, and no sample is drawn, so there is no `posterior` either.
     """
 
     posterior = None  # type: ignore[assignment]
 
-    def _describe(self, config: Any, family: Architecture | None) -> None:
+    def _describe(self, config: Any, family: ModelFamily | None) -> None:
         self.downsample_factor = 2 ** len(config.temperal_downsample)
         self.latent_channels = int(config.z_dim)
         self.scale_factor, self.shift_factor = 1.0, 0.0
@@ -368,7 +368,7 @@ class QwenImageEncoder(DiffusersEncoder):
             frames = pixels.to(device=self.device, dtype=self.dtype)[:, :, None]
             mode: torch.Tensor = self.vae.encode(frames).latent_dist.mode()
             config = self.vae.config
-            # the inverse first, in the model's type: the operations of sd-scripts, so that low precision agrees
+            # the inverse first, in the model's type: so trainers compute it, and low precision agrees
             return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
 
 
@@ -394,14 +394,14 @@ def load_encoder(
         device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
         dtype: type it computes in; "auto" is what `fitting_dtype` says. On a CPU always float32.
         subfolder: of the repository or folder.
-        architecture: sd-scripts' name of the model family; needed for a bare VAE file, whose scale it decides.
+        architecture: the model family, one of `MODEL_FAMILIES`; needed for a bare VAE file, whose scale it decides.
         options: `tiling`, `slicing`, `xformers`, `compile`, see `DiffusersEncoder`.
 
     Raises:
         KohyaBucketError: diffusers is missing, or the model cannot be found or loaded.
     """
-    if architecture and architecture not in ARCHITECTURES:
-        raise KohyaBucketError(f"architecture is {architecture!r}, but must be one of {', '.join(ARCHITECTURES)}")
+    if architecture and architecture not in MODEL_FAMILIES:
+        raise KohyaBucketError(f"architecture is {architecture!r}, but must be one of {', '.join(MODEL_FAMILIES)}")
     try:
         diffusers = importlib.import_module("diffusers")
     except ImportError as error:
@@ -415,7 +415,7 @@ def load_encoder(
     else:
         vae = _from_pretrained(diffusers, str(name), subfolder)
         if architecture:
-            _refuse_other_family(str(name), vae, ARCHITECTURES[architecture])
+            _refuse_other_family(str(name), vae, MODEL_FAMILIES[architecture])
         architecture = architecture or _family(vae)
     kind = {"AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder}.get(type(vae).__name__)
     fitting, why = fitting_dtype(device, architecture in _WITHIN_FLOAT16)
@@ -498,15 +498,15 @@ def _family(vae: Any) -> str:
     if type(vae).__name__ in OTHER_AUTOENCODERS:
         return OTHER_AUTOENCODERS[type(vae).__name__]
     scale = getattr(vae.config, "scaling_factor", None)
-    for arch in ARCHITECTURES.values():
+    for arch in MODEL_FAMILIES.values():
         if scale and abs(scale - arch.scale_factor) < 1e-6 and vae.config.latent_channels == arch.channels:
             return arch.name
     return ""
 
 
-def _refuse_other_family(name: str, vae: Any, family: Architecture) -> None:
+def _refuse_other_family(name: str, vae: Any, family: ModelFamily) -> None:
     """Raise `KohyaBucketError` for a VAE whose latents are another family's, by its class, channels and scale."""
-    own = ARCHITECTURES.get(_family(vae))
+    own = MODEL_FAMILIES.get(_family(vae))
     if own is None or all(
         getattr(own, what) == getattr(family, what) for what in ("autoencoder", "channels", "scale_factor")
     ):
@@ -538,6 +538,7 @@ def usable_device(device: Any) -> Any:
 
 
 def own_device() -> str:
+    """The GPU of this process, by its number among those of this machine; "cpu" without any."""
     import torch
 
     if not torch.cuda.is_available():

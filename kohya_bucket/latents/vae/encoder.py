@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import LatentSpace
 from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.space import LatentSpace
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,15 @@ class VAEEncoder(Protocol):
         downsample_factor: pixels per latent in each side, e.g. 8.
         latent_channels: channels of a latent, e.g. 4.
         scale_factor: what `encode` has multiplied its result with, so that latents have unit variance.
+
+    Examples:
+        >>> import torch
+        >>> class Shrunk:
+        ...     downsample_factor, latent_channels, scale_factor = 8, 3, 1.0
+        ...     def encode(self, pixels):
+        ...         return torch.nn.functional.avg_pool2d(pixels, 8)
+        >>> isinstance(Shrunk(), VAEEncoder)
+        True
     """
 
     @property
@@ -115,7 +124,7 @@ class Encoded:
 
 
 def normalize(pixels: torch.Tensor) -> torch.Tensor:
-    """[B, H, W, 3] uint8 to [B, 3, H, W] float32 in -1..1, by the operations sd-scripts' transforms use."""
+    """[B, H, W, 3] uint8 to [B, 3, H, W] float32 in -1..1, as torchvision's `ToTensor` and `Normalize`."""
     return pixels.permute(0, 3, 1, 2).float().div(255).sub(0.5).div(0.5).contiguous()
 
 

@@ -51,7 +51,7 @@ class ConfigSource:
         return f"line {line}, " if line else ""
 
 
-def load_source(path: str | os.PathLike[str], trainer: str = "sd-scripts") -> ConfigSource:
+def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
     """Read a dataset config, `.toml` or `.json`.
 
     Args:

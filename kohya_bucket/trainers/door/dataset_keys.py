@@ -14,7 +14,7 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 
 @dataclass(frozen=True)
 class DatasetKeys:
-    """The bucketing keys of one dataset, as sd-scripts names them. `resolution` is (width, height)."""
+    """The bucketing keys of one dataset. `resolution` is (width, height)."""
 
     resolution: tuple[int, int]
     enable_bucket: bool = False
@@ -25,7 +25,7 @@ class DatasetKeys:
 
 
 def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
-    """Smallest and largest side after sd-scripts' rounding to the step: down for one, up for the other.
+    """Smallest and largest side rounded to the step: down for one, up for the other.
 
     A smallest below one step, which rounding would leave without a value, is given back as it is.
 
@@ -43,12 +43,12 @@ def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
 
 
 def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
-    """The rule that sd-scripts follows for these keys, or the one that the adapter's options ask for.
+    """Kohya's rule for these keys, or the one that the adapter's options ask for.
 
     `sizes` are [N, 2] of the dataset's images, for rules that make their buckets from the data.
 
     Raises:
-        BucketSettingsError: keys with which sd-scripts would stop, with the remedy.
+        BucketSettingsError: keys from which no buckets follow, with the remedy.
         ConfigError: a rule, preset or file that does not exist or does not suit the dataset's step.
     """
     if not keys.enable_bucket:
@@ -56,7 +56,7 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
     low, high = adjust_to_steps(keys)
     width, height = keys.resolution
     if keys.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
-        # No-upscale mode ignores the limits, but sd-scripts still stops over them.
+        # No-upscale mode ignores the limits, but Kohya's rule still stops over them.
         KohyaBuckets(keys.resolution, low, high, keys.bucket_reso_steps)
     options = options or AdapterOptions()
     rule = rule_from_name(

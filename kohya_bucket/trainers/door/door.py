@@ -140,7 +140,7 @@ class TrainerDoor(ABC):
     # -- opening and closing ----------------------------------------------------------------------
 
     def open(self, *, quiet: bool = False, at_once: bool = False) -> None:
-        """Watch for the trainer, or change it now if it is there; see `kohya_bucket.trainers.sdscripts.install`."""
+        """Watch for the trainer, or change it now if it is there."""
         self.quiet, self.at_once = quiet, at_once
         self.watch.start()
         self.proceed()

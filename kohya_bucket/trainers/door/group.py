@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.latents.architectures import TOKEN_GRIDS
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlanner
 from kohya_bucket.planning.fingerprint import digest_of
 from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of

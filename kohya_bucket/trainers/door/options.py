@@ -20,8 +20,8 @@ from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.images.focus_files import BESIDE
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.architectures import TOKEN_GRIDS
 from kohya_bucket.latents.store.storage import StorePath, as_given
+from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.options import Check, choice, option, read_value, weights, without_effect
 from kohya_bucket.planning.options import STEP_SHAPES, EpochOptions
 from kohya_bucket.planning.orders import ORDERS
@@ -75,7 +75,7 @@ _FOR_SHARDS = (lambda o: "shards" in (o.latent_cache, o.text_cache), "latent_cac
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterOptions(RuleOptions, EpochOptions):
-    """Options of the adapter: those of rules, of epochs, and these. The defaults train what sd-scripts says it trains.
+    """Options of the adapter: those of rules, of epochs, and these. The defaults train what a trainer says it trains.
 
     Attributes:
         rule: what decides buckets: `kohya`, `novelai`, `exact`, `auto`, `preset:NAME` or `file:PATH`.
@@ -87,13 +87,13 @@ class AdapterOptions(RuleOptions, EpochOptions):
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
             by default in tokens, with what the model's attention adds.
-        step_shapes: which shapes may meet in a step: `equal_cost` of `model`, else of pixels; `one`; or `any`, as in
-            sd-scripts. `STEP_SHAPES_OF_TRAINERS` explains them.
+        step_shapes: which shapes may meet in a step: `equal_cost` of `model`, else of pixels; `one`; or `any`, as
+            without a plan. `STEP_SHAPES_OF_TRAINERS` explains them.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
             folder), `off`, or a Parquet file.
-        latent_cache: what --cache_latents_to_disk writes: `npz`, sd-scripts' own files and names, checked and
+        latent_cache: what --cache_latents_to_disk writes: `npz`, the trainer's own files and names, checked and
             written whole, or `shards`, a store of few files.
         text_cache: what --cache_text_encoder_outputs_to_disk writes: `npz`, or `shards`, in the folder `text` of the
             same store: each caption once, in the type that its encoder gave.
@@ -236,7 +236,7 @@ def _conflicts(options: AdapterOptions) -> Iterator[str]:
     if ORDERS[options.order].uses_shards:
         but = f"order is {options.order!r}, but"
         if options.latent_cache != "shards":
-            remedy = "for sd-scripts set latent_cache = 'shards', or leave order out"
+            remedy = "set latent_cache = 'shards' where the trainer takes it, or leave order out"
             yield f"{but} latents lie in files of their own: {remedy}"
         if options.resolutions is not None:
             yield f"{but} with resolutions the latents of an image lie in several shards: leave out one of them"

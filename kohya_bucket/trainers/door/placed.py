@@ -79,6 +79,7 @@ class PlacedDataset:
         no_upscale: whether no image may be trained in a bucket that is larger than its own.
         focus: [N, 4] the rectangle that each image's crop keeps, NaN where it has none; None: the crops are in the
             middle.
+        left_out: (position, reason) of the images without a bucket.
     """
 
     keys: Sequence[str]
@@ -91,10 +92,17 @@ class PlacedDataset:
     weights: tuple[float, ...] | None = None
     no_upscale: bool = False
     focus: FloatArray | None = None
+    left_out: tuple[tuple[int, str], ...] = ()
 
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """[N] whether an image has a bucket."""
+        return self.placement.placed
+
+    @cached_property
     def trained(self) -> PlacedDataset:
         """Those of the images that have a bucket."""
-        kept = self.placement.placed
+        kept = self.kept
         columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
         return replace(
             self,
@@ -104,11 +112,12 @@ class PlacedDataset:
             per_resolution=columns,
             sizes=None if self.sizes is None else self.sizes[kept],
             focus=None if self.focus is None else self.focus[kept],
+            left_out=(),
         )
 
     @cached_property
     def buckets(self) -> list[tuple[int, int]]:
-        """The sizes in use, resolution by resolution, sorted by (width, height): sd-scripts' `resos`."""
+        """The sizes in use, resolution by resolution, sorted by (width, height)."""
         return [as_pair(size) for values, _ in self._distinct for size in sizes_of_keys(values)]
 
     @property
@@ -124,25 +133,26 @@ class PlacedDataset:
     @cached_property
     def bucket_ids(self) -> IntArray:
         """[N] int32 position in `buckets`, or [N, R] for R resolutions; -1 without a bucket."""
-        ids = np.full((len(self.keys), len(self._places)), -1, dtype=np.int32)
+        ids = np.full((len(self.keys), len(self.placements)), -1, dtype=np.int32)
         first = 0
-        for column, (placement, (values, inverse)) in enumerate(zip(self._places, self._distinct, strict=True)):
+        for column, (placement, (values, inverse)) in enumerate(zip(self.placements, self._distinct, strict=True)):
             ids[placement.placed, column] = inverse + first
             first += len(values)
         return ids if self.per_resolution else ids[:, 0]
 
     @property
-    def _places(self) -> tuple[Placement, ...]:
+    def placements(self) -> tuple[Placement, ...]:
+        """Their placements, one per resolution, one at least."""
         return self.per_resolution or (self.placement,)
 
     @cached_property
     def _distinct(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]]:
-        return [np.unique(size_keys(at.bucket_sizes[at.placed]), return_inverse=True) for at in self._places]
+        return [np.unique(size_keys(at.bucket_sizes[at.placed]), return_inverse=True) for at in self.placements]
 
     @cached_property
     def pairs(self) -> tuple[npt.NDArray[np.intp], IntArray]:
         """([P] image, [P] bucket): every bucket of every image, bucket by bucket."""
-        ids = self.bucket_ids.reshape(len(self.keys), len(self._places))
+        ids = self.bucket_ids.reshape(len(self.keys), len(self.placements))
         image, column = np.nonzero(ids >= 0)
         bucket = ids[image, column]
         order = np.argsort(bucket, kind="stable")
@@ -151,7 +161,7 @@ class PlacedDataset:
     def placed_at(self, image: int, bucket: int) -> Placement:
         """The placement of one image in any bucket, its own or one that it is moved to."""
         size = self.buckets[bucket]
-        placement = self._places[int(self.resolution_of_bucket[bucket])]
+        placement = self.placements[int(self.resolution_of_bucket[bucket])]
         if placement.bucket_index[image] >= 0 and tuple(placement.bucket_sizes[image].tolist()) == size:
             return placement.select(np.array([image]))
         if self.sizes is None:
@@ -166,22 +176,12 @@ class PlacedDataset:
         options = PlanOptions(repeats=self.repeats, resolution_mode=self.mode, resolution_weights=self.weights)
         return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
 
-    def bucket_info(self) -> dict[str, Any]:
-        """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
-        errors = np.concatenate([placement.aspect_errors[placement.placed] for placement in self._places])
-        return {
-            "buckets": {
-                i: {"resolution": size, "count": int(count)}
-                for i, (size, count) in enumerate(zip(self.buckets, self.samples_per_bucket, strict=True))
-                if count > 0
-            },
-            "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
-        }
-
     def rows(self, counts: BucketCounts) -> list[BucketRow]:
         """One row per bucket in use, in `buckets` order; `counts` are of the epoch's plan."""
         image, bucket = self.pairs
-        losses = np.stack([placement.crop_loss for placement in self._places])[self.resolution_of_bucket[bucket], image]
+        losses = np.stack([placement.crop_loss for placement in self.placements])[
+            self.resolution_of_bucket[bucket], image
+        ]
         return bucket_rows([Bucket(*size) for size in self.buckets], bucket, losses, counts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -105,31 +105,11 @@ def each_once(columns: Sequence[Placement]) -> tuple[Placement, ...]:
     return tuple(out)
 
 
-@dataclass(frozen=True)
-class Placing:
-    """What became of N images.
-
-    Attributes:
-        per_resolution: their placements, one per resolution; images without a bucket are still in them.
-        placement: each at the first resolution at which it has a bucket.
-        every: all of them in their buckets, and trained: the M that have one.
-        kept: [N] whether an image is among them.
-        left_out: (position, reason) of the others.
-    """
-
-    per_resolution: tuple[Placement, ...]
-    placement: Placement
-    every: PlacedDataset
-    trained: PlacedDataset
-    kept: npt.NDArray[np.bool_]
-    left_out: tuple[tuple[int, str], ...]
-
-
 def place_images(
     names: Sequence[str], sizes: IntArray, repeats: npt.NDArray[np.int64], batch_size: int, keys: DatasetKeys,
     options: AdapterOptions, *, paths: Sequence[str] | None = None, unreadable: Mapping[int, str] | None = None,
     prescribed: Callable[[Any], Placement] | None = None,
-) -> Placing:  # fmt: skip
+) -> PlacedDataset:  # fmt: skip
     """Give every image of a data set its bucket: training, plans and caches all do it here.
 
     Args:
@@ -148,13 +128,12 @@ def place_images(
     focus = focus_of(options, names if paths is None else paths)
     columns = place_all(keys, options, sizes, prescribed, focus)
     placement = first_placed(columns)
-    kept = placement.placed
     left_out = tuple(
         (i, (unreadable or {}).get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
-        for i in np.flatnonzero(~kept).tolist()
+        for i in np.flatnonzero(~placement.placed).tolist()
     )
     several = options.resolutions is not None
-    every = PlacedDataset(
+    return PlacedDataset(
         names,
         repeats,
         placement,
@@ -165,8 +144,8 @@ def place_images(
         weights=options.resolution_weights if several else None,
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
         focus=focus,
+        left_out=left_out,
     )
-    return Placing(columns, placement, every, every.trained(), kept, left_out)
 
 
 def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None:

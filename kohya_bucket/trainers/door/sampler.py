@@ -45,10 +45,10 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         planner: the group's images.
         seed: the datasets' seed; rank 0's is used everywhere.
         current_epoch: the counter that the trainer advances before it iterates; None keeps epoch 0's order.
-        clock: a counter for what depends on the epoch within a batch (sd-scripts can leave out captions every few
-            epochs) where the order stays that of epoch 0.
-        current_step: the trainer's counter of steps, for what depends on it within a batch (sd-scripts can begin with
-            few words of a caption).
+        clock: a counter for what depends on the epoch within a batch (captions may be left out every few epochs) where
+            the order stays that of epoch 0.
+        current_step: the trainer's counter of steps, for what depends on it within a batch (a caption may begin
+            with few of its words).
     """
 
     def __init__(

@@ -24,8 +24,7 @@ from typing import Any
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import replacing
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason
-from kohya_bucket.latents.npz.read_write import NOTE
+from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason
 
 _TEXTS = "__metadata__"
 _MOST = 1 << 24  # bytes of a header

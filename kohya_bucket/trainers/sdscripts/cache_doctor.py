@@ -13,11 +13,8 @@ import numpy as np
 from kohya_bucket.buckets.sizes import size_keys
 from kohya_bucket.errors import LatentStoreError, StorageError, UnreadableError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Stale
 from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, compare
-from kohya_bucket.latents.npz.check import find_npz
-from kohya_bucket.latents.npz.names import paths_of_run
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath, is_there
@@ -25,6 +22,9 @@ from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.config import Config
 from kohya_bucket.trainers.sdscripts.doctor import version_of
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.check import find_npz
+from kohya_bucket.trainers.sdscripts.npz.names import paths_of_run
 from kohya_bucket.trainers.sdscripts.wanted_latents import items_of, wanted_by_config
 
 _NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with

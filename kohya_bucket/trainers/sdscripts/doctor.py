@@ -21,13 +21,13 @@ from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_f
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.checkout_patch import CheckoutError
 from kohya_bucket.trainers.door.findings import Section, ShowProgress
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.checkout import PATCH, describe_folder, find_checkout
 from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadable, overview
 
 
@@ -112,12 +112,12 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
     if not config.enable_bucket:
         return
     lists = f"`kohya-bucket analyze --config {argument(path)} --list-bad bad.txt` writes the paths into a file"
-    long = np.any([too_long(dataset.sizes, p) for p in dataset.placements], axis=0)
-    losses = np.nanmax([p.crop_loss for p in dataset.placements], axis=0)
+    long = np.any([too_long(dataset.sizes, p) for p in dataset.images.placements], axis=0)
+    losses = np.nanmax([p.crop_loss for p in dataset.images.placements], axis=0)
     if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
         message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
         section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
-    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in dataset.placements], axis=0)
+    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in dataset.images.placements], axis=0)
     chosen = most > MUCH_ENLARGED
     if names := [f"{images.keys[i]}: {most[i]:.3g} times" for i in np.flatnonzero(chosen).tolist()]:
         low, high = most[chosen].min(), most[chosen].max()

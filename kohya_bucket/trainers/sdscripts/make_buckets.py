@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,7 @@ def make_buckets(place: Replaced, self: Dataset) -> None:
         images, failures = _place(dataset, options, prescribed)
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
-    dataset.bucket_info = images.bucket_info() if dataset.enable_bucket else None
+    dataset.bucket_info = bucket_info(images) if dataset.enable_bucket else None
     dataset.buckets_indices = BatchTable(images, place.door.owners.named("BucketBatchIndex"), dataset, options)
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
@@ -240,3 +241,17 @@ def _stem(key: str) -> str:
     """How caches of an image begin, whose key has an extension or none."""
     path = PurePath(key)
     return path.stem if path.suffix in supported_extensions() else path.name
+
+
+def bucket_info(images: PlacedDataset) -> dict[str, Any]:
+    """What sd-scripts writes into a LoRA's metadata as `bucket_info`, equal to the last digit."""
+    placements = images.placements
+    errors = np.concatenate([placement.aspect_errors[placement.placed] for placement in placements])
+    return {
+        "buckets": {
+            i: {"resolution": size, "count": int(count)}
+            for i, (size, count) in enumerate(zip(images.buckets, images.samples_per_bucket, strict=True))
+            if count > 0
+        },
+        "mean_img_ar_error": np.mean(np.abs(errors)) if len(errors) else 0,
+    }

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, shortened
-from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
@@ -21,7 +20,6 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
-from kohya_bucket.latents.architectures import Trainer
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity
@@ -33,6 +31,7 @@ from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset
 from kohya_bucket.trainers.sdscripts.config.check import buckets_follow
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.families import Trainer
 
 
 @dataclass(frozen=True)
@@ -58,22 +57,17 @@ class DatasetOverview:
     rows: tuple[BucketRow, ...] = ()
 
     @property
-    def placements(self) -> tuple[Placement, ...]:
-        """One for each resolution that it trains at."""
-        return self.images.per_resolution or (self.images.placement,)
-
-    @property
     def focus_cuts(self) -> list[FocusCuts]:
         """What the crops of each resolution cut off the images' focus; none where no focus is set."""
         focus = self.images.focus
-        return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.placements]
+        return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.images.placements]
 
     def enlarged_per_bucket(self) -> list[tuple[int, float]]:
         """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
         1), in the order of `rows`.
         """
         image, bucket = self.images.pairs
-        scales = np.stack([enlargement(self.sizes, placement) for placement in self.placements])
+        scales = np.stack([enlargement(self.sizes, placement) for placement in self.images.placements])
         factor = scales[self.images.resolution_of_bucket[bucket], image]
         parts = by_bucket(factor, bucket, len(self.images.buckets))
         return [(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
@@ -84,7 +78,7 @@ class DatasetOverview:
         Sizes are in pixels; `cut` are pixels of the resized image: left, top, right, bottom.
         """
         rows = []
-        for at in self.placements:
+        for at in self.images.placements:
             columns = {
                 "key": self.images.keys,
                 "size": self.sizes.tolist(),

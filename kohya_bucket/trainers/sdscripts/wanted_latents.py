@@ -79,6 +79,7 @@ def _with_shared_requests(parts: list[LatentItems]) -> list[LatentItems]:
 
 
 def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
+    """(file key, width, height) of each item, by the size of its bucket."""
     return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
 
 
@@ -149,7 +150,7 @@ def _cached_sizes(
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
     placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
-    columns, trained = placing.per_resolution, placing.trained
+    columns, trained = placing.placements, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     there = np.stack([column.placed for column in columns])
     own = np.where(there.any(axis=0), np.argmax(there, axis=0), -1)  # the first resolution with a bucket

@@ -26,7 +26,7 @@ def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: 
         return "buckets from the metadata"
     if options.rule != "auto":
         return f"rule {options.rule}"
-    offered = [place.bucket_set for place in images.per_resolution or (images.placement,)]
+    offered = [place.bucket_set for place in images.placements]
     sizes = [str(bucket) for one in offered if one is not None for bucket in one]
     return f"rule auto ({options.auto_method}) chose {some(sizes, _SHOWN_SIZES)}"
 

@@ -68,7 +68,7 @@ def trained(options: AdapterOptions, case: int, folder: Path, *, no_upscale: boo
     names = [f"{k:03}.png" for k in range(COUNT)]
     placing = place_images(names, sides, np.ones(COUNT, dtype=np.int64), 4, keys, options,
                            paths=[str(folder / name) for name in names])  # fmt: skip
-    found = [digest_of(value) for one in placing.per_resolution for value in (one.bucket_sizes, one.cuts, one.placed)]
+    found = [digest_of(value) for one in placing.placements for value in (one.bucket_sizes, one.cuts, one.placed)]
     planner = GroupPlanner([placing.trained], options, draw.integers(0, 12, len(placing.trained.keys)))
     for ranks in (1, 2):
         for epoch in range(3):

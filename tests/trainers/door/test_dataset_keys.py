@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket import BucketSettingsError, KohyaBuckets
+from kohya_bucket import KohyaBuckets
+from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
+from kohya_bucket.trainers.sdscripts.make_buckets import bucket_info
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 
 
@@ -61,7 +63,7 @@ def test_rows_add_up(images):
     assert sum(r.images for r in rows) == int(images.placement.placed.sum())
     assert sum(r.samples for r in rows) == int(images.repeats[images.placement.placed].sum())
     assert [r.batches for r in rows] == (-(-images.samples_per_bucket // images.batch_size)).tolist()
-    info = images.bucket_info()
+    info = bucket_info(images)
     assert [b["resolution"] for b in info["buckets"].values()] == [r.bucket.as_tuple() for r in rows]
 
 

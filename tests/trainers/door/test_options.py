@@ -120,7 +120,7 @@ def test_budgets_that_are_none(table, message):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({}, "order is 'local', but latents lie in files of their own: for sd-scripts set latent_cache = 'shards'"),
+        ({}, "order is 'local', but latents lie in files of their own: set latent_cache = 'shards'"),
         ({"latent_cache": "shards", "resolutions": [512, 768]}, "lie in several shards: leave out one of them"),
         (
             {"latent_cache": "shards", "step_shapes": "equal_cost"},

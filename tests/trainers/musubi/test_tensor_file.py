@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.npz.read_write import NOTE
+from kohya_bucket.latents.fingerprint import NOTE
 from kohya_bucket.trainers.musubi.cache_files import (
     BrokenFileError,
     Note,

@@ -15,11 +15,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
-from kohya_bucket.latents.npz.names import npz_path  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
 from kohya_bucket.trainers.door.options import AdapterOptions  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents, cache_the_readable  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 

@@ -24,11 +24,7 @@ from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
-from kohya_bucket.latents.npz.check import holds_npz
-from kohya_bucket.latents.npz.names import NpzNames
-from kohya_bucket.latents.npz.read_write import read_npz
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
@@ -37,7 +33,6 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     Requested,
     architecture_read_by,
-    ensure_npz_current,
     replaced,
     save_by_trainer,
     save_latents,
@@ -46,6 +41,10 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
 )
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_run
 from kohya_bucket.trainers.sdscripts.config.files import written_ns
+from kohya_bucket.trainers.sdscripts.families import Family
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz
+from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
+from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
 from kohya_bucket.trainers.sdscripts.wording import recached_lines
 
@@ -80,7 +79,7 @@ def cache_latents(
         logger.warning("\n".join(recached_lines(session.reasons)))
 
 
-def _check_what_is_asked(strategy: Any, arch: Architecture, options: AdapterOptions) -> None:
+def _check_what_is_asked(strategy: Any, arch: Family, options: AdapterOptions) -> None:
     """Say, once for all data sets, what a family or a switch of the trainer takes from caches on disk.
 
     Raises:
@@ -133,7 +132,7 @@ class NpzCache:
         moved: how many latents of other versions' files were put where this sd-scripts finds them.
     """
 
-    arch: Architecture
+    arch: Family
     moved: int = 0
     _pool: ThreadPoolExecutor | None = None
     _groups: GroupedSync | None = None
@@ -147,7 +146,8 @@ class NpzCache:
 
         Also puts latents that serve where this sd-scripts finds them: another version may have written them.
         """
-        reasons, moved = ensure_npz_current(item.path, item, self.arch)
+        entry, unknown = item.to_compare()
+        reasons, moved = ensure_current(Path(item.path), entry, self.arch, Path(item.image), ignoring=unknown)
         self.moved += moved
         return reasons
 
@@ -249,7 +249,7 @@ class CachingSession:
 
     dataset: Any
     strategy: Any
-    arch: Architecture
+    arch: Family
     options: AdapterOptions
     vae: str
     items: dict[tuple[str, Size], CacheItem] = field(default_factory=dict)

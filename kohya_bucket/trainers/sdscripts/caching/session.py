@@ -18,13 +18,14 @@ from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.resize import choose_interpolation, resampler
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
+from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.latents.npz.check import ensure_current, made_from, why_unknown
-from kohya_bucket.latents.npz.names import NpzNames
-from kohya_bucket.latents.npz.read_write import (
-    NOTE,
+from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.trainers.door.patching import Patches, Replacement
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
+from kohya_bucket.trainers.sdscripts.npz.check import made_from, why_unknown
+from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
+from kohya_bucket.trainers.sdscripts.npz.read_write import (
     BrokenNpzError,
     NpzLatents,
     OpenNpz,
@@ -33,8 +34,6 @@ from kohya_bucket.latents.npz.read_write import (
     write_arrays,
     write_npz,
 )
-from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.trainers.door.patching import Patches, Replacement
 from kohya_bucket.trainers.sdscripts.objects import CutSize, Size
 
 
@@ -101,21 +100,16 @@ class CacheItem:
         )  # fmt: skip
 
 
-def architecture_of(cache_suffix: str) -> Architecture | None:
-    """The model family whose caches end in a strategy's `cache_suffix`; None for one that is not known."""
-    return next((arch for arch in ARCHITECTURES.values() if arch.suffix == cache_suffix), None)
-
-
-def architecture_read_by(strategy: Any) -> Architecture:
+def architecture_read_by(strategy: Any) -> Family:
     """The model family of a caching strategy, with the kind of keys that its reader asks for first.
 
     The reader is asked, since families have had two kinds and forks have their own: it is given a file that has both.
     Of a family that is not known, whose `channels` are 0 here, nothing is supposed but that a file has room for one
     size.
     """
-    arch = architecture_of(strategy.cache_suffix)
+    arch = next((arch for arch in ARCHITECTURES.values() if arch.suffix == strategy.cache_suffix), None)
     if arch is None:
-        return Architecture("", "a family that is not known", strategy.cache_suffix, 1, 0, multi_resolution=False)
+        return Family("", "a family that is not known", 1, 0, suffix=strategy.cache_suffix, multi_resolution=False)
     bucket = arch.stride, arch.stride
     arrays: dict[str, npt.NDArray[Any]] = {}
     for sized in (False, True):
@@ -132,21 +126,8 @@ def architecture_read_by(strategy: Any) -> Architecture:
     return arch if own else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
 
 
-def ensure_npz_current(
-    path: str | os.PathLike[str], item: CacheItem, arch: Architecture
-) -> tuple[list[StaleReason], bool]:
-    """Why an item must be encoded, and none if it is in the npz as `arch` reads it; see `ensure_current`.
-
-    Returns the reasons, and whether latents that lay elsewhere were put there. They are stale if the file is missing,
-    broken or cut off, if they are of another shape, image size, crop, filter or VAE, of another image or an older state
-    of it, or without the flipped ones or the mask that are asked for.
-    """
-    entry, unknown = item.to_compare()
-    return ensure_current(Path(path), entry, arch, Path(item.image), ignoring=unknown)
-
-
 def save_latents(
-    path: str | os.PathLike[str], item: CacheItem, arch: Architecture | str, latents: Any, crop_ltrb: Iterable[float],
+    path: str | os.PathLike[str], item: CacheItem, arch: Family, latents: Any, crop_ltrb: Iterable[float],
     flipped: Any = None, alpha_mask: Any = None, *, sync: bool = True,
 ) -> None:  # fmt: skip
     """Write one image's cache as sd-scripts does, whole or not at all, with its fingerprint.
@@ -156,13 +137,12 @@ def save_latents(
     Raises:
         LatentStoreError: not finite, of a shape that does not belong to the bucket, or the disk refuses.
     """
-    family = ARCHITECTURES[arch] if isinstance(arch, str) else arch
     plain, *mirrored = finite_arrays(item, latents, flipped)
     left, top, right, bottom = (float(side) for side in crop_ltrb)
     mask = None if alpha_mask is None else as_array(alpha_mask)
     found = NpzLatents(plain, as_pair(item.original_size), (left, top, right, bottom), next(iter(mirrored), None), mask)
     name, bucket = Path(item.image).name, as_pair(item.bucket_reso)
-    write_npz(Path(path), found, bucket, family, item.fingerprint(), source_name=name, sync=sync)
+    write_npz(Path(path), found, bucket, arch, item.fingerprint(), source_name=name, sync=sync)
 
 
 # Files of a family that is not known: which arrays are in them, the trainer alone knows.

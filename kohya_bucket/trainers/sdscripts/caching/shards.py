@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, as_pair
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.latents.architectures import Architecture, LatentSpace
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
-from kohya_bucket.latents.npz.exchange import npz_item
+from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
@@ -30,6 +29,8 @@ from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array, finite_arrays
+from kohya_bucket.trainers.sdscripts.families import Family
+from kohya_bucket.trainers.sdscripts.npz.exchange import npz_item
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, Size, inner_of
 
 logger = logging.getLogger("kohya_bucket")
@@ -111,7 +112,7 @@ class ShardCache(StoreCache):
     """
 
     images_root: Path
-    arch: Architecture
+    arch: Family
     dtype: str = "float32"
     collection: str = ""
     _names_from: Path = field(default=Path(), init=False)
@@ -228,9 +229,7 @@ class ShardCache(StoreCache):
         return relative_source([image], self._names_from)[0]
 
 
-def cache_of_run(
-    images: Sequence[str], arch: Architecture, dataset: HeldDataset, options: AdapterOptions
-) -> ShardCache:
+def cache_of_run(images: Sequence[str], arch: Family, dataset: HeldDataset, options: AdapterOptions) -> ShardCache:
     """The store that a data set's latents go into, as it is now."""
     collection = f"{arch.name} {dataset.width}x{dataset.height}"
     cache = ShardCache(store_folder(options, images[0]), common_root(images, None), arch, collection=collection)

@@ -24,19 +24,19 @@ from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_different
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, Encoding
-from kohya_bucket.latents.npz.read_write import (
-    check_text_npz,
-    collection_of_file,
-    text_marks,
-    write_arrays,
-    write_text_npz,
-)
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
 from kohya_bucket.trainers.sdscripts.caching.session import replaced, shared_by
 from kohya_bucket.trainers.sdscripts.caching.shards import StoreCache
+from kohya_bucket.trainers.sdscripts.npz.read_write import (
+    check_text_npz,
+    collection_of_file,
+    text_marks,
+    write_arrays,
+    write_text_npz,
+)
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.trainers.sdscripts.wording import recached_lines
 

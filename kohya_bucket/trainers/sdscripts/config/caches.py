@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kohya_bucket.latents.architectures import ARCHITECTURES, Trainer
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.captions import check_marks
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Trainer
 
 _LATENTS, _TEXT = "cache_latents", "cache_text_encoder_outputs"
 _ANIMA = tuple(file for file, _ in ARCHITECTURES["anima"].trainers)

@@ -9,7 +9,6 @@ from typing import Any
 
 from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.errors import BucketSettingsError
-from kohya_bucket.latents.architectures import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 from kohya_bucket.trainers.door.config_source import (
     ANYTHING,
     SIDES,
@@ -35,6 +34,7 @@ from kohya_bucket.trainers.sdscripts.config.keys import (
     required_keys,
 )
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release  # fmt: skip
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 
 _TABLE = "kohya_bucket"
 _TOP = ("general", "datasets", _TABLE)

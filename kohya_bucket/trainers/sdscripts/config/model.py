@@ -22,7 +22,8 @@ from kohya_bucket.trainers.door.config_source import MOST_REPEATS
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placing import Placing, place_images, refuse_conflicts
+from kohya_bucket.trainers.door.placed import PlacedDataset
+from kohya_bucket.trainers.door.placing import place_images, refuse_conflicts
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.config.files import Skips, skipped_images
@@ -92,7 +93,7 @@ class DatasetTable:
     def place(
         self, sizes: Sizes, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
         prescribed: Callable[[Any], Placement] | None = None,
-    ) -> Placing:  # fmt: skip
+    ) -> PlacedDataset:  # fmt: skip
         """The images in their buckets; see `place_images`.
 
         Raises:

@@ -13,7 +13,6 @@ from typing import Any
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
-from kohya_bucket.latents.architectures import ANY_TRAINER, Trainer, trainer_named
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
 from kohya_bucket.trainers.door.findings import Findings
@@ -27,6 +26,7 @@ from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKi
 from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, ReadContext
 from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Feature, Release
 from kohya_bucket.trainers.sdscripts.config.run_file import FOLDERS, RunLength, run_file, without_settings
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer, trainer_named
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def read_config(
     Raises:
         ConfigError: the file cannot be read at all. Everything else is in `findings`.
     """
-    source, findings, given = load_source(path), Findings(), dict(given or {})
+    source, findings, given = load_source(path, "sd-scripts"), Findings(), dict(given or {})
     folders = {name: given.pop(name, None) for name in FOLDERS}
     source = without_settings(source, findings)
     run = run_file(source, findings)
@@ -99,7 +99,7 @@ def read_config(
     dataset_config = paths["dataset_config"] if folders["train_data_dir"] is None else None
     data_dir, reg_data_dir, in_json = (folders[name] or paths[name] for name in FOLDERS)
     if dataset_config is not None:
-        source = load_source(dataset_config)
+        source = load_source(dataset_config, "sd-scripts")
         if data_dir is not None:
             message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {dataset_config!r}"
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import ConfigSource
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, config_name
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
 _Number = TypeVar("_Number", int, float)

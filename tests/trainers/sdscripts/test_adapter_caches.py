@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.latents.npz.read_write import check_text_npz, text_marks, write_arrays
+from kohya_bucket.trainers.sdscripts.caching.latents import NpzCache
 from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
-    architecture_of,
     architecture_read_by,
-    ensure_npz_current,
     save_latents,
 )
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, text_marks, write_arrays
 from tests.latents.latent_helpers import stored_fingerprint
 
 SIZE, BUCKET = (300, 150), (128, 64)
@@ -50,13 +50,13 @@ def ltrb():
 def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
     path = tmp_path / "a.npz"
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v1")
-    save_latents(path, item, "sdxl", latents(), ltrb(), latents(seed=1))
+    save_latents(path, item, SDXL, latents(), ltrb(), latents(seed=1))
     known, name = stored_fingerprint(path, BUCKET, SDXL)
     assert name == "a.png"
     assert (known.source_bytes, known.source_mtime_ns, "") == source_identity(image)
 
     def reasons(**changes):
-        return ensure_npz_current(path, replace(item, **changes), SDXL)[0]
+        return NpzCache(SDXL).why_missing(replace(item, path=str(path), **changes))
 
     assert reasons() == reasons(vae="") == reasons(flip=False) == []
     for changes, reason in (
@@ -84,9 +84,9 @@ def test_what_is_not_finite_is_not_cached(tmp_path, image):
 
 
 def test_every_suffix_has_its_family():
-    for arch in ARCHITECTURES.values():
-        assert architecture_of(arch.suffix) is arch
-    assert architecture_of("_new.npz") is None
+    assert len({arch.suffix for arch in ARCHITECTURES.values()}) == len(ARCHITECTURES)
+    unknown = architecture_read_by(SimpleNamespace(cache_suffix="_new.npz"))
+    assert (unknown.suffix, unknown.channels) == ("_new.npz", 0)
 
 
 @pytest.mark.parametrize("sized", [True, False])

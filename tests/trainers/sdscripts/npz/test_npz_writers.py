@@ -17,9 +17,9 @@ import pytest
 from kohya_bucket import files
 from kohya_bucket.errors import LatentStoreError, UnreadableError
 from kohya_bucket.files import remove_leftovers, update_file
-from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.read_write import TEXT_ARRAYS, write_text_npz
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz import read_write as npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_ARRAYS, write_text_npz
 from tests.faults import PASSING, Faults
 
 FLUX, SD = ARCHITECTURES["flux"], ARCHITECTURES["sd"]

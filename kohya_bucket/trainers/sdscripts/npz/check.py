@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
-from kohya_bucket.latents.npz.names import further_path, usual_name
-from kohya_bucket.latents.npz.read_write import BrokenNpzError, OpenNpz, read_note, rekey
 from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.trainers.sdscripts.families import Family
+from kohya_bucket.trainers.sdscripts.npz.names import further_path, usual_name
+from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, OpenNpz, read_note, rekey
 
 Size = tuple[int, int]
 
@@ -33,7 +33,7 @@ class FoundNpz:
 
 
 def find_npz(
-    path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+    path: Path, wanted: StoreEntry, arch: Family, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> FoundNpz:
     """Look for latents that serve for `wanted`: in `path`, whichever kind of keys they have, and in the file beside.
 
@@ -78,7 +78,7 @@ def why_unknown(wanted: Fingerprint) -> list[StaleReason]:
 
 
 def ensure_current(
-    path: Path, wanted: StoreEntry, arch: Architecture, image: Path, *, ignoring: Collection[Stale] = ()
+    path: Path, wanted: StoreEntry, arch: Family, image: Path, *, ignoring: Collection[Stale] = ()
 ) -> tuple[list[StaleReason], bool]:
     """`find_npz`'s reasons; and where latents serve that this family's readers would not take, put them where they do.
 
@@ -91,7 +91,7 @@ def ensure_current(
     return ([broken], False) if broken else ([], True)
 
 
-def holds_npz(path: Path, bucket_size: Size, arch: Architecture) -> bool:
+def holds_npz(path: Path, bucket_size: Size, arch: Family) -> bool:
     """Whether there is anything of that size which this family's readers take, good or not."""
 
     def judge(file: OpenNpz, keys: str) -> list[StaleReason]:
@@ -102,7 +102,7 @@ def holds_npz(path: Path, bucket_size: Size, arch: Architecture) -> bool:
     return found.as_read and not found.reasons
 
 
-def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz, str], list[StaleReason]]) -> FoundNpz:
+def _look(path: Path, bucket: Size, arch: Family, judge: Callable[[OpenNpz, str], list[StaleReason]]) -> FoundNpz:
     """The latents in a file for which `judge` has no reasons; else those that there is most to say about."""
     own = arch.key_suffix(bucket)
     try:
@@ -119,7 +119,7 @@ def _look(path: Path, bucket: Size, arch: Architecture, judge: Callable[[OpenNpz
         return FoundNpz(path, own, True, [StaleReason(Stale.BROKEN, error or type(error).__name__)])
 
 
-def _parts(arch: Architecture, bucket: Size, fingerprint: Fingerprint) -> dict[str, tuple[int, ...]]:
+def _parts(arch: Family, bucket: Size, fingerprint: Fingerprint) -> dict[str, tuple[int, ...]]:
     """The arrays that there must be for a bucket, and their shapes."""
     shape = arch.shape(bucket)
     wanted: dict[str, tuple[int, ...]] = {"latents": shape, "original_size": (2,), "crop_ltrb": (4,)}

@@ -14,16 +14,17 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.architectures import ARCHITECTURES  # noqa: E402
 from kohya_bucket.latents.fingerprint import Stale, StaleReason  # noqa: E402
-from kohya_bucket.latents.npz.exchange import export_npz, import_npz  # noqa: E402
-from kohya_bucket.latents.npz.names import further_path, npz_path  # noqa: E402
-from kohya_bucket.latents.npz.read_write import read_npz, write_npz  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, import_npz  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.names import further_path, npz_path  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz, write_npz  # noqa: E402
 from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.latents.test_npz import equal, item  # noqa: E402
+from tests.trainers.sdscripts.npz.test_npz import equal, item  # noqa: E402
 
 BUCKET = (128, 64)
 SIZES = [(300, 150), (100, 60), (64, 64)]
@@ -75,7 +76,7 @@ def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
 
 
 def npz_run(images, **settings):
-    return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd", **settings)
+    return precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd"), **settings)
 
 
 def test_precomputed_npz_lie_beside_the_images_and_are_current(tmp_path):
@@ -143,9 +144,7 @@ def test_each_change_makes_exactly_the_concerned_npz_again(tmp_path, change):
         images[0] = images[0].rename(images[0].with_suffix(".jpeg"))
 
     def again():
-        return precompute_latents(
-            dataset_of(images, area=area), encoder, None, format="npz", architecture="sd", **settings
-        )
+        return precompute_latents(dataset_of(images, area=area), encoder, NpzFiles("sd"), **settings)
 
     assert again().encoded == expected
     assert again().encoded == 0
@@ -303,8 +302,7 @@ def test_one_changed_byte_of_an_npz_is_found(tmp_path, part):
     images = make_images(tmp_path / "images", SIZES, alpha=True)
 
     def run():
-        return precompute_latents(dataset_of(images), PosteriorStub(), None, format="npz", architecture="sd", flip=True,
-                                  mask=True)  # fmt: skip
+        return precompute_latents(dataset_of(images), PosteriorStub(), NpzFiles("sd"), flip=True, mask=True)
 
     run()
     path = npz_path(images[0], SIZES[0], arch)
@@ -346,6 +344,6 @@ def test_an_image_that_vanishes_stops_nobody_else(tmp_path, format, content_hash
         write_npz(npz_path(images[0], SIZES[0], arch), replace(item(arch, bucket=bucket), original_size=SIZES[0]),
                   bucket, arch)  # fmt: skip
     images[0].unlink()
-    report = precompute_latents(dataset, PosteriorStub(), tmp_path / "out" if format == "shards" else None,
-                                format=format, architecture="sd", content_hash=content_hash)  # fmt: skip
+    output = NpzFiles("sd") if format == "npz" else tmp_path / "out"
+    report = precompute_latents(dataset, PosteriorStub(), output, content_hash=content_hash)
     assert (report.encoded, [path for path, _ in report.failed]) == (2, [str(images[0])])

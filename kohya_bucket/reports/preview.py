@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kohya_bucket.checks import whole
-from kohya_bucket.cli.configs import is_musubi_config, release_at_hand, trainer_at_hand
-from kohya_bucket.cli.plan_view import plan_musubi, plan_sdscripts
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
+from kohya_bucket.reports.config_plan import plan_musubi, plan_sdscripts
+from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
 from kohya_bucket.trainers.door.findings import Severity
 
 
@@ -87,18 +87,27 @@ def preview(
     Raises:
         KohyaBucketError: the config cannot be read, or an argument has an unknown value. What is wrong with a config
             that can be read is in `errors`, and all findings are in `data["findings"]`.
+
+    Examples:
+        >>> found = preview("dataset.toml", gpus=2, arch="sd")
+        >>> found.steps
+        2
+        >>> [(bucket.size, bucket.samples, bucket.batches) for bucket in found.buckets]
+        [((448, 576), 2, 1), ((576, 448), 4, 2)]
+        >>> found.not_trained, found.errors
+        ((), ())
     """
     counts = None if gpus is None else [whole("gpus", gpus, 1)]
     with _file_of(config) as file:
         if is_musubi_config(file):
-            plan = plan_musubi(file, arch, counts or [1], 1, True, quiet=True)
+            plan = plan_musubi(file, arch, counts or [1], 1, True)
         else:
             from kohya_bucket.trainers.sdscripts.config import read_config
 
             release, checkout = release_at_hand(sd_scripts)
             trainer = trainer_at_hand(arch, checkout, file)
             read = read_config(file, release=release, trainer=trainer)
-            plan, _ = plan_sdscripts(read, counts, None, True, quiet=True)
+            plan, _ = plan_sdscripts(read, counts, None, True)
     data = plan.as_dict()
     if isinstance(config, Mapping):
         data["config"] = None

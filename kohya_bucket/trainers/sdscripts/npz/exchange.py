@@ -22,14 +22,19 @@ from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
-from kohya_bucket.latents.architectures import ARCHITECTURES, Architecture
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
 from kohya_bucket.latents.items import Caption, EncodeOptions, Encoding
 from kohya_bucket.latents.maintenance import source_paths
-from kohya_bucket.latents.npz.check import made_from
-from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
-from kohya_bucket.latents.npz.read_write import (
+from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.store.layout import is_text, relative_source
+from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
+from kohya_bucket.trainers.sdscripts.npz.check import made_from
+from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
+from kohya_bucket.trainers.sdscripts.npz.read_write import (
     DROPOUT_KEY,
     MARKS,
     BrokenNpzError,
@@ -45,11 +50,6 @@ from kohya_bucket.latents.npz.read_write import (
     write_npz,
     write_text_npz,
 )
-from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
-from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import is_text, relative_source
-from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 
 Progress = Callable[[int, int], None]
 Add = Callable[[StoreWriter], None]
@@ -66,7 +66,7 @@ class Exchange:
 def import_npz(
     images: Sequence[str],
     output: str | os.PathLike[str],
-    arch: Architecture,
+    arch: Family,
     *,
     images_root: Path,
     dtype: str = "float32",
@@ -155,7 +155,7 @@ def _taken(
 
 
 def _latents_to_add(
-    image: str, source: str, found: CacheFile, arch: Architecture, encoding: EncodeOptions, caption: str | None
+    image: str, source: str, found: CacheFile, arch: Family, encoding: EncodeOptions, caption: str | None
 ) -> Iterator[str | Add]:
     sizes: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
     with OpenNpz(found.path) as file:
@@ -213,7 +213,7 @@ def _resizing(size: tuple[int, int], resized: tuple[int, int], interpolation: st
     return f"{name}/{'pillow' if name in ('lanczos', 'box') else 'cv2'}"
 
 
-def npz_item(store: LatentStore, i: int, arch: Architecture) -> NpzLatents:
+def npz_item(store: LatentStore, i: int, arch: Family) -> NpzLatents:
     """Item `i`, with the values that npz of this family have. Raises `LatentStoreError` if it is damaged, or has values
     that this family's npz cannot have."""
     info = store.info(i)
@@ -230,7 +230,7 @@ def npz_item(store: LatentStore, i: int, arch: Architecture) -> NpzLatents:
 
 def export_npz(
     store: LatentStore,
-    arch: Architecture,
+    arch: Family,
     output: str | os.PathLike[str] | None = None,
     *,
     images_root: Path | None = None,
@@ -244,7 +244,7 @@ def export_npz(
     those whose file is there and not ours.
 
     Args:
-        arch: the family, with the keys that are to be written, see `Architecture.read_by`.
+        arch: the family, with the keys that are to be written, see `Family.read_by`.
         images_root: where the images are.
 
     Raises:

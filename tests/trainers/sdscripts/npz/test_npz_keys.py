@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import ARCHITECTURES
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
-from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.check import ensure_current, find_npz
-from kohya_bucket.latents.npz.names import further_path
-from kohya_bucket.latents.npz.read_write import OpenNpz
 from kohya_bucket.latents.store.entries import StoreEntry
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz import read_write as npz
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, find_npz
+from kohya_bucket.trainers.sdscripts.npz.names import further_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
 from tests.latents.latent_helpers import PRINT, why_npz_bad
-from tests.latents.test_npz import equal, item
+from tests.trainers.sdscripts.npz.test_npz import equal, item
 
 SIZED = ARCHITECTURES["sdxl"]
 PLAIN = SIZED.read_by("0.10.1")

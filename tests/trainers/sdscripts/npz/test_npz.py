@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz import read_write as npz
-from kohya_bucket.latents.npz.names import CacheFile, cache_files, collisions, npz_path
-from kohya_bucket.latents.npz.read_write import OpenNpz
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz import read_write as npz
+from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
 from tests.latents.latent_helpers import PRINT, stored_fingerprint, why_npz_bad
 
 PLAIN = [ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl")]

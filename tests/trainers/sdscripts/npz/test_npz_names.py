@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.architectures import ARCHITECTURES
-from kohya_bucket.latents.npz.names import NpzNames, has_whole_name, paths_beside
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.names import NpzNames, has_whole_name, paths_beside
 
 SIZE, SMALL, LARGE = (640, 480), (512, 384), (1024, 768)
 SD, SDXL = (ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl"))  # a file holds one size

@@ -10,9 +10,9 @@ import pytest
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.items import Caption
-from kohya_bucket.latents.npz.exchange import export_text_npz, import_text_npz
-from kohya_bucket.latents.npz.read_write import CAPTION_KEY, ENCODERS_KEY, TEXT_FAMILIES, text_marks
 from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.trainers.sdscripts.npz.exchange import export_text_npz, import_text_npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import CAPTION_KEY, ENCODERS_KEY, TEXT_FAMILIES, text_marks
 from tests.latents.text_outputs import fill_texts, same_outputs
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")

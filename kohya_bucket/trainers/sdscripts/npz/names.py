@@ -18,8 +18,8 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.latents.architectures import Architecture
 from kohya_bucket.latents.items import LatentItems
+from kohya_bucket.trainers.sdscripts.families import Family
 
 Size = tuple[int, int]
 
@@ -27,7 +27,7 @@ _SHARDS = "only shards can hold its latents"
 _FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")
 
 
-def npz_path(image: str | os.PathLike[str], size: Size, arch: Architecture, *, shared: bool = False) -> Path:
+def npz_path(image: str | os.PathLike[str], size: Size, arch: Family, *, shared: bool = False) -> Path:
     """The file sd-scripts looks for: `<stem>_<width>x<height><suffix>` beside the image, of the image's own size.
 
     With `shared`, another image of the folder has the same stem and size (`a.png`, `a.jpg`): sd-scripts lets
@@ -70,7 +70,7 @@ def collisions(images: Sequence[str], sizes: Sequence[Size]) -> set[int]:
 class NpzNames:
     """The files of one run of a model family, which its datasets take in their order."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Family) -> None:
         self._arch = arch
         self._files: dict[tuple[str, Size], Path] = {}  # by image and its size
         self._owners: dict[str, tuple[str, Size]] = {}  # by file: whose it is
@@ -118,9 +118,7 @@ class NpzNames:
         return self._files[who]
 
 
-def paths_of_run(
-    parts: Sequence[LatentItems], arch: Architecture, root: Path | None, images_root: Path
-) -> list[list[Path]]:
+def paths_of_run(parts: Sequence[LatentItems], arch: Family, root: Path | None, images_root: Path) -> list[list[Path]]:
     """For each part, the file of each of its items: beside the images, or in the same folders under `root`."""
     names = NpzNames(arch)
     out: dict[int, list[Path]] = {}
@@ -171,7 +169,7 @@ class CacheFile(NamedTuple):
     further: bool = False
 
 
-def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[CacheFile]]:
+def cache_files(images: Sequence[str], arch: Family) -> Iterator[list[CacheFile]]:
     """The cache files of each image, by exact name: sd-scripts' own, then those of further sizes."""
     folders: dict[str, tuple[dict[str, str], dict[str, list[str]]]] = {}
     for image in images:
@@ -186,7 +184,7 @@ def cache_files(images: Sequence[str], arch: Architecture) -> Iterator[list[Cach
         yield [CacheFile(Path(folder, first)), *more] if first else []
 
 
-def _listed(folder: str, arch: Architecture) -> tuple[dict[str, str], dict[str, list[str]]]:
+def _listed(folder: str, arch: Family) -> tuple[dict[str, str], dict[str, list[str]]]:
     """Cache files of a folder: sd-scripts' by the image's stem or name, further ones by the file they belong to."""
     form = re.compile(r"(?s)(.+)_\d{4,}x\d{4,}" + re.escape(arch.suffix))
     usual: dict[str, str] = {}

@@ -31,9 +31,10 @@ import numpy.typing as npt
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import update_file
 from kohya_bucket.inputs import open_input
-from kohya_bucket.latents.architectures import Architecture, LatentSpace
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, why_different
+from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, why_different
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
+from kohya_bucket.latents.space import LatentSpace
+from kohya_bucket.trainers.sdscripts.families import Family
 
 
 class BrokenNpzError(LatentStoreError):
@@ -274,7 +275,6 @@ def member_crc(array: npt.NDArray[Any]) -> int:
     return zlib.crc32(array.reshape(-1).view(np.uint8).data, zlib.crc32(out.getbuffer()))
 
 
-NOTE = "kohya_bucket_fingerprint"
 _LONGEST_NOTE = 1 << 16  # bytes
 
 
@@ -322,7 +322,7 @@ def write_npz(
     path: Path,
     item: NpzLatents,
     bucket_size: Size,
-    arch: Architecture,
+    arch: Family,
     fingerprint: Fingerprint | None = None,
     *,
     source_name: str = "",
@@ -353,7 +353,7 @@ def write_npz(
     _put(path, parts, bucket_size, arch, sync=sync)
 
 
-def rekey(source: Path, keys: str, path: Path, bucket_size: Size, arch: Architecture) -> StaleReason | None:
+def rekey(source: Path, keys: str, path: Path, bucket_size: Size, arch: Family) -> StaleReason | None:
     """Put the latents of `source` whose keys end in `keys` where a reader of this family finds them in `path`.
 
     Nothing is encoded, and every array stays what it is. In one file they are moved; another `source` stays as it is.
@@ -369,9 +369,7 @@ def rekey(source: Path, keys: str, path: Path, bucket_size: Size, arch: Architec
     return None
 
 
-def _put(
-    path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch: Architecture, *, sync: bool = True
-) -> None:
+def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch: Family, *, sync: bool = True) -> None:
     """Write the arrays of one size in place of those that the file has of it, whatever their keys.
 
     Plain keys have room for one size: what they hold of another gets keys with its size.
@@ -406,7 +404,7 @@ def _plain_shape(file: OpenNpz) -> tuple[int, ...]:
         raise LatentStoreError(_kept(file.path, "its 'latents' are none")) from None
 
 
-def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
+def read_npz(path: Path, bucket_size: Size, arch: Family) -> NpzLatents:
     """The latents of one bucket, whichever kind of keys they have; first those that this family's readers ask for.
     Raises `LatentStoreError` where they are missing or broken."""
     other = None
@@ -430,7 +428,7 @@ def read_npz(path: Path, bucket_size: Size, arch: Architecture) -> NpzLatents:
     )
 
 
-def read_keys(file: OpenNpz, keys: str, arch: Architecture) -> NpzLatents:
+def read_keys(file: OpenNpz, keys: str, arch: Family) -> NpzLatents:
     """The latents whose keys end in `keys`. Raises as `OpenNpz`."""
     width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
     if not (0 < width < 1 << 31 and 0 < height < 1 << 31):
@@ -450,7 +448,7 @@ def read_keys(file: OpenNpz, keys: str, arch: Architecture) -> NpzLatents:
     )  # fmt: skip
 
 
-def sizes_in(file: OpenNpz, arch: Architecture) -> list[tuple[Size, str]]:
+def sizes_in(file: OpenNpz, arch: Family) -> list[tuple[Size, str]]:
     """Bucket (width, height) and end of the keys of all latents of this family in a file. Raises as `OpenNpz`.
 
     A bucket may come twice: another program may have added keys of the other kind.
@@ -468,13 +466,13 @@ def sizes_in(file: OpenNpz, arch: Architecture) -> list[tuple[Size, str]]:
     return out
 
 
-def _flat(latents: Any, arch: Architecture) -> Any:
+def _flat(latents: Any, arch: Family) -> Any:
     """Without the axis of length 1 that early caches of Anima have."""
     old = arch.per_channel and latents is not None and latents.ndim == 4 and latents.shape[1] == 1
     return latents[:, 0] if old else latents
 
 
-def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: Architecture) -> npt.NDArray[np.float32]:
+def convert_values(latents: npt.NDArray[np.float32], space: LatentSpace, arch: Family) -> npt.NDArray[np.float32]:
     """Turn latents [C, h, w], or many, of `space` into what sd-scripts caches for `arch`. Raises `LatentStoreError` for
     raw latents of a family (Anima) whose autoencoder scales each channel on its own."""
     if space.values == arch.values:

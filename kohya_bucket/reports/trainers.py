@@ -1,0 +1,79 @@
+"""For which trainer and version a dataset config is read: as it says, as is asked for, or the checkout at hand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import parse_json, parse_toml, read_text
+
+if TYPE_CHECKING:
+    from kohya_bucket.trainers.sdscripts.config import Release
+    from kohya_bucket.trainers.sdscripts.families import Trainer
+
+
+def content_of(path: Path) -> Any:
+    """What a TOML or JSON file holds; None where it holds neither."""
+    try:
+        return (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
+    except (OSError, ValueError):
+        return None
+
+
+def is_musubi_config(path: Path) -> bool:
+    """Whether a file is a dataset config of musubi-tuner, and not of sd-scripts."""
+    from kohya_bucket.trainers.musubi.config import is_musubi
+
+    return is_musubi(content_of(path))
+
+
+_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
+
+
+def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
+    """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
+
+    Returns:
+        the version; the checkout, where it is one.
+    """
+    from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
+
+    if given is not None and _VERSION.fullmatch(given):
+        return Release.of(given), None
+    found = checkout_named("--sd-scripts", given)
+    return (Release.in_checkout(found), found) if found else (NEWEST, None)
+
+
+def checkout_named(option: str, given: str | None) -> Path | None:
+    """The checkout in the folder that an option names; by default the one at hand, if there is one."""
+    from kohya_bucket.trainers.door.checkout_patch import CheckoutError
+    from kohya_bucket.trainers.sdscripts.checkout import find_checkout, nearby_checkout
+
+    try:
+        return find_checkout(Path(given)) if given else nearby_checkout()
+    except CheckoutError as error:
+        raise ConfigError(
+            f"{option} is {given!r}, but must be a version such as 0.11.1, or a checkout: {error}"
+        ) from error
+
+
+def trainer_at_hand(arch: str | None, checkout: Path | None, config: Path | None = None) -> Trainer:
+    """The trainers that `--arch`, a family or a trainer's file, names, or all of them.
+
+    Args:
+        checkout: the sd-scripts whose trainers say which steps they accept.
+        config: what is trained; where it cannot be read, it is unknown whose models `arch` names.
+    """
+    from kohya_bucket.trainers.door.config_source import load_source
+    from kohya_bucket.trainers.sdscripts.checkout import steps_in
+    from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
+
+    try:
+        trainer = ANY_TRAINER if arch is None else trainer_named(arch)
+    except ConfigError:
+        if config is not None:
+            load_source(config, "sd-scripts")
+        raise
+    return trainer if checkout is None else trainer.as_in(steps_in(checkout))
