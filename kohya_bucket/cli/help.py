@@ -138,18 +138,20 @@ def _convert_quickly(parameter: Any) -> None:
         try:
             return process(ctx, value)
         except typer.BadParameter:
-            _check_number(parameter.opts[0], value, kind)
+            _check_number(parameter.opts[0], value, kind, known.parameter_info.min)
             raise
 
     parameter.process_value = convert
 
 
-def _check_number(option: str, value: Any, kind: Any) -> None:
-    """Refuse a text that is no number with its value, which typer's message does not have."""
+def _check_number(option: str, value: Any, kind: Any, low: float | None) -> None:
+    """Refuse a text that is no number, or one below `low`, with its value, which typer's message does not have."""
     if kind in (int, float) and isinstance(value, str):
         try:
-            kind(value)
+            number = kind(value)
         except ValueError:
             must = "a whole number" if kind is int else "a number"
             share = ", as a share: 0.1 for 10%" if kind is float and value.endswith("%") else ""
             raise ConfigError(f"{option} is {value!r}, but must be {must}{share}") from None
+        if low is not None and number < low:
+            raise ConfigError(f"{option} is {value}, but must be {low} or more")

@@ -159,16 +159,16 @@ def _is_plain(name: bytes, head: bytes, source: Source, at: int, length: int) ->
 def _ends_in_pixels(head: bytes, source: Source, at: int, length: int) -> bool:
     """Whether behind the first IDAT, which is there, nothing follows that could hold an orientation.
 
-    Where all IDAT but the last are of one length, two looks tell; else each is passed. At an address, where a look is a
+    Where all IDAT but the last are of one length, one look tells; else each is passed. At an address, where a look is a
     request, nothing behind what was read is looked at.
     """
-    step = 12 + length
-    if isinstance(source, int):
-        size = os.lseek(source, 0, os.SEEK_END)
-    elif isinstance(source, RemoteFile) and len(head) == HEAD_BYTES:
+    step, size = 12 + length, len(head)
+    if size == HEAD_BYTES:
+        if isinstance(source, RemoteFile):
+            return True
+        size = os.lseek(source, 0, os.SEEK_END) if isinstance(source, int) else length_of(source)
+    if at + step + 12 == size:  # the end alone
         return True
-    else:
-        size = length_of(source)
     last = at + max(0, size - 13 - at) // step * step
     chunk = read_at(source, last, 8)
     if len(chunk) == 8:

@@ -13,9 +13,7 @@ from typing import Any
 
 from kohya_bucket.texts import one_line
 
-SHARED_SCRIPTS = tuple(
-    f"shared/{name}.js" for name in ("placement", "stored", "dom", "table", "aspect_chart", "answer")
-)
+SHARED_SCRIPTS = tuple(f"shared/{name}.js" for name in ("placement", "dom", "table", "aspect_chart", "answer"))
 """What all pages have: one placement, and the same words and pictures for it."""
 
 

@@ -141,5 +141,13 @@ def test_a_page_begins_at_the_model_or_resolution_that_is_named(opened, tmp_path
     (tmp_path / "c.toml").write_text(
         f"[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = '{tmp_path / 'img'}'", encoding="utf-8"
     )
-    result = run(tmp_path / "c.toml", "--arch", "sdxl", "-o", tmp_path / "page.html")
-    assert "brings its own resolution and sides" in str(result.exception)
+    result = run(tmp_path / "c.toml", "--resolution", "640", "-o", tmp_path / "page.html")
+    assert "brings its own resolution" in str(result.exception)
+
+
+def test_a_config_is_judged_by_the_model_that_is_named(opened, tmp_path) -> None:
+    make_pictures(tmp_path / "img", [(400, 300)])
+    text = "[[datasets]]\nresolution = 512\nenable_bucket = true\nbucket_reso_steps = 8\n[[datasets.subsets]]\n"
+    (tmp_path / "c.toml").write_text(f"{text}image_dir = '{tmp_path / 'img'}'", encoding="utf-8")
+    said = [run(tmp_path / "c.toml", "--arch", arch, "-o", tmp_path / "page.html") for arch in ("sd15", "flux")]
+    assert ["refused by SD 1.5 trainers" in result.stderr for result in said] == [True, False]

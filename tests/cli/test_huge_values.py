@@ -169,6 +169,9 @@ def test_numbers_of_a_launch(monkeypatch, value) -> None:
         (["--max-crop", "10%"], "--max-crop is '10%', but must be a number, as a share: 0.1 for 10%"),
         (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9', but must be a whole number"),
         (["--min-bucket-reso", "5000"], "min_bucket_reso 5000 is above max_bucket_reso 1024, so that no side fits"),
+        (["--min-bucket-reso", "-3"], "min_bucket_reso is -3, which is not a positive multiple"),
+        (["--min-bucket-reso", "10"], "min_bucket_reso is 10, which is not a positive multiple"),
+        (["--max-bucket-reso", "0"], "--max-bucket-reso is 0, but must be 1 or more"),
         (["--focus", "boxes.jsonl"], "--focus is 'boxes.jsonl', but a size has no name to look for in a file"),
     ],
 )

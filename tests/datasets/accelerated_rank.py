@@ -15,8 +15,9 @@ def accelerator_of(ranks: int = 1, rank: int = 0, **options: Any) -> SimpleNames
     """What `prepare_loader` needs of an accelerator: here one that prepares for any rank."""
 
     def prepare_data_loader(loader: DataLoader) -> DataLoader:
-        from accelerate import data_loader
+        from accelerate import Accelerator, data_loader
 
+        Accelerator()  # accelerate 0.30 wants one before
         return data_loader.prepare_data_loader(loader, num_processes=ranks, process_index=rank, **options)
 
     return SimpleNamespace(num_processes=ranks, prepare_data_loader=prepare_data_loader)

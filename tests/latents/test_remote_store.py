@@ -481,6 +481,7 @@ def read_all(told, address, kept, limit, seed, rounds):
     told.send((wrong, sum(isinstance(store._tensors(i)["latents"], np.ndarray) for i in range(len(store)))))
 
 
+@pytest.mark.slow
 def test_two_processes_keep_no_more_than_the_limit_together(tmp_path, kept):
     address = f"file://{tmp_path.as_posix()}/storage/latents"
     fill(tmp_path / "storage" / "latents", [f"{i:03d}" for i in range(40)], shard_bytes=600)

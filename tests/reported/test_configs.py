@@ -292,7 +292,7 @@ def test_an_image_in_both_parts(command_line: Command) -> None:  # noqa: F811
 
 
 def test_one_finding_for_many_of_a_kind(command_line: Command) -> None:  # noqa: F811
-    """Three, and then how many more; each misspelt key is a kind of its own."""
+    """Three, and then how many more; each misspelt key is a kind of its own, up to twenty."""
     table = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'gone{}'\n"
     Path("many.toml").write_text("".join(map(table.format, range(500))), encoding="utf-8")
     out = command_line("plan", "many.toml", "--json")[1]
@@ -306,3 +306,8 @@ def test_one_finding_for_many_of_a_kind(command_line: Command) -> None:  # noqa:
     lines = "".join(f"wrong_{i} = 1\n" for i in "abcdef")
     out = command_line("plan", config(subset=lines), "--json")[1]
     assert len([one for one in json.loads(out)["findings"] if one["code"] == "unknown-key"]) == 6
+    lines = "".join(f"wrong_{i} = 1\n" for i in range(60))
+    out = command_line("plan", config(subset=lines), "--json")[1]
+    found = [one for one in json.loads(out)["findings"] if one["code"] == "unknown-key"]
+    assert [one["count"] for one in found] == [1] * 23 + [37]
+    assert found[-1]["names"] == [f"wrong_{i}" for i in range(23, 60)]

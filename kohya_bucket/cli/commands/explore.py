@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kohya_bucket.cli.configs import Arch
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Family, Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
+from kohya_bucket.cli.options import Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 
@@ -33,7 +34,7 @@ def explore(
     ] = None,
     out: Path | None = opt(None, "Write the page to this file. Default: a temporary file.", "--out", "--output", "-o"),
     open_: bool = opt(True, "Open it in the browser.", "--open/--no-open"),
-    arch: Family = None,
+    arch: Arch = None,
     resolution: str = opt("512", "512 or 832,1216, where no config says it."),
     recursive: Recursive = True,
     workers: Workers = None,
@@ -45,12 +46,15 @@ def explore(
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
     of_config = source is not None and Path(source).suffix.lower() in (".toml", ".json") and Path(source).is_file()
     if of_config:
-        refuse_beside(context, f"{source} brings its own resolution and sides", ("arch", "resolution"))
+        refuse_beside(context, f"{source} brings its own resolution", ("resolution",))
     from kohya_bucket.cli.subjects import Reading
+    from kohya_bucket.reports.trainers import trainer_at_hand
+    from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER
 
     options = RuleArguments(resolution=resolution).for_arch(context, arch)
     begins = "" if of_config else f" and begins at {options.size[0]}x{options.size[1]}"
-    reading = Reading(recursive, workers=workers, quiet=quiet)
+    trainer = trainer_at_hand(arch, None, Path(source)) if of_config and source else ANY_TRAINER
+    reading = Reading(recursive, workers=workers, quiet=quiet, trainer=trainer)
     page = _of_config(Path(source), reading) if of_config and source else _of_folder(source, reading, options)
     target = out if out is not None else Path(tempfile.mkdtemp(prefix="kohya-bucket-")) / _NAME
     replace_file(target, page.encode("utf-8"))

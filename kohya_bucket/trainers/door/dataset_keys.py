@@ -27,6 +27,8 @@ class DatasetKeys:
 def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
     """Smallest and largest side rounded to the step: down for one, up for the other.
 
+    A smallest below one step, which rounding would leave without a value, is given back as it is.
+
     Raises:
         BucketSettingsError: none lies between them.
     """
@@ -37,7 +39,7 @@ def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
             f"min_bucket_reso {low} is above max_bucket_reso {high}, so that no side fits: lower the one or raise "
             "the other"
         )
-    return low - low % steps, high + -high % steps
+    return low - low % steps if low >= steps else low, high + -high % steps
 
 
 def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:

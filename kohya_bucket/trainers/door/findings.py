@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -52,7 +53,7 @@ class Finding:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What findings that say the same of different places have in common. Of keys each key is a kind."""
+        """What findings that say the same of different places have in common. Of keys each of the first is a kind."""
         return self.severity, self.code, self.names if self.code in _OF_KEYS else ()
 
     @property
@@ -76,11 +77,15 @@ class Finding:
 
 _OF_KEYS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "bool-as-number", "overruled"})
 _SHOWN = 3
+_KEYS = 20
 _NAMED = 1000
 
 
 class Findings:
-    """A growing list of findings. Of each kind it gives three, and then one that stands for the others."""
+    """A growing list of findings. Of each kind it gives three, and then one that stands for the others.
+
+    Of keys each is a kind, up to twenty; all further ones are one.
+    """
 
     def __init__(self) -> None:
         self._items: list[Finding] = []
@@ -104,8 +109,11 @@ class Findings:
     def __iter__(self) -> Iterator[Finding]:
         """The worst first; of one severity those of a kind together, in the order in which they were made."""
         kinds: dict[tuple[object, ...], list[Finding]] = {}
+        keys: Counter[tuple[object, ...]] = Counter()
         for finding in dict.fromkeys(self._items):
-            kinds.setdefault(finding.kind, []).append(finding)
+            kind, of_any_key = finding.kind, finding.kind[:2]
+            keys[of_any_key] += kind not in kinds
+            kinds.setdefault(kind if kind in kinds or keys[of_any_key] <= _KEYS else of_any_key, []).append(finding)
         bounded = (
             found if len(found) <= _SHOWN + 1 else [*found[:_SHOWN], _rest(found[_SHOWN:])] for found in kinds.values()
         )
@@ -120,7 +128,8 @@ class Findings:
 
 def _rest(found: list[Finding]) -> Finding:
     """One that stands for others of its kind."""
-    names = [f"{one.where or one.message}" for one in found]
+    of_keys = len({one.names for one in found}) > 1 and found[0].code in _OF_KEYS
+    names = [", ".join(one.names) if of_keys else one.where or one.message for one in found]
     message = f"and {len(found):,} more of this kind ({some(list(dict.fromkeys(names)))})"
     return replace(found[0], where="", message=message, remedy="", names=tuple(names[:_NAMED]), count=len(found))
 

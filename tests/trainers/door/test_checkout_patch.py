@@ -190,6 +190,7 @@ def test_nothing_is_written_where_the_adapter_could_not_be_tried(patch, checkout
     assert init.read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_code_that_python_would_run_in_place_of_the_block_is_removed(patch, checkout, init):
     unchecked = py_compile.compile(str(init), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     checked = Path(unchecked).with_name(f"{init.stem}.other-1.pyc")
@@ -231,6 +232,7 @@ def test_the_command_in_a_folder_without_a_trainer(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_command_does_not_patch_what_the_adapter_does_not_know(patch, checkout, init):
     pytest.importorskip("accelerate", reason="without torch and accelerate the adapter cannot be tried")
     if patch is SD_SCRIPTS:

@@ -62,6 +62,7 @@ def test_a_run_that_fails_before_its_first_batch_has_trained_nothing(run, monkey
     assert said() == []
 
 
+@pytest.mark.slow
 def test_the_last_epoch_is_told_at_the_end_of_the_program():
     program = """
 import logging, types

@@ -65,6 +65,7 @@ def test_an_unknown_version_is_refused_whole(unknown_version):
     assert done.stdout.splitlines()[-1] == "False library.train_util"
 
 
+@pytest.mark.slow
 def test_where_an_unknown_version_is_imported_already_install_says_so(unknown_version):
     code = """
         kb.uninstall()

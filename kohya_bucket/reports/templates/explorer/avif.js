@@ -1,4 +1,4 @@
-/* AVIF: the size (`ispe`) of the item that `pitm` names; one that is turned or cut when shown is not read. */
+/* AVIF: the size (`ispe`) of the item that `pitm` names; one that is cut when shown is not read. */
 
 function* boxes(bytes, at, end) {
   while (at + 8 <= end) {
@@ -26,10 +26,15 @@ async function readAvif(pieces) {
   const properties = inside(bytes, box, 0, "iprp"), container = inside(bytes, properties, 0, "ipco");
   const known = [...boxes(bytes, container.at, container.end)];
   const mine = ownProperties(bytes, inside(bytes, properties, 0, "ipma"), wanted).map((i) => known[i - 1]).filter(Boolean);
-  if (mine.some((one) => ["irot", "imir", "clap"].includes(one.kind))) elsewhere("an AVIF that is turned or cut when shown");
+  const { irot, imir, clap } = Object.fromEntries(mine.map((one) => [one.kind, one]));
+  if (clap) elsewhere("an AVIF that is cut when shown");
+  const axis = imir && bytes[imir.at] & 1, turns = irot ? bytes[irot.at] & 3 : 0;
+  const orientation = (imir ? (axis ? [2, 7, 4, 5] : [4, 5, 2, 7]) : [1, 8, 3, 6])[turns];
+  // Where nothing else turns it, Pillow goes by its XMP.
+  if (orientation === 1 && text(bytes).includes("rdf+xml") && /tiff:Orientation/.test(text(await pieces.at(0, pieces.length)))) elsewhere("an AVIF whose XMP has an orientation");
   const sizes = mine.filter((one) => one.kind === "ispe" && one.end - one.at === 12);
   if (sizes.length !== 1) damaged("AVIF");
-  return { width: big(bytes, sizes[0].at + 4, 4), height: big(bytes, sizes[0].at + 8, 4), orientation: 1 };
+  return { width: big(bytes, sizes[0].at + 4, 4), height: big(bytes, sizes[0].at + 8, 4), orientation };
 }
 
 /* Numbers, from 1, of the properties of an item. */

@@ -5,21 +5,24 @@ const skipped = (marker) => marker === 0xc4 || marker === 0xdb || marker === 0xd
 
 /* JPEG: segment after segment up to the first scan, as decoders do. */
 async function readJpeg(pieces) {
-  let at = 2, found = null, orientation = 1;
+  let at = 2, found = null, exif = NONE, xmp = [0, 0];
   for (let n = 0; n < 1024; n++) {
     const piece = await pieces.at(at, 10);
     if (piece.length < 10 || piece[0] !== 0xff) damaged("JPEG");
     const marker = piece[1], length = big(piece, 2, 2);
     if (length < 2) damaged("JPEG");
     if (skipped(marker)) {
-      if (marker === 0xe1 && ascii(piece, 4, 6) === "Exif\0\0") orientation = await orientationAt(pieces, at + 10, Math.max(length - 8, 0));
+      if (marker === 0xe1 && ascii(piece, 4, 6) === "Exif\0\0") {
+        const part = (await pieces.at(at + 10, length + HEAD)).subarray(0, Math.max(length - 8, 0)); // what follows comes along
+        exif = exif.length ? new Uint8Array([...exif, ...part]) : part;
+      } else if (marker === 0xe1 && text(await pieces.at(at + 4, 29)) === "http://ns.adobe.com/xap/1.0/\0") xmp = [at + 33, length - 31];
     } else if (FRAMES.has(marker)) {
       if (found) damaged("JPEG");
       if (piece[4] !== 8 || ![1, 3, 4].includes(piece[9])) elsewhere("a JPEG of an unusual kind");
       found = { width: big(piece, 7, 2), height: big(piece, 5, 2) };
     } else if (marker === 0xda && found) {
       if (at + 2 + length > pieces.length) damaged("JPEG");
-      return { ...found, orientation };
+      return { ...found, orientation: orientationOf(exif, await pieces.at(...xmp)) };
     } else if (marker >= 0xc3 && marker <= 0xcf) elsewhere("a JPEG of an unusual kind");
     else damaged("JPEG");
     at += 2 + length;
@@ -38,25 +41,56 @@ function crc32(bytes) {
   return ~sum >>> 0;
 }
 
-/* PNG: the checksums of the header and of eXIf must be right, and the pixels begin inside the file. */
+const TEXTS = ["tEXt", "zTXt", "iTXt", "iCCP"], MOST_TEXT = 1 << 20; // bytes of one, unpacked, that Pillow reads
+const TELLING = /^(?:Raw profile type exif|XML:com\.adobe\.xmp|exif|xmp)\0/;
+
+/* PNG: the header's checksum must be right, and the pixels begin inside the file. */
 async function readPng(pieces) {
-  const { head } = pieces;
+  const { head } = pieces, chunks = [];
   if (head.length < 41 || big(head, 8, 4) !== 13 || ascii(head, 12, 4) !== "IHDR" || crc32(head.subarray(12, 29)) !== big(head, 29, 4)) damaged("PNG");
   if (!(DEPTHS[head[25]] || []).includes(head[24]) || head[26] || head[27]) damaged("PNG");
-  let at = 33, orientation = 1;
-  for (let n = 0; n < 256; n++) {
-    const chunk = await pieces.at(at, 8);
-    if (chunk.length < 8) damaged("PNG");
-    const length = big(chunk, 0, 4), name = ascii(chunk, 4, 4);
-    if (name === "IDAT") return { width: big(head, 16, 4), height: big(head, 20, 4), orientation };
-    if (name === "eXIf") {
-      const whole = await pieces.at(at + 4, Math.min(length, MOST_EXIF) + 8);
-      if (length <= MOST_EXIF && (whole.length < length + 8 || crc32(whole.subarray(0, length + 4)) !== big(whole, length + 4, 4))) damaged("PNG");
-      orientation = await orientationAt(pieces, at + 8, Math.min(length, MOST_EXIF));
+  let pixels = false, telling = false;
+  for (let at = 33, n = 0; n < 16384; n++) {
+    const chunk = await pieces.at(at, 8), length = big(chunk, 0, 4), name = ascii(chunk, 4, 4);
+    if (chunk.length < 8 || name === "IEND" || (pixels && name === "fcTL")) break;
+    if (name === "IDAT" && !pixels) {
+      pixels = true;
+      // All but the last are of one length as a rule: then nothing is behind them.
+      const last = at + Math.floor(Math.max(0, pieces.length - 13 - at) / (12 + length)) * (12 + length), piece = await pieces.at(last, 8);
+      if (ascii(piece, 4, 4) === "IDAT" && last + 24 + big(piece, 0, 4) === pieces.length) break;
     }
+    if (!pixels || name === "eXIf" || TEXTS.includes(name)) chunks.push({ name, at, length });
+    telling ||= name === "eXIf" || (TEXTS.includes(name) && ((name !== "tEXt" && length > 1000) || TELLING.test(ascii(await pieces.at(at + 8, 32), 0, 32))));
     at += 12 + length;
   }
-  return damaged("PNG");
+  if (!pixels) damaged("PNG");
+  return { width: big(head, 16, 4), height: big(head, 20, 4), orientation: telling ? await pngOrientation(pieces, chunks) : 1 };
+}
+
+/* The same of its EXIF or texts: as Pillow, the last of a name counts, and no checksum may be wrong. */
+async function pngOrientation(pieces, chunks) {
+  const found = {};
+  for (const { name, at, length } of chunks) {
+    const whole = await pieces.at(at + 4, length + 8), data = whole.subarray(4, 4 + length), end = data.indexOf(0);
+    if (whole.length < length + 8 || !/^[a-z]{4}$/i.test(name) || crc32(whole.subarray(0, 4 + length)) !== big(whole, 4 + length, 4)) damaged("PNG");
+    if (name === "eXIf") found.exif = data;
+    if (!TEXTS.includes(name) || end < 1) continue;
+    const packed = name === "iTXt" ? data[end + 1] : name !== "tEXt", start = name === "iTXt" ? data.indexOf(0, data.indexOf(0, end + 3) + 1) : end + packed;
+    const value = packed ? await unpacked(data.subarray(start + 1)) : data.subarray(start + 1);
+    if (name !== "iCCP") found[text(data.subarray(0, end))] = value;
+  }
+  const { exif, "Raw profile type exif": raw, "XML:com.adobe.xmp": xmp } = found, hex = raw && text(raw).split("\n").slice(3).join("");
+  if (raw && !/^(?:\s*[\da-f]{2})*\s*$/i.test(hex)) return exif ? orientationOf(exif, xmp) : 1;
+  return orientationOf(exif || Uint8Array.from((hex || "").match(/[\da-f]{2}/gi) || [], (two) => parseInt(two, 16)), xmp);
+}
+
+async function unpacked(bytes) {
+  const reader = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate")).getReader(), parts = [];
+  let length = 0;
+  try {
+    for (let part; length <= MOST_TEXT && !(part = await reader.read()).done; length += part.value.length) parts.push(part.value);
+  } catch { elsewhere("a PNG with a damaged text"); }
+  return length > MOST_TEXT ? refuse("its text or profile is larger than Pillow reads") : new Uint8Array(await new Blob(parts).arrayBuffer());
 }
 
 /* WebP: lossy, lossless, or extended, whose canvas is stored minus one. */
@@ -65,7 +99,7 @@ async function readWebp(pieces) {
   if (head.length < 30 || pieces.length < small(head, 4, 4) + 8) damaged("WebP");
   if (kind === "VP8X") {
     if (small(head, 16, 4) !== 10) damaged("WebP");
-    const orientation = first & 0x08 ? await webpOrientation(pieces) : 1;
+    const orientation = first & 0x0c ? await webpOrientation(pieces, first) : 1;
     return { width: small(head, 24, 3) + 1, height: small(head, 27, 3) + 1, orientation };
   }
   if (kind === "VP8 ") {
@@ -77,18 +111,16 @@ async function readWebp(pieces) {
   return { width: (packed & 0x3fff) + 1, height: ((packed >>> 14) & 0x3fff) + 1, orientation: 1 };
 }
 
-async function webpOrientation(pieces) {
+async function webpOrientation(pieces, flags) {
+  let exif = [0, 0], xmp = [0, 0];
   for (let at = 30, n = 0; n < 64; n++) {
-    const chunk = await pieces.at(at, 8);
-    if (chunk.length < 8) return 1;
-    const length = small(chunk, 4, 4);
-    if (ascii(chunk, 0, 4) === "EXIF") {
-      const block = await pieces.at(at + 8, Math.min(length, MOST_EXIF));
-      return orientationOf(ascii(block, 0, 6) === "Exif\0\0" ? block.subarray(6) : block);
-    }
+    const chunk = await pieces.at(at, 8), length = small(chunk, 4, 4), name = ascii(chunk, 0, 4);
+    if (chunk.length < 8) break;
+    if (name === "EXIF" && flags & 0x08 && !exif[1]) exif = [at + 8, length];
+    if (name === "XMP " && flags & 0x04 && !xmp[1]) xmp = [at + 8, length];
     at += 8 + length + (length % 2);
   }
-  return 1;
+  return orientationOf(await pieces.at(...exif), await pieces.at(...xmp));
 }
 
 /* Pillow, which judges these, refuses more. */

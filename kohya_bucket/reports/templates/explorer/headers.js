@@ -1,6 +1,6 @@
 /* The stored size of an image from its header, read by File.slice; what cannot be told has a reason and no size. */
 
-const HEAD = 16384, MOST_EXIF = 65536;
+const HEAD = 16384;
 class Unreadable extends Error {}
 const refuse = (why) => { throw new Unreadable(why); };
 const damaged = (kind) => refuse(`its ${kind} header is damaged or cut off`);
@@ -40,26 +40,34 @@ const number = (little) => (bytes, at, length) => {
 };
 const big = number(false), small = number(true);
 
-/* EXIF orientation from a TIFF block; 1 where there is none or it is damaged. */
-function orientationOf(tiff) {
-  const order = ascii(tiff, 0, 2), get = order === "II" ? small : order === "MM" ? big : null;
-  if (!get || tiff.length < 8) return 1;
-  const first = get(tiff, 4, 4);
-  if (first + 2 > tiff.length) return 1;
-  const entries = Math.min(get(tiff, first, 2), Math.floor((tiff.length - first - 2) / 12));
-  for (let at = first + 2; at < first + 2 + 12 * entries; at += 12) {
-    if (get(tiff, at, 2) !== 0x0112) continue;
-    const kind = get(tiff, at + 2, 2), value = get(tiff, at + 8, 2);
-    return kind === 3 && value >= 1 && value <= 8 ? value : 1;
-  }
-  return 1;
-}
+const text = (bytes) => new TextDecoder("latin1").decode(bytes);
+const NONE = new Uint8Array();
 
-/* The same of a block in a file, of which the first entries are enough as a rule. */
-async function orientationAt(pieces, offset, length) {
-  const part = await pieces.at(offset, Math.min(length, 512)), get = ascii(part, 0, 2) === "II" ? small : big, first = get(part, 4, 4);
-  const enough = first + 2 <= part.length && first + 2 + 12 * get(part, first, 2) <= part.length;
-  return orientationOf(enough || part.length === length ? part : await pieces.at(offset, length));
+const upright = (value) => (Number.isInteger(value) && value > 1 && value <= 8 ? value : 1);
+const BYTES = { 1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8 }; // of a value, by its type
+const NUMBERS = { 3: "Uint16", 4: "Uint32", 6: "Int8", 8: "Int16", 9: "Int32", 11: "Float32", 12: "Float64", 13: "Uint32", 16: "BigUint64" };
+
+/* What Pillow's `exif_transpose` applies, 1 to 8, by a block of EXIF, or else by XMP. 1 where Pillow cannot read the block. */
+function orientationOf(exif, xmp = NONE) {
+  for (let n = 0; n < 2 && ascii(exif, 0, 6) === "Exif\0\0"; n++) exif = exif.subarray(6);
+  if (!exif.length) return upright(+/tiff:Orientation(?:="|>)([0-9])/.exec(text(xmp))?.[1]);
+  if (exif.length < 8 || !["II*\0", "II\0*", "MM\0*", "MM*\0", "MM\0+"].includes(ascii(exif, 0, 4))) return 1;
+  const view = new DataView(exif.buffer, exif.byteOffset, exif.length), little = exif[0] === 0x49;
+  const long = (at) => view.getUint32(at, little), short = (at) => view.getUint16(at, little);
+  let at = long(4), left = exif.length;
+  for (let n = at + 2 <= exif.length ? short(at) : 0, entry = at + 2; n && entry + 12 <= exif.length; n--, entry += 12) {
+    const kind = short(entry + 2), bytes = long(entry + 4) * (BYTES[kind] || 0);
+    at = entry + 8;
+    if (bytes > 4) {
+      if ((left -= bytes) < 0) continue;
+      at = long(at);
+      if (at + bytes > exif.length) break;
+    }
+    if (short(entry) !== 0x0112 || !bytes) continue;
+    if (kind === 5 || kind === 10) return upright(long(at) / long(at + 4));
+    return NUMBERS[kind] ? upright(Number(view[`get${NUMBERS[kind]}`](at, little))) : 1;
+  }
+  return orientationOf(NONE, xmp);
 }
 
 /* Which reader takes a file with these first bytes. */

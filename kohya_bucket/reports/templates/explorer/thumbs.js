@@ -1,6 +1,6 @@
 /* Pictures of images as they are stored, made when they come into sight. */
 
-/* Browsers turn an image as its EXIF asks; this turns it back. */
+/* Browsers turn an image as its EXIF asks, unless a style forbids it, which is for files given to the page; this turns others back. */
 const TURN_BACK = { 2: "scaleX(-1)", 3: "rotate(180deg)", 4: "scaleY(-1)", 5: "matrix(0,1,1,0,0,0)", 6: "rotate(-90deg)", 7: "matrix(0,-1,-1,0,0,0)", 8: "rotate(90deg)" };
 
 /* A picture of `item` in a box of this size. Its file is opened now, and let go when `release` is called. */
@@ -12,8 +12,8 @@ function storedPicture(item, width, height) {
     img.style.transform = turned ? TURN_BACK[item.orientation] || "" : "";
   };
   // Chromium turns JPEG and PNG, and not WebP; where the sides differ, the picture itself tells.
-  lay(item.orientation > 1 && !/\.webp$/i.test(item.path));
-  img.addEventListener("load", () => { if (item.orientation >= 5 && item.width !== item.height) lay((img.naturalWidth > img.naturalHeight) !== (item.width > item.height)); });
+  lay(!item.file && item.orientation > 1 && !/\.webp$/i.test(item.path));
+  img.addEventListener("load", () => { if (!item.file && item.orientation >= 5 && item.width !== item.height) lay((img.naturalWidth > img.naturalHeight) !== (item.width > item.height)); });
   const address = item.file ? URL.createObjectURL(item.file) : item.url;
   img.addEventListener("error", () => { node.classList.add("missing"); node.textContent = item.file ? "no preview" : "not found"; });
   if (address) img.src = address; else img.dispatchEvent(new Event("error"));

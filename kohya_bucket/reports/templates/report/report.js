@@ -68,9 +68,9 @@ class View {
   async dropped(file) {
     if (!file) return;
     try {
-      const bitmap = await asStored(file);
-      this.field.value = `${bitmap.width}×${bitmap.height}`;
-      this.answer(bitmap.width, bitmap.height, bitmap, file.name);
+      const { img, width, height } = await asStored(file);
+      this.field.value = `${width}×${height}`;
+      this.answer(width, height, () => img, file.name);
     } catch {
       this.field.value = "";
       this.answerBox.replaceChildren(h("p", { class: "bad" }, `This browser cannot read ${file.name} as an image.`));
@@ -93,6 +93,16 @@ class View {
     this.answerBox.replaceChildren(...parts);
     this.setAsked({ width, height });
   }
+}
+
+/* A picture of `file` as it is stored, with its size in pixels: browsers turn it as its EXIF asks, training does not. */
+async function asStored(file) {
+  const src = URL.createObjectURL(file), img = h("img", { class: "as-stored", alt: "", src });
+  document.body.append(img);
+  try {
+    await img.decode();
+    return { img, width: img.offsetWidth, height: img.offsetHeight };
+  } finally { img.remove(); URL.revokeObjectURL(src); }
 }
 
 let shown = null;

@@ -1,6 +1,6 @@
 /* What becomes of one image, in words and as a picture. */
 
-/* Nodes about a size. `about`: name, bitmap or image to draw, how many images are in the bucket, texts of reasons. */
+/* Nodes about a size. `about`: name, picture, how many images are in the bucket, texts of reasons. */
 function answerParts(rule, width, height, result, about) {
   if (result.bucket === null) return [h("p", { class: "bad" }, `${size([width, height])} has no bucket: ${about.reasons[result.reason]}.`)];
   const { bucket, resized, cut } = result, facts = [];
@@ -52,7 +52,7 @@ function keptBox(result) {
 const inShort = (bucket, loss, scale) =>
   `${size(bucket)}, ${loss ? `${percent(loss)} cut off` : "uncut"}${scale > 1.001 ? `, enlarged ×${scale.toFixed(2)}` : ""}`;
 
-/* The resized image with the kept area outlined. `picture` is a bitmap, or makes a node for a box of a size. */
+/* The resized image with the kept area outlined. `picture` makes a node for a box of a size. */
 function preview(result, picture, longest = 190) {
   const { resized, bucket } = result;
   const unit = Math.min(longest / Math.max(resized[0], resized[1]), 1);
@@ -60,11 +60,7 @@ function preview(result, picture, longest = 190) {
   const frame = h("div", { class: "frame", role: "img", "aria-label": `The image with what is kept outlined: ${text}` });
   frame.style.width = `${Math.max(8, resized[0] * unit)}px`;
   frame.style.height = `${Math.max(8, resized[1] * unit)}px`;
-  if (picture instanceof ImageBitmap) {
-    const canvas = h("canvas", { width: Math.max(1, Math.round(resized[0] * unit * 2)), height: Math.max(1, Math.round(resized[1] * unit * 2)) });
-    canvas.getContext("2d").drawImage(picture, 0, 0, canvas.width, canvas.height);
-    frame.append(canvas);
-  } else if (picture) frame.append(picture(Math.max(8, resized[0] * unit), Math.max(8, resized[1] * unit)));
+  if (picture) frame.append(picture(Math.max(8, resized[0] * unit), Math.max(8, resized[1] * unit)));
   frame.append(keptBox(result));
   return h("figure", { class: "preview" }, frame, h("figcaption", {}, text));
 }
