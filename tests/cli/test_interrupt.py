@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
+from kohya_bucket.cli import group
 from tests.pictures import make_pictures
 
 pytest.importorskip("pyarrow")
@@ -132,3 +135,17 @@ def test_an_interrupt_while_a_command_is_imported_is_one_line(module: str, line:
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate(timeout=60)
     assert (child.returncode, errors.splitlines()) == (130, [line])
+
+
+def test_an_interrupt_inside_pythons_own_locks_is_one_too(monkeypatch, capsys):
+    def start_a_thread(*_):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(group.PlainGroup, "invoke", start_a_thread, raising=False)
+    with pytest.raises(typer.Exit) as ended:
+        group._Commands().invoke(SimpleNamespace(invoked_subcommand="compare"))
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == "kohya-bucket compare: interrupted\n"

@@ -356,7 +356,10 @@ def test_the_command_puts_a_folder_or_a_config_into_the_page(browser, images, tm
 
 def test_it_asks_nothing_from_the_network(browser, tmp_path) -> None:
     page = render_explorer()
-    assert set(re.findall(r"https?://[^\s\"'`]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"https?://[^\s\"'`]+", page)) == {
+        "http://www.w3.org/2000/svg",
+        "http://ns.adobe.com/xap/1.0/\\0",
+    }
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page).group(1)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy

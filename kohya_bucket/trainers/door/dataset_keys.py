@@ -27,7 +27,7 @@ class DatasetKeys:
 def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
     """Smallest and largest side rounded to the step: down for one, up for the other.
 
-    A smallest below one step, which rounding would leave without a value, is given back as it is.
+    With upscaling, a smallest below one step is given back as it is: rounding would leave nothing to name.
 
     Raises:
         BucketSettingsError: none lies between them.
@@ -39,7 +39,8 @@ def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
             f"min_bucket_reso {low} is above max_bucket_reso {high}, so that no side fits: lower the one or raise "
             "the other"
         )
-    return low - low % steps if low >= steps else low, high + -high % steps
+    whole = low >= steps or keys.bucket_no_upscale
+    return low - low % steps if whole else low, high + -high % steps
 
 
 def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: IntArray | None = None) -> BucketRule:
