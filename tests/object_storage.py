@@ -33,8 +33,6 @@ def forget_clients() -> None:
     s3fs.S3FileSystem.clear_instance_cache()
     remote._system.cache_clear()
     storage._asking_once.cache_clear()
-    storage._reader.cache_clear()
-    storage._left_to_fsspec.clear()
 
 
 @contextmanager

@@ -216,7 +216,6 @@ def test_a_server_that_fails_is_asked_no_more_often_than_is_said(bucket, monkeyp
     monkeypatch.setattr(storage.time, "sleep", waits.append)
     monkeypatch.setattr(Faulty, "asked", [])
     monkeypatch.setattr(Faulty, "status", status)
-    monkeypatch.setattr(storage, "_left_to_fsspec", {"training"})
     server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_address[1]}"
