@@ -46,7 +46,7 @@ class _Commands(PlainGroup):
         except (KeyboardInterrupt, RuntimeError) as error:  # typer itself would end without a word
             # Python's own lock, interrupted while a thread starts, says that it is not locked
             interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
-            if not isinstance(interrupt, KeyboardInterrupt):
+            if isinstance(error, typer.Exit) or not isinstance(interrupt, KeyboardInterrupt):
                 raise
             # that of a scan says how far it was
             print(f"kohya-bucket {ctx.invoked_subcommand}: {one_line(interrupt) or 'interrupted'}", file=sys.stderr)

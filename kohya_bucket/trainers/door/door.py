@@ -1,8 +1,8 @@
 """A trainer's door: opened when, and only when, all that orders its epochs is known; closed without trace.
 
 Its seams are places of the trainer: each says what must be there, and what replaces it. A trainer that is imported
-already is changed at once, otherwise as soon as its home module is imported. What keeps a run
-from training without the plan is in `guards.py`.
+already is changed at once, otherwise as soon as its home module is imported. What keeps a run from
+training without the plan is in `guards.py`.
 """
 
 from __future__ import annotations
