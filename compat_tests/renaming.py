@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
+
 HERE = Path(__file__).resolve().parent
 ADDED = "added_in_another_version"
 
@@ -169,6 +171,7 @@ def given(name: str, path: str) -> str:
     taken = inspect.signature(function).parameters.values()
     made_up = {one.name: MagicMock() for one in taken if one.default is one.empty and one.kind not in (2, 4)}
     made_up |= {"args": Namespace(), "file": str(HERE.parent / "pyproject.toml"), "self": MagicMock(), ADDED: 1}
+    made_up |= {"image": np.zeros((4, 4, 3), np.uint8), "resized_size": (4, 4)}
     try:
         answer = function(**{key: value for key, value in made_up.items() if key in {one.name for one in taken}})
         list(answer if isinstance(answer, Iterator) else ())

@@ -128,7 +128,8 @@ def write_metadata(file: Path, paths: list[Path], sizes: bool = False) -> Path:
     for path in paths:
         entries[str(path)] = {"caption": path.stem, "tags": "a, b"}
         if sizes:
-            entries[str(path)]["image_size"] = list(Image.open(path).size)
+            for name in ("image_size", "train_resolution"):  # the second until 0.9
+                entries[str(path)][name] = list(Image.open(path).size)
     file.write_text(json.dumps(entries), encoding="utf-8")
     return file
 

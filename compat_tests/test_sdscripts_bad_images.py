@@ -3,7 +3,8 @@
 import collections
 
 import pytest
-from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images
+from PIL import Image
+from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images, write_metadata
 from several_sizes import batches_of, cache_group, config_of, sizes_of
 
 from kohya_bucket.trainers.door import batches
@@ -119,3 +120,57 @@ def test_a_run_without_any_image_ends(patched, tmp_path):
     (tmp_path / "nowhere" / "a.png").write_bytes(b"")
     with pytest.raises(SystemExit, match="no image is left to train"):
         build_groups(patched, config)
+
+
+def edit(path, turn):
+    """Another picture in a file's place: of another shape, or of the same, scaled by one factor."""
+    with Image.open(path) as image:
+        size = image.size
+    Image.new("RGB", (size[1] // 2, size[0]) if turn else (size[0] * 2, size[1] * 2), "red").save(path)
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Makes a group, then turns its first picture into another shape and enlarges its last."""
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 60, 300))
+
+    def make(patched, **subset):
+        group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}, **subset))
+        files = sorted((tmp_path / "a").glob("*.png"))
+        edit(files[0], turn=True)
+        edit(files[-1], turn=False)
+        return group, str(files[0]), set(map(str, files[1:]))
+
+    return make
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_of_another_shape_than_its_bucket_was_chosen_for(patched, edited, workers, caplog):
+    group, changed, whole = edited(patched)
+    for counts in trained_of(batches_of(patched, group, epochs=2, workers=workers)):
+        assert set(counts) == whole
+    if not workers:
+        assert f"{changed} is left out: " in caplog.text
+        assert "another shape than when its bucket was chosen" in caplog.text
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_it_is_not_cached_either(patched, edited, to_disk, caplog):
+    group, changed, whole = edited(patched)
+    cache_group(group, MeanVAE(), to_disk)
+    assert f"{changed} is left out: " in caplog.text
+    for counts in trained_of(batches_of(patched, group, epochs=1)):
+        assert set(counts) == whole
+
+
+def test_a_size_that_metadata_states_is_what_images_are_scaled_by(patched, tmp_path):
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 60, 300))
+    files = sorted((tmp_path / "a").glob("*.png"))
+    listed = write_metadata(tmp_path / "meta.json", files, sizes=True)
+    subset = {"metadata_file": str(listed), "image_dir": str(tmp_path / "a")}
+    keys = {"resolution": 128, "enable_bucket": True, "batch_size": 2, "min_bucket_reso": 64}
+    config = {"datasets": [{**keys, "subsets": [subset]}], "kohya_bucket": {"remainder": "keep"}}
+    group, _ = build_groups(patched, config)
+    edit(files[0], turn=True)
+    (counts,) = trained_of(batches_of(patched, group, epochs=1))
+    assert sum(counts.values()) == COUNT == len(counts)

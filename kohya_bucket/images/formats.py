@@ -134,6 +134,8 @@ def not_loaded(error: BaseException) -> str:
         raise error
     if isinstance(error, OSError) and error.errno is None:  # Pillow's own, not the system's
         return not_decoded(error)
+    if isinstance(error, UnreadableImageError):
+        return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

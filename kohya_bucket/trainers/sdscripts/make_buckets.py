@@ -29,7 +29,7 @@ from kohya_bucket.trainers.sdscripts.config.files import (
     written_ns,
 )
 from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, Sizes, refuse_random_crops
-from kohya_bucket.trainers.sdscripts.objects import CutSize, Dataset, Group, HeldDataset, ImageRecord, Subset
+from kohya_bucket.trainers.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, ResizedSize, Subset
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.trainers.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
 
@@ -99,8 +99,9 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     placing = table.place(sizes, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
     placement = placing.placement
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
+    resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
     pairs = map(_pairs, (sizes.rows, placement.bucket_sizes))
-    columns = zip(placing.kept.tolist(), infos, *pairs, CutSize.of(placement), strict=True)
+    columns = zip(placing.kept.tolist(), infos, *pairs, resized_sizes, strict=True)
     for keep, info, size, bucket, resized in columns:
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
@@ -122,7 +123,7 @@ def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequen
     sd-scripts would go by caches whose names begin like an image's, and would count what it leaves out.
     """
     limit = getattr(dataset, "skip_image_resolution", None)
-    if limit is None or not all(hasattr(dataset.image_to_subset[key], "metadata_file") for key in table.keys):
+    if limit is None or not _is_listed(dataset, table):
         return range(len(table))
     skips = skipped_images(table.paths, list(_pairs(sizes.rows)), limit)
     if skips.reasons and is_first_process():
@@ -131,6 +132,11 @@ def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequen
         if names:
             logger.warning("\n".join(skipped_lines(names)))
     return [i for i in range(len(table)) if i not in skips]
+
+
+def _is_listed(dataset: Dataset, table: DatasetTable) -> bool:
+    """Whether metadata lists the images, and may state their sizes."""
+    return all(hasattr(dataset.image_to_subset[key], "metadata_file") for key in table.keys)
 
 
 def _pairs(rows: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:

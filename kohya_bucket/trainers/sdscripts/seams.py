@@ -32,7 +32,7 @@ from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, p
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.caching import extra_sizes
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents, check_one_size_each
-from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable_plainly
+from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable_plainly, check_shape
 from kohya_bucket.trainers.sdscripts.caching.text import cache_text_outputs, is_ahead
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
@@ -316,10 +316,12 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 def _trim(
     place: Replaced, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
-    if not isinstance(resized_size, objects.CutSize):
+    check_shape((image.shape[1], image.shape[0]), resized_size)
+    crop = getattr(resized_size, "crop", None)
+    if crop is None:
         return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
     resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
-    (left, top), (width, height) = resized_size.crop, reso
+    (left, top), (width, height) = crop, reso
     return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
 
 

@@ -24,7 +24,7 @@ from kohya_bucket.trainers.door.batches import ImageKey, PlannedBatch
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
-from kohya_bucket.trainers.sdscripts.objects import CutSize, Group, HeldDataset, inner_of
+from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, ResizedSize, inner_of
 
 
 class KeyTable(Sequence[list[str]]):
@@ -264,9 +264,9 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
     if kinds == {str}:
         texts = TextColumn.of(values)
         return keys if texts == keys else texts
-    if CutSize in kinds and kinds <= {tuple, CutSize}:
-        rows = [(*value, *getattr(value, "crop", (-1, -1))) for value in values]
-        return Numbers(np.array(rows, dtype=np.int32), CutSize.of_row)
+    if ResizedSize in kinds and kinds <= {tuple, ResizedSize}:
+        rows = list(map(ResizedSize.row_of, values))
+        return Numbers(np.array(rows, dtype=np.int32), ResizedSize.of_row)
     if kinds not in ({tuple}, {list}) or len({len(row) for row in values}) > 1:
         return values
     numbers = np.array(values) if {type(part) for row in values for part in row} == {int} else np.empty(0)

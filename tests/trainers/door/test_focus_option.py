@@ -17,7 +17,7 @@ from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions, environment_table, rooted
 from kohya_bucket.trainers.door.placing import focus_of, place_images, refuse_conflicts, refuse_unmatched
 from kohya_bucket.trainers.sdscripts.config.model import refuse_random_crops
-from kohya_bucket.trainers.sdscripts.objects import CutSize
+from kohya_bucket.trainers.sdscripts.objects import ResizedSize
 from kohya_bucket.trainers.sdscripts.tables import column_of
 
 KEYS = DatasetKeys((256, 256), True, 64, 512, 64, False)
@@ -62,10 +62,10 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
     found = placing(tmp_path, options(tmp_path)).placement
     plain = placing(tmp_path, AdapterOptions()).placement
     assert found.cuts[2].tolist() == plain.cuts[2].tolist()
-    sizes = CutSize.of(found)
-    assert sizes == CutSize.of(plain)  # as sizes they are the same; some know of a cut besides
+    sizes = ResizedSize.of(found)
+    assert sizes == ResizedSize.of(plain)  # as sizes they are the same; some know of a cut besides
     moved = (found.cuts != plain.cuts).any(axis=1)
-    assert [isinstance(size, CutSize) for size in sizes] == moved.tolist()
+    assert [isinstance(size, ResizedSize) for size in sizes] == moved.tolist()
     assert moved.tolist() == [True, True, False, True]
     assert [size.crop_ltrb((128, 448)) for size in sizes[:1]] == [tuple(found.crop_ltrb[0].tolist())]
     column = pickle.loads(pickle.dumps(column_of(sizes, TextColumn.of(["a", "b", "c", "d"]))))  # as loaders' workers do
@@ -73,7 +73,7 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
         (size, getattr(size, "crop", None)) for size in sizes
     ]
     assert [type(column[i]) for i in range(4)] == list(map(type, sizes))
-    assert not any(isinstance(size, CutSize) for size in CutSize.of(plain))
+    assert not any(isinstance(size, ResizedSize) for size in ResizedSize.of(plain))
 
 
 def test_images_that_the_file_names_and_that_are_not_there_are_named_once(tmp_path, caplog) -> None:

@@ -22,7 +22,7 @@ from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.group import moved_images
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import is_first_process
-from kohya_bucket.trainers.sdscripts.objects import CutSize, Dataset, HeldDataset, ImageRecord, Size, inner_of
+from kohya_bucket.trainers.sdscripts.objects import Dataset, HeldDataset, ImageRecord, ResizedSize, Size, inner_of
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
 
 _SLOTS = ("latents", "latents_flipped", "latents_npz", "latents_original_size", "latents_crop_ltrb", "alpha_mask")
@@ -66,7 +66,7 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
     shown: dict[str, Any] = {}
     for i, key in zip(index.images.tolist(), owner.bucket_manager.buckets[index], strict=True):
         info = own[key]
-        size, resized = _size_at(images, i, index.bucket)
+        size, resized = _size_at(images, i, index.bucket, info)
         if tuple(info.bucket_reso) != size:
             shown[key] = _with_latents(_Variant(info, size, resized), getattr(owner, _KEPT, {}))
     owner.image_data = ChainMap(shown, own) if shown else own
@@ -76,10 +76,11 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
         owner.image_data = own
 
 
-def _size_at(images: PlacedDataset, image: int, bucket: int) -> tuple[Size, Size]:
+def _size_at(images: PlacedDataset, image: int, bucket: int, info: ImageRecord) -> tuple[Size, Size]:
     """(bucket, resized size) of an image in any bucket."""
     placement = images.placed_at(image, bucket)
-    return as_pair(placement.bucket_sizes[0]), CutSize.of(placement)[0]
+    (resized,) = ResizedSize.of(placement, getattr(info.resized_size, "is_stated", False))
+    return as_pair(placement.bucket_sizes[0]), resized
 
 
 def _with_latents(variant: _Variant, cached: Mapping[tuple[str, Size], Mapping[str, Any]]) -> Any:
@@ -154,7 +155,7 @@ def _variants(dataset: Dataset) -> list[_Variant]:
     for members, buckets in (images.pairs, moved_images(images, table.options, [world()[0]])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
             info: ImageRecord = dataset.image_data[images.keys[i]]
-            size, resized = _size_at(images, i, k)
+            size, resized = _size_at(images, i, k, info)
             if tuple(info.bucket_reso) != size:
                 found.append(_Variant(info, size, resized))
     return found

@@ -11,14 +11,16 @@ from typing import Any
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.images.formats import UnreadableImageError, not_loaded
 from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.inputs import open_input
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.objects import Size
 
 logger = logging.getLogger("kohya_bucket")
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
+_AT_FAULT = (*NO_IMAGE, UnreadableImageError)
 FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
 
 
@@ -79,18 +81,46 @@ def tell(info: Any, why: BaseException, options: AdapterOptions) -> None:
     logger.warning("%s", one_line(f"{info.absolute_path} is left out: {line}"))
 
 
+def check_shape(size: Size, resized_size: Size) -> None:
+    """Refuse an image that has not the shape that its bucket was chosen for: sd-scripts would distort it.
+
+    Every rule scales an image by one factor, and rounds each side to the nearest pixel.
+
+    Args:
+        size: (width, height) of the image as it was loaded.
+        resized_size: that it is to be resized to; a `ResizedSize` where metadata states what `size` should be: then
+            nothing is refused, and `plan` names it.
+
+    Raises:
+        UnreadableImageError: the sides are not scaled alike.
+    """
+    (width, height), (resized_width, resized_height) = size, resized_size
+    if getattr(resized_size, "is_stated", False):
+        return
+    if 2 * abs(resized_width * height - resized_height * width) > width + height:
+        raise UnreadableImageError(
+            f"{width}x{height} pixels now, which is another shape than when its bucket was chosen: start again, if it "
+            "was edited"
+        )
+
+
 def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
-    """The images that sd-scripts loads ahead, on other threads, and could not load."""
+    """The images that sd-scripts loads ahead, on other threads, and could not load or place."""
     for info in infos:
         ahead = info.image
-        if isinstance(ahead, Future) and ahead.done() and not ahead.cancelled() and (why := ahead.exception()):
+        if ahead is None or (isinstance(ahead, Future) and (ahead.cancelled() or not ahead.done())):
+            continue
+        try:
+            height, width = (ahead.result() if isinstance(ahead, Future) else ahead).shape[:2]
+            check_shape((width, height), info.resized_size)
+        except Exception as why:
             yield info, why
 
 
 def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
     """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
     # anything else, such as a GPU without memory, is no image's fault
-    cache_the_readable(dataset, cache, options, _first_unreadable, NO_IMAGE)
+    cache_the_readable(dataset, cache, options, _first_unreadable, _AT_FAULT)
 
 
 def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
@@ -100,6 +130,7 @@ def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException
         try:
             with open_input(info.absolute_path) as file, Image.open(file) as image:
                 image.load()
-        except NO_IMAGE as error:
+                check_shape(image.size, info.resized_size)
+        except _AT_FAULT as error:
             yield info, error
             return

@@ -34,7 +34,7 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import (
     write_arrays,
     write_npz,
 )
-from kohya_bucket.trainers.sdscripts.objects import CutSize, Size
+from kohya_bucket.trainers.sdscripts.objects import Size
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class CacheItem:
             shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
             name = f"{name}/{resampler(name, shrinks=shrinks, by_trainer=True)}"
         middle = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
-        crop = resized.crop if isinstance(resized, CutSize) else middle
+        crop = getattr(resized, "crop", None) or middle
         return Fingerprint(
             nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
             self.flip, self.alpha_mask,
