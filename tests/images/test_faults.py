@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kohya_bucket.images.formats import not_loaded
-from kohya_bucket.trainers.sdscripts.objects import CutSize
+from kohya_bucket.trainers.sdscripts.objects import ResizedSize
 
 
 def raised(action):
@@ -14,7 +14,7 @@ def raised(action):
 
 
 def test_a_mistake_of_this_package_is_no_images_fault():
-    mistake = raised(lambda: CutSize((4, 4)).crop_ltrb((2, 2)))  # has no crop
+    mistake = raised(lambda: ResizedSize((4, 4)).crop_ltrb((2, 2)))  # has no crop
     with pytest.raises(AttributeError, match="crop"):
         not_loaded(mistake)
 
