@@ -40,7 +40,7 @@ def ways() -> list[dict]:
     return [
         {"stateful": s, "registered": r, "even": even, "workers": workers}
         for s, r, even, workers in itertools.product(stateful, [True, False], [True, False], [0, 2])
-        if (s or r) and (even or not workers)
+        if (s or r) and (not workers or (r and even))
     ]
 
 
