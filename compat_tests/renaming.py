@@ -208,7 +208,7 @@ def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:
 def names_of(seam: Any) -> set[str]:
     """Every name of the trainer that a seam relies on."""
     taken = inspect.signature(seam.replacement).parameters if inspect.isfunction(seam.replacement) else {}
-    own = [one for one in list(taken.values())[1:] if one.default is one.empty]  # without the place
+    own = [one for one in list(taken.values())[1:] if one.default is one.empty]  # without the seam
     named = {one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD}
     return {*seam.path.split("."), *named, *(name for check in seam.checks for name in check.names)} - {"self"}
 

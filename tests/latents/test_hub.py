@@ -26,6 +26,7 @@ def child(program: str, cache: Path, name: str = "someone/a-vae") -> subprocess.
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [VAE, TEXT], ids=["vae", "text"])
 def test_a_hub_that_cannot_be_reached_is_named_and_asked_once(program: str, tmp_path: Path) -> None:
     if program == TEXT:
@@ -37,6 +38,7 @@ def test_a_hub_that_cannot_be_reached_is_named_and_asked_once(program: str, tmp_
     assert "Retrying" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "vae"])
 def test_what_was_downloaded_before_is_taken_without_it(folder: str, tmp_path: Path) -> None:
     repository = tmp_path / "models--someone--a-vae"

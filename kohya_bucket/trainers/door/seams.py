@@ -99,7 +99,7 @@ class Seam:
         """What is put there."""
         if inspect.isclass(self.replacement):
             return self.replacement
-        place, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
+        seam, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
         theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
         first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
         known = {"self", *(self.only or named)}
@@ -108,7 +108,7 @@ class Seam:
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
             with exit_with_message():
-                return replacement(place, *args, **kwargs)
+                return replacement(seam, *args, **kwargs)
 
         @functools.wraps(original)
         def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -137,8 +137,8 @@ class Seam:
         return ""
 
 
-def _pass_on(place: Replaced, *args: Any, **kwargs: Any) -> Any:
-    return place.original(*args, **kwargs)
+def _pass_on(seam: Replaced, *args: Any, **kwargs: Any) -> Any:
+    return seam.original(*args, **kwargs)
 
 
 def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:

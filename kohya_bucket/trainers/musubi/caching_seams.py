@@ -38,11 +38,11 @@ _sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
 _trained: list[Trained] = []  # of the data set that makes its buckets at the moment
 
 
-def _generate(place: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
+def _generate(seam: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
     _given[:] = [argparse_namespace]
     if getattr(argparse_namespace, "skip_existing", False):
         argparse_namespace.skip_existing = False  # it asks only whether there is a file
-    return place.original(self, user_config, argparse_namespace, **runtime)
+    return seam.original(self, user_config, argparse_namespace, **runtime)
 
 
 def _knows(dataset: Any) -> bool:
@@ -104,48 +104,48 @@ def _say_what_focus_does(door: Door, *, known: bool) -> None:
         raise ConfigError("[kohya_bucket] focus is set, but this model's caches are not known: leave focus out")
 
 
-def _retrieve_latents(place: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
     looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
     if not _knows(self) or looked_at:
-        _say_what_focus_does(place.door, known=_knows(self))
-        yield from place.original(self, num_workers, **more)
+        _say_what_focus_does(seam.door, known=_knows(self))
+        yield from seam.original(self, num_workers, **more)
         return
     session = _sessions.get(self)
     if session is None or not session.text:
-        session = _begin_session(self, place.door, text=False)
+        session = _begin_session(self, seam.door, text=False)
     with session.picking(self):
-        for key, batch in place.original(self, num_workers, **more):
+        for key, batch in seam.original(self, num_workers, **more):
             if taken := [item for item in batch if session.take(item)]:
                 yield key, taken
 
 
-def _retrieve_text(place: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
+def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
     session = _sessions.get(self) if _knows(self) else None
     if session is None:
-        yield from place.original(self, num_workers, **more)
+        yield from seam.original(self, num_workers, **more)
         return
     with session.picking(self):
-        for batch in place.original(self, num_workers, **more):
+        for batch in seam.original(self, num_workers, **more):
             if taken := [item for item in batch if session.take(item)]:
                 yield taken
 
 
-def _all_latents(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+def _all_latents(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
     session = _sessions.get(self)
-    found: list[str] = place.original(self, *args, **kwargs)
+    found: list[str] = seam.original(self, *args, **kwargs)
     return found if session is None or session.text else session.removable(found)
 
 
-def _all_text(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    found: list[str] = place.original(self, *args, **kwargs)
-    return _begin_session(self, place.door, text=True).removable(found) if _knows(self) else found
+def _all_text(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
+    found: list[str] = seam.original(self, *args, **kwargs)
+    return _begin_session(self, seam.door, text=True).removable(found) if _knows(self) else found
 
 
-def _path(place: Replaced, self: Any, item_info: Any, **more: Any) -> str:
+def _path(seam: Replaced, self: Any, item_info: Any, **more: Any) -> str:
     clips = holds_clips(self)
     source = table_of(self).of_item(item_info, clips=clips) if _knows(self) else None
     if source is None:
-        return str(place.original(self, item_info, **more))
+        return str(seam.original(self, item_info, **more))
     key = item_info.item_key
     if clips and item_info.frame_count is not None:
         if self in _sessions:
@@ -153,40 +153,40 @@ def _path(place: Replaced, self: Any, item_info: Any, **more: Any) -> str:
         key, _ = without_clip(key)
     renamed = copy.copy(item_info)
     renamed.item_key = source.stem + item_stem(item_info.item_key)[len(item_stem(key)) :] + Path(key).suffix
-    return str(place.original(self, renamed, **more))
+    return str(seam.original(self, renamed, **more))
 
 
-def _resize(place: Replaced, image: Any, bucket_reso: Any) -> Any:
+def _resize(seam: Replaced, image: Any, bucket_reso: Any) -> Any:
     focus = focus_in(image)
-    return place.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
+    return seam.original(image, bucket_reso) if focus is None else cut(image, bucket_reso, focus)
 
 
 def _saving(*, text: bool) -> Callable[..., None]:
-    def save(place: Replaced, item_info: Any, *args: Any, **kwargs: Any) -> None:
-        save_item(item_info, lambda: place.original(item_info, *args, **kwargs), text=text)
+    def save(seam: Replaced, item_info: Any, *args: Any, **kwargs: Any) -> None:
+        save_item(item_info, lambda: seam.original(item_info, *args, **kwargs), text=text)
 
     return save
 
 
-def _prepare(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
+def _prepare(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
     if not _knows(self):
-        place.original(self, *args, **kwargs)
+        seam.original(self, *args, **kwargs)
         return
     config = getattr(_given[0], "dataset_config", "") if _given else ""
     with exit_with_message():
-        _trained[:] = [items_of_config(_caches(self, place.door), config)]
+        _trained[:] = [items_of_config(_caches(self, seam.door), config)]
     try:
-        place.original(self, *args, **kwargs)
+        seam.original(self, *args, **kwargs)
     finally:
         _trained.clear()
 
 
 def _make_manager(
-    place: Replaced, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any
+    seam: Replaced, self: Any, bucketed_item_info: dict[Any, list[Any]], *args: Any, **kwargs: Any
 ) -> None:
     for trained in _trained:
         pick_out_of(bucketed_item_info, trained)
-    place.original(self, bucketed_item_info, *args, **kwargs)
+    seam.original(self, bucketed_item_info, *args, **kwargs)
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:

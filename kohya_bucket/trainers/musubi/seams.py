@@ -29,42 +29,42 @@ from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Datas
 logger = logging.getLogger("kohya_bucket")
 
 
-def _group_item(place: Replaced, self: Group, index: Any, /) -> Any:
-    return planned_item(self, index) if isinstance(index, PlannedBatch) else place.original(self, index)
+def _group_item(seam: Replaced, self: Group, index: Any, /) -> Any:
+    return planned_item(self, index) if isinstance(index, PlannedBatch) else seam.original(self, index)
 
 
-def _sanitize(place: Replaced, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
-    user_config = place.door.read_options(user_config, calling_frame())
+def _sanitize(seam: Replaced, self: Any, user_config: dict[str, Any], **more: Any) -> Any:
+    user_config = seam.door.read_options(user_config, calling_frame())
     try:
-        return place.original(self, user_config, **more)
+        return seam.original(self, user_config, **more)
     except Exception as error:  # it names neither keys nor what to do, and ends in a traceback
         raise ConfigError(
             f"musubi-tuner refuses the dataset config: {error}; `kohya-bucket plan` names each mistake in it"
         ) from error
 
 
-def _load(place: Replaced, file: str, **more: Any) -> Any:
+def _load(seam: Replaced, file: str, **more: Any) -> Any:
     load_source(file, "musubi-tuner")
-    return place.original(file, **more)
+    return seam.original(file, **more)
 
 
-def _make_accelerator(place: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
-    place.original(self, *args, **kwargs)
-    place.door.resume.watch(self)
+def _make_accelerator(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
+    seam.original(self, *args, **kwargs)
+    seam.door.resume.watch(self)
 
 
-def _backward(place: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
-    scale = place.door.resume.loss_scale()
-    return place.original(self, loss if scale == 1 else loss * scale, **kwargs)
+def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
+    scale = seam.door.resume.loss_scale()
+    return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
 
 
-def _make_group(place: Replaced, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
+def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
     if training and "shared_epoch" not in more and Path(calling_frame().f_code.co_filename).name == "hv_train.py":
         raise ConfigError(
             "hv_train.py cannot train, with this package or without: it calls its collator with an argument too many, "
             "since musubi-tuner changed its data sets and not this program; hv_train_network.py trains"
         )
-    return place.original(dataset_group_blueprint, training, **more)
+    return seam.original(dataset_group_blueprint, training, **more)
 
 
 _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")

@@ -36,7 +36,7 @@ from kohya_bucket.trainers.sdscripts.wording import bucket_table_lines, rule_tex
 logger = logging.getLogger("kohya_bucket")
 
 
-def get_image_size(place: Replaced, self: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
+def get_image_size(seam: Replaced, self: HeldDataset, image_path: str) -> tuple[int, int]:  # noqa: ARG001
     """The stored size of one file, as Pillow decodes it; (0, 0) if it cannot be read.
 
     sd-scripts asks before buckets are made where small images are to be skipped, and skips what has no size.
@@ -48,13 +48,13 @@ def get_image_size(place: Replaced, self: HeldDataset, image_path: str) -> tuple
     return width, height
 
 
-def make_buckets(place: Replaced, self: Dataset) -> None:
+def make_buckets(seam: Replaced, self: Dataset) -> None:
     """Read the true sizes, place all images at once, and lay out the tables that batches are looked up in.
 
     Raises:
         KohyaBucketError: options from which no buckets follow, or that exclude each other.
     """
-    dataset, options = self, place.door.options()
+    dataset, options = self, seam.door.options()
     refuse_random_crops(getattr(dataset, "subsets", ()), options)
     # the metadata of a dataset may prescribe buckets; asked before its own are made
     prescribed = bool(dataset.bucket_manager is not None and dataset.enable_bucket)
@@ -63,7 +63,7 @@ def make_buckets(place: Replaced, self: Dataset) -> None:
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
     dataset.bucket_info = bucket_info(images) if dataset.enable_bucket else None
-    dataset.buckets_indices = BatchTable(images, place.door.owners.named("BucketBatchIndex"), dataset, options)
+    dataset.buckets_indices = BatchTable(images, seam.door.owners.named("BucketBatchIndex"), dataset, options)
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
         if len(images.keys):
@@ -73,9 +73,9 @@ def make_buckets(place: Replaced, self: Dataset) -> None:
             logger.warning("\n".join(skipped_lines(failures)))
 
 
-def get_resolutions(place: Replaced, self: Group) -> list[tuple[int, int]]:
+def get_resolutions(seam: Replaced, self: Group) -> list[tuple[int, int]]:
     """(width, height) of every resolution that the datasets of a group train at."""
-    return list(place.door.options().resolutions or ((dataset.width, dataset.height) for dataset in self.datasets))
+    return list(seam.door.options().resolutions or ((dataset.width, dataset.height) for dataset in self.datasets))
 
 
 def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple[PlacedDataset, list[tuple[str, str]]]:

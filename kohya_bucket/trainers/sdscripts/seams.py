@@ -82,33 +82,33 @@ OBJECTS = SeamGroup(
 # Files, their sizes, and the bucket of each.
 
 
-def _glob_images(place: Replaced, directory: str, base: str = "*") -> list[str]:
+def _glob_images(seam: Replaced, directory: str, base: str = "*") -> list[str]:
     if base != "*" or glob.has_magic(directory):
-        found: list[str] = place.original(directory, base)
+        found: list[str] = seam.original(directory, base)
         return found
     try:
-        return read_folder(directory, place.door.owners.named("IMAGE_EXTENSIONS")).images
+        return read_folder(directory, seam.door.owners.named("IMAGE_EXTENSIONS")).images
     except OSError:
         return []
 
 
-def _size_by_cache_name(place: Replaced, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
+def _size_by_cache_name(seam: Replaced, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
     # where it is asked of an image, the cache may be another one's: its name only begins like the image's
-    return place.original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
+    return seam.original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
 
 
-def _list_metadata(place: Replaced, self: Any, *args: Any, skip_image_resolution: Any = None, **keys: Any) -> None:
-    place.original(self, *args, **keys)
+def _list_metadata(seam: Replaced, self: Any, *args: Any, skip_image_resolution: Any = None, **keys: Any) -> None:
+    seam.original(self, *args, **keys)
     if skip_image_resolution is not None:
         self.skip_image_resolution = skip_image_resolution  # obeyed when buckets are made
 
 
-def _make_control_buckets(place: Replaced, self: objects.DelegatingDataset) -> None:
-    if place.door.options().focus and Uses("trim_and_resize_if_required")(
-        place.door.owners.find("ControlNetDataset.__getitem__")[2]
+def _make_control_buckets(seam: Replaced, self: objects.DelegatingDataset) -> None:
+    if seam.door.options().focus and Uses("trim_and_resize_if_required")(
+        seam.door.owners.find("ControlNetDataset.__getitem__")[2]
     ):
         raise ConfigError(CONTROL_IN_THE_MIDDLE)
-    place.original(self)
+    seam.original(self)
     self.num_train_images = self.dreambooth_dataset_delegate.num_train_images
 
 
@@ -173,22 +173,22 @@ BUCKETS = SeamGroup(
 # The order of an epoch, and the batch at a place in it.
 
 
-def _shuffle_buckets(place: Replaced, self: objects.Dataset) -> None:
+def _shuffle_buckets(seam: Replaced, self: objects.Dataset) -> None:
     if not isinstance(self.buckets_indices, BatchTable):
-        place.original(self)
+        seam.original(self)
 
 
-def _set_current_epoch(place: Replaced, self: objects.Dataset, epoch: int) -> None:
+def _set_current_epoch(seam: Replaced, self: objects.Dataset, epoch: int) -> None:
     note_epoch(self, epoch)
 
 
-def _group_item(place: Replaced, self: objects.Group, index: int, /) -> Any:
+def _group_item(seam: Replaced, self: objects.Group, index: int, /) -> Any:
     if isinstance(index, PlannedBatch):
         return planned_item(self, index)
     tables = [getattr(dataset, "buckets_indices", None) for dataset in self.datasets]
     if all(isinstance(table, BatchTable) and table.options.several_sizes for table in tables):
         return numbered_item(self, index)
-    return place.original(self, index)
+    return seam.original(self, index)
 
 
 _HELD = ("bucket_manager", "buckets", "buckets_indices")
@@ -212,8 +212,8 @@ BATCHES = SeamGroup(
 # The dataset config, in which the adapter's own table stands.
 
 
-def _sanitize_user_config(place: Replaced, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
-    result: dict[str, Any] = place.original(self, place.door.read_options(user_config, calling_frame()), **more)
+def _sanitize_user_config(seam: Replaced, self: Any, user_config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    result: dict[str, Any] = seam.original(self, seam.door.read_options(user_config, calling_frame()), **more)
     return result
 
 
@@ -248,10 +248,10 @@ LOADING = SeamGroup(
 # The accelerator, whose states remember the place in an epoch.
 
 
-def _prepare_accelerator(place: Replaced, args: Any, **more: Any) -> Any:
-    resume = place.door.resume
+def _prepare_accelerator(seam: Replaced, args: Any, **more: Any) -> Any:
+    resume = seam.door.resume
     resume.take_arguments(args, counts=is_known(args, calling_frame()))
-    accelerator: Accelerator = place.original(args, **more)
+    accelerator: Accelerator = seam.original(args, **more)
     resume.watch(accelerator)
     return accelerator
 
@@ -271,33 +271,33 @@ RESUMING = SeamGroup(
 
 
 def _cache_latents(
-    place: Replaced, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+    seam: Replaced, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
-        if cache_to_disk and place.door.options().focus:
+        if cache_to_disk and seam.door.options().focus:
             raise ConfigError(
                 "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
                 "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
             )
-        run = functools.partial(place.original, self, vae, vae_batch_size, cache_to_disk, **more)
-        cache_the_readable_plainly(self, run, place.door.options())
+        run = functools.partial(seam.original, self, vae, vae_batch_size, cache_to_disk, **more)
+        cache_the_readable_plainly(self, run, seam.door.options())
 
 
 def _cache_group(
-    place: Replaced, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
+    seam: Replaced, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
 ) -> None:
     if cache_to_disk:
         check_one_size_each(self.datasets)
-    place.original(self, vae, vae_batch_size, cache_to_disk, **more)
+    seam.original(self, vae, vae_batch_size, cache_to_disk, **more)
 
 
-def _new_cache_latents(place: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
+def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
     if is_ahead():
         return
-    strategy: objects.LatentsStrategy | None = place.door.owners.named("LatentsCachingStrategy").get_strategy()
+    strategy: objects.LatentsStrategy | None = seam.door.owners.named("LatentsCachingStrategy").get_strategy()
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
     with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=True):
-        cache_latents(self, place.original, strategy, model, accelerator, place.door.options())
+        cache_latents(self, seam.original, strategy, model, accelerator, seam.door.options())
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
@@ -314,13 +314,13 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 
 
 def _trim(
-    place: Replaced, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
+    seam: Replaced, random_crop: bool, image: Any, reso: Any, resized_size: Any, *args: Any, **more: Any
 ) -> tuple[Any, Any, Any]:
     check_shape((image.shape[1], image.shape[0]), resized_size)
     crop = getattr(resized_size, "crop", None)
     if crop is None:
-        return place.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
-    resized, original_size, _ = place.original(False, image, resized_size, resized_size, *args, **more)
+        return seam.original(random_crop, image, reso, resized_size, *args, **more)  # type: ignore[no-any-return]
+    resized, original_size, _ = seam.original(False, image, resized_size, resized_size, *args, **more)
     (left, top), (width, height) = crop, reso
     return resized[top : top + height, left : left + width], original_size, resized_size.crop_ltrb(reso)
 
@@ -373,10 +373,10 @@ CACHING = SeamGroup(
 _CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
 
 
-def _new_cache_text_encoder_outputs(place: Replaced, self: objects.Dataset, models: Any, accelerator: Any) -> None:
-    named = place.door.owners.named
+def _new_cache_text_encoder_outputs(seam: Replaced, self: objects.Dataset, models: Any, accelerator: Any) -> None:
+    named = seam.door.owners.named
     strategies = [named(name).get_strategy() for name in (_CACHING, *_BESIDE)]
-    cache_text_outputs(self, place.original, strategies, models, accelerator, place.door.options())
+    cache_text_outputs(self, seam.original, strategies, models, accelerator, seam.door.options())
 
 
 def _keeps_dropout(owners: Owners) -> bool:

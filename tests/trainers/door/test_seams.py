@@ -22,16 +22,16 @@ class Door:
         self.left.append((subject.name, why))
 
 
-def heard(place, self, alpha, beta=2):
+def heard(seam, self, alpha, beta=2):
     return "replaced", {"alpha": alpha, "beta": beta}
 
 
-def forwards(place, self, alpha, beta=2, **more):
-    return "replaced", place.original(self, alpha, beta, **more)
+def forwards(seam, self, alpha, beta=2, **more):
+    return "replaced", seam.original(self, alpha, beta, **more)
 
 
-def anything(place, self, *args, **kwargs):
-    return "replaced", place.original(self, *args, **kwargs)
+def anything(seam, self, *args, **kwargs):
+    return "replaced", seam.original(self, *args, **kwargs)
 
 
 def function_of(parameters):

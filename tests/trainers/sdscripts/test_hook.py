@@ -52,6 +52,7 @@ def unknown_version(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_unknown_version_is_refused_whole(unknown_version):
     code = """
         import library.train_util
@@ -239,6 +240,7 @@ def test_what_a_loaders_worker_had_to_say_is_said_alone():
     assert _message(caught.value) == said
 
 
+@pytest.mark.slow
 def test_the_launcher_refuses_an_unknown_version_without_a_traceback(unknown_version):
     (unknown_version / "train.py").write_text("import library.config_util\n", encoding="utf-8")
     done = launch(unknown_version, "train.py")
