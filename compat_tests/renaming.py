@@ -22,10 +22,12 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
+from absent_packages import pass_over_absent
 
 HERE = Path(__file__).resolve().parent
 ADDED = "added_in_another_version"
@@ -41,6 +43,12 @@ class Trainer:
     imports: tuple[str, ...]
     reads: tuple[str, ...] = ()  # files whose text the adapter reads
 
+    def load(self) -> list[ModuleType]:
+        """Import what a run imports."""
+        if self.package == "toolkit":
+            pass_over_absent()
+        return [importlib.import_module(name) for name in self.imports]
+
 
 TRAINERS = {
     "sdscripts": Trainer(
@@ -48,6 +56,7 @@ TRAINERS = {
         ("library.config_util", "library.train_util"), ("train_network.py",),
     ),
     "musubi": Trainer("src", "musubi_tuner", frozenset({"musubi_tuner"}), ("musubi_tuner.dataset.config_utils",)),
+    "ai_toolkit": Trainer("", "toolkit", frozenset({"toolkit", "info.py", "version.py"}), ("toolkit.data_loader",)),
 }  # fmt: skip
 
 
@@ -146,8 +155,7 @@ def outcome(name: str, root: Path) -> dict[str, Any]:
     sys.path.insert(0, str(root))
     door.install(quiet=True)
     try:
-        for module in TRAINERS[name].imports:
-            importlib.import_module(module)
+        TRAINERS[name].load()
     except BaseException:
         return {"error": traceback.format_exc(limit=-3)}
     return {"active": door.is_active(), "why": door.why_inactive(), "left_alone": door.left_alone()}
@@ -193,8 +201,7 @@ def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:
     from kohya_bucket.trainers.door.seams import Owners
 
     sys.path.insert(0, str(root))
-    for module in TRAINERS[name].imports:
-        importlib.import_module(module)
+    TRAINERS[name].load()
     door = type(opened(name))()
     home = door.home()
     assert home is not None
@@ -223,7 +230,7 @@ def relied_on(name: str, root: Path) -> dict[str, Any]:
     names: dict[str, list[str]] = {}
     functions: dict[str, tuple[str, list[str]]] = {}
     for subject, seam, value in seams_of(name, root):
-        for relied in names_of(seam) - torchs:
+        for relied in names_of(seam) - torchs - {"path"}:  # os has one too
             if not relied.startswith("__"):  # what Python itself calls has no other name
                 names.setdefault(relied, []).append(subject.name)
         members = {seam.path: value}
@@ -275,7 +282,7 @@ def with_other_behaviour(name: str, checkout: Path, change: str) -> dict[str, An
     trainer = TRAINERS[name]
     lines = [
         "import importlib, json, sys", f"sys.path.insert(0, {str(checkout / trainer.source)!r})",
-        f"modules = [importlib.import_module(name) for name in {trainer.imports!r}]", change,
+        f"sys.path.append({str(HERE)!r}); import renaming; modules = renaming.TRAINERS[{name!r}].load()", change,
         f"import kohya_bucket.trainers.{name} as door", "try: door.install(quiet=True)",
         "except Exception as error: pass",
         "print(json.dumps([door.is_active(), door.why_inactive(), door.left_alone()]))",

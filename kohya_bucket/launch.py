@@ -2,7 +2,7 @@
 
 Also `python -m kohya_bucket.launch …` and `torchrun -m kohya_bucket.launch …`, from a checkout or with the
 trainer's path, or `-m` and a module's name. All arguments after it are the trainer's own. Trainers are those of
-sd-scripts and musubi-tuner; which one it is, shows when it is imported.
+sd-scripts, musubi-tuner and ai-toolkit; which one it is, shows when it is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import one_line
-from kohya_bucket.trainers import musubi, sdscripts
+from kohya_bucket.trainers import ai_toolkit, musubi, sdscripts
 from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.musubi.architectures import architecture_named
@@ -30,9 +30,10 @@ from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
 from kohya_bucket.trainers.sdscripts.families import trainer_named
 
-DOORS = (sdscripts, musubi)
+DOORS = (sdscripts, musubi, ai_toolkit)
 """Of all trainers."""
 
+_TRAINERS = "sd-scripts, musubi-tuner or ai-toolkit"
 _USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py | -m MODULE [the trainer's arguments]"
 
 
@@ -83,7 +84,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if not used and (started or any(module in sys.modules for module in _SPAWNED)):
         line = (
-            f"{name} made no data sets of sd-scripts or musubi-tuner, and none of the processes that it started "
+            f"{name} made no data sets of {_TRAINERS}, and none of the processes that it started "
             f"({one_line(', '.join(started))[:200] or 'by multiprocessing'}) did so with kohya_bucket: if one of them "
             f"trained, it trained without. {_REMEDY}"
         )
@@ -93,7 +94,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
             print(f"kohya_bucket: {line}", file=sys.stderr)
     elif not used and ended is None and is_first_process():
         print(
-            f"kohya_bucket: {name} uses no data sets of sd-scripts or musubi-tuner, so there was nothing to do",
+            f"kohya_bucket: {name} uses no data sets of {_TRAINERS}, so there was nothing to do",
             file=sys.stderr,
         )
     if ended is not None:

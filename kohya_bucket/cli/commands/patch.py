@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 _FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
-    Path, typer.Argument(metavar="DIR", help="the checkout of sd-scripts or musubi-tuner, or a kohya_ss GUI folder")
+    Path,
+    typer.Argument(
+        metavar="DIR", help="the checkout of sd-scripts, musubi-tuner or ai-toolkit, or a kohya_ss GUI folder"
+    ),
 ]
 SUBCOMMANDS = "install", "status", "remove"
 
@@ -68,6 +71,7 @@ def remove(folder: Checkout) -> None:
 
 def _patch_of(folder: Path) -> CheckoutPatch:
     """That of the trainer whose checkout the folder is."""
+    from kohya_bucket.trainers.ai_toolkit.checkout import PATCH as AI_TOOLKIT
     from kohya_bucket.trainers.door.checkout_patch import CheckoutError
     from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
     from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
@@ -75,7 +79,7 @@ def _patch_of(folder: Path) -> CheckoutPatch:
 
     if not folder.exists():
         raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
-    for patch in (SD_SCRIPTS, MUSUBI_TUNER):
+    for patch in (SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT):
         try:
             patch.find(folder)
             return patch
@@ -84,8 +88,9 @@ def _patch_of(folder: Path) -> CheckoutPatch:
         except CheckoutError:
             continue
     raise CheckoutError(
-        f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, and none of "
-        "musubi-tuner, which holds src/musubi_tuner/: name the folder that these lie in"
+        f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, none of "
+        "musubi-tuner, which holds src/musubi_tuner/, and none of ai-toolkit, which holds toolkit/ beside run.py: name "
+        "the folder that these lie in"
     )
 
 

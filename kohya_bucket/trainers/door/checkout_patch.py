@@ -1,7 +1,7 @@
-"""The permanent door of one trainer: a marked block in the first file of its package that is imported.
+"""The permanent door of one trainer: a marked block in a file that each of its programs imports.
 
-That file is empty in every release, is imported before any other of the trainer's modules, and in spawned loader
-workers too. The block stays through `git pull`, and trainers that a GUI starts find it.
+That file is empty in every release, and is imported before any other of the trainer's modules; or it is ours alone, in
+a folder for extensions. The block stays through `git pull`, and trainers that a GUI starts find it.
 """
 
 from __future__ import annotations
@@ -57,17 +57,14 @@ def _find_block(file: Path, text: str) -> tuple[int, int] | None:
     return begin, stop
 
 
-def _without_blocks(file: Path) -> str:
+def _without_blocks(file: Path, text: str) -> str:
     """The file's text without any block; a merge may have doubled it."""
-    text = _read(file)
     while (block := _find_block(file, text)) is not None:
         text = text[: block[0]] + text[block[1] :]
     return text
 
 
 def _read(file: Path) -> str:
-    if not file.exists():
-        raise CheckoutError(f"{file} does not exist, but every release has it: restore it with git checkout")
     return read_input(file, MAX_CONFIG_BYTES).decode("utf-8", "surrogateescape")
 
 
@@ -95,8 +92,20 @@ def _drop_unchecked(file: Path) -> None:
 
 
 def _stale(file: Path) -> Path | None:
+    if not file.exists():
+        return None
     now = importlib.util.source_hash(file.read_bytes())
     return next((compiled for compiled, then in sorted(_unchecked(file).items()) if then != now), None)
+
+
+def _remove(file: Path) -> None:
+    """A file that is ours, what Python has compiled of it, and its folder if nothing else is in it."""
+    file.unlink()
+    for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        compiled.unlink()
+    for folder in (file.parent / "__pycache__", file.parent):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 _MARK = "kohya_bucket probe: "
@@ -126,16 +135,19 @@ class Trial:
 
 
 def main() -> None:
-    """The process of a trial: its arguments are folder, door and modules, its answer is the line with the mark."""
-    print(_MARK + json.dumps(asdict(_try_here(sys.argv[1], sys.argv[2], sys.argv[3:]))), flush=True)
+    """The process of a trial: its arguments are folder, door, the module of the block and others, its answer is the
+    line with the mark.
+    """
+    print(_MARK + json.dumps(asdict(_try_here(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]))), flush=True)
 
 
-def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
+def _try_here(folder: str, door: str, block: str, imports: Sequence[str]) -> Trial:
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     runs_block = False
     try:
-        importlib.import_module(imports[0].partition(".")[0])
+        with suppress(ModuleNotFoundError):
+            importlib.import_module(block)
         runs_block = door in sys.modules
         opened = importlib.import_module(door)
         opened.install(quiet=True)
@@ -171,6 +183,8 @@ except ImportError as missing:
                 print(cls.text, file=sys.stderr)
                 sys.exit(2)
 
+    if "{makes_datasets}" in sys.modules:
+        _WithoutKohyaBucket.find_spec("{makes_datasets}")
     sys.meta_path.insert(0, _WithoutKohyaBucket)
 else:
     {door}.install()
@@ -187,6 +201,7 @@ class CheckoutPatch:
         door: the module that opens its door.
         find: the checkout in a folder, or `CheckoutError`.
         file: the file that the block stands in, from the checkout on.
+        is_ours: no release has the file: it is made, and taken away with its folder.
         makes_datasets: a module that all programs import that make data sets; where this package is missing, its import
             ends them.
         imports: modules with which everything is imported that the door looks at.
@@ -200,6 +215,19 @@ class CheckoutPatch:
     makes_datasets: str
     imports: tuple[str, ...]
     import_folder: str = "."
+    is_ours: bool = False
+
+    @property
+    def _module(self) -> str:
+        """The name under which the file is imported."""
+        return Path(self.file).parent.relative_to(self.import_folder).as_posix().replace("/", ".")
+
+    def _text(self, file: Path) -> str:
+        if file.exists():
+            return _read(file)
+        if self.is_ours:
+            return ""
+        raise CheckoutError(f"{file} does not exist, but every release has it: restore it with git checkout")
 
     @property
     def block(self) -> str:
@@ -209,7 +237,7 @@ class CheckoutPatch:
     def status(self, folder: Path) -> PatchStatus:
         """Whether the block is in the checkout in `folder`, and whether it is the one this version writes."""
         file = self.find(folder) / self.file
-        text = _read(file)
+        text = self._text(file)
         block = _find_block(file, text)
         if block is None:
             return PatchStatus(file, False, False)
@@ -222,7 +250,8 @@ class CheckoutPatch:
         """Write the block, or renew an older one. What else the file holds stays as it is."""
         status = self.status(folder)
         if not status.current:
-            text = _without_blocks(status.file)
+            text = _without_blocks(status.file, self._text(status.file))
+            status.file.parent.mkdir(exist_ok=True)
             # A file without an end of its last line gets the block without one, too, and so comes out as it was.
             whole = not text or text.endswith("\n")
             _write(status.file, text + (self.block if whole else "\n" + self.block.rstrip("\n")))
@@ -233,7 +262,11 @@ class CheckoutPatch:
         """Take the block out; the file is then byte for byte what it was."""
         status = self.status(folder)
         if status.installed:
-            _write(status.file, _without_blocks(status.file))
+            rest = _without_blocks(status.file, _read(status.file))
+            if self.is_ours and not rest:
+                _remove(status.file)
+            else:
+                _write(status.file, rest)
         _drop_unchecked(status.file)
         return self.status(folder)
 
@@ -243,7 +276,7 @@ class CheckoutPatch:
         code = f"import sys; sys.path.append({str(_PACKAGES)!r}); from {__name__} import main; main()"
         try:
             done = subprocess.run(
-                [sys.executable, "-c", code, str(root / self.import_folder), self.door, *self.imports],
+                [sys.executable, "-c", code, str(root / self.import_folder), self.door, self._module, *self.imports],
                 capture_output=True, text=True, encoding="utf-8", errors="replace", timeout=_TIMEOUT, check=False,
                 env=os.environ | {"PYTHONUTF8": "1", "HF_HUB_OFFLINE": "1"},
             )  # fmt: skip

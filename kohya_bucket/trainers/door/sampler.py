@@ -227,10 +227,11 @@ def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size
 
 
 def arguments_over(
-    group: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    group: type, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any],
+    batch_size: int | None = 1,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments by name of a `DataLoader` call that takes one item of a group at a time, in an order that nobody
-    gave it; none of any other call.
+    """The arguments by name of a `DataLoader` call that takes one item of a group at a time (`batch_size` says how
+    the trainer writes that), in an order that nobody gave it; none of any other call.
     """
     try:
         arguments = dict(signature.bind(None, *args, **kwargs).arguments)
@@ -238,7 +239,7 @@ def arguments_over(
         return {}
     arguments.pop("self")
     arguments |= arguments.pop("kwargs", {})
-    own = arguments.get("sampler") or arguments.get("batch_sampler") or arguments.get("batch_size", 1) != 1
+    own = arguments.get("sampler") or arguments.get("batch_sampler") or arguments.get("batch_size", 1) != batch_size
     return arguments if isinstance(arguments.get("dataset"), group) and not own else {}
 
 

@@ -1,0 +1,126 @@
+"""A process that trains nothing with ai-toolkit's own loader: started by test_ai_toolkit.py, it writes down each batch.
+
+ai_toolkit_script.py SETTINGS.json        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from absent_packages import pass_over_absent
+
+sys.path.insert(0, os.environ["AI_TOOLKIT_DIR"])
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
+
+
+class Model:
+    """What a data set asks of the model."""
+
+    use_raw_control_images = encode_control_in_text_embeddings = False
+    is_xl = is_v3 = is_auraflow = is_flux = is_vega = is_ssd = False
+    text_embedding_space_version, te_padding_side, latent_space_version = "sd1", "right", "flux1"
+    model_config = types.SimpleNamespace(latent_space_version="flux1", is_pixart_sigma=False, arch="flux")
+    adapter = types.SimpleNamespace(clip_image_processor=None)
+    vae = unet = types.SimpleNamespace()
+
+    def get_bucket_divisibility(self) -> int:
+        return 16
+
+
+class Training:
+    """The part of a trainer's process that its loaders meet: data sets, steps, and checkpoints that hold both."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from toolkit.config_modules import DatasetConfig
+
+        self.folder, self.settings = Path(settings["out"]), settings
+        self.job = types.SimpleNamespace(raw_config={"job": "extension", "config": {"name": "x"}, **settings["job"]})
+        self.datasets = [DatasetConfig(default_caption="x", **one) for one in settings["datasets"]]
+        self.datasets_reg = [DatasetConfig(default_caption="x", **one) for one in settings.get("datasets_reg", [])]
+        self.step_num = self.epoch_num = 0
+        saved = self.get_latest_save_path() if settings.get("resume") else None
+        if saved:
+            from toolkit.metadata import load_metadata_from_safetensors
+
+            info = load_metadata_from_safetensors(saved)["training_info"]
+            if int(os.environ.get("RANK", 0)) == 0:  # as in the trainer, no other rank reads it
+                self.step_num, self.epoch_num = info["step"], info["epoch"]
+
+    def get_latest_save_path(self) -> str | None:
+        saves = sorted(self.folder.glob("x_*.safetensors"))
+        return str(saves[-1]) if saves else None
+
+    def get_training_info(self) -> dict[str, Any]:
+        return {"step": self.step_num, "epoch": self.epoch_num}
+
+    def save(self) -> None:
+        import torch
+        from safetensors.torch import save_file
+        from toolkit.metadata import get_meta_for_safetensors
+
+        meta = get_meta_for_safetensors(collections.OrderedDict(training_info=self.get_training_info()))
+        save_file({"x": torch.zeros(1)}, str(self.folder / f"x_{self.step_num:09d}.safetensors"), meta)
+
+    def run(self, rank: int, ranks: int) -> None:
+        from toolkit.data_loader import get_dataloader_from_datasets, trigger_dataloader_setup_epoch
+
+        model = Model()
+        loaders = {"main": get_dataloader_from_datasets(self.datasets, self.settings["batch_size"], model)}
+        if self.datasets_reg:
+            loaders["reg"] = get_dataloader_from_datasets(self.datasets_reg, self.settings["batch_size"], model)
+        drawn = {name: iter(loader) for name, loader in loaders.items()}
+        epochs = dict.fromkeys(loaders, 0)
+        with (self.folder / f"rank{rank}.jsonl").open("a", encoding="utf-8") as log:
+            for step in range(self.step_num, self.step_num + self.settings["steps"]):
+                name = "reg" if step % 2 == 0 and "reg" in loaders else "main"
+                try:
+                    batch = next(drawn[name])
+                except StopIteration:
+                    drawn[name] = iter(loaders[name])
+                    trigger_dataloader_setup_epoch(loaders[name])
+                    epochs[name] += 1
+                    batch = next(drawn[name])
+                items = [
+                    [item.dataset_config.resolution, Path(item.path).name, item.flip_x, item.flip_y]
+                    for item in batch.file_items
+                ]
+                row = {"loader": name, "epoch": epochs[name], "items": items, "shape": list(batch.tensor.shape)}
+                log.write(json.dumps({**row, "length": len(loaders[name])}) + "\n")
+                log.flush()
+                self.step_num = step + 1
+                if rank == 0 and self.step_num == self.settings.get("save_at"):
+                    self.save()
+                    if self.settings.get("dies"):
+                        os._exit(9)
+
+
+def main() -> None:
+    pass_over_absent()
+    settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    import torch
+
+    torch.manual_seed(settings["seed"])
+    if settings.get("plan", True):
+        import logging
+
+        import kohya_bucket.trainers.ai_toolkit as door
+
+        logging.basicConfig(level=logging.INFO)
+        door.install()
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if ranks > 1:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+    Training(settings).run(rank, ranks)
+    os._exit(0) if ranks > 1 else None
+
+
+if __name__ == "__main__":
+    main()

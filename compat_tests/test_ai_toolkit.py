@@ -1,0 +1,214 @@
+"""Epochs of ai-toolkit's own loader, with and without the plan: every batch is written down.
+
+Set AI_TOOLKIT_DIR to a checkout; its loader and data sets run unmodified, without a model.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from renaming import unseen, with_other_behaviour
+
+CHECKOUT = os.environ.get("AI_TOOLKIT_DIR", "")
+pytestmark = pytest.mark.skipif(not CHECKOUT, reason="AI_TOOLKIT_DIR names no checkout of ai-toolkit")
+SCRIPT = Path(__file__).with_name("ai_toolkit_script.py")
+COUNT, BATCH = 37, 4
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Most in a few sizes, some in sizes of their own."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    usual = [(192, 128), (128, 192), (160, 160)]
+    for i in range(COUNT):
+        size = usual[i % 3] if i % 2 else tuple(int(side) for side in rng.integers(90, 280, 2))
+        Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8)).save(folder / f"{i:02d}.png")
+    return folder
+
+
+def run(out, datasets, steps, ranks=1, code=0, **settings):
+    """What each rank trained, and what the first one said."""
+    out.mkdir(exist_ok=True)
+    settings = {
+        "out": str(out),
+        "datasets": datasets,
+        "batch_size": BATCH,
+        "steps": steps,
+        "job": {},
+        "seed": 7,
+        **settings,
+    }
+    file = out / "settings.json"
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    for log in out.glob("rank*.jsonl"):
+        log.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {
+        **os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, file], env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.DEVNULL, encoding="utf-8",
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=500)[1] for process in started]
+    assert [process.returncode for process in started] == [code] * ranks, said[0][-3000:]
+    logs = [(out / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines() for rank in range(ranks)]
+    return [[json.loads(line) for line in log] for log in logs], said[0]
+
+
+def data(folder, resolution=128, **keys):
+    return {"folder_path": str(folder), "resolution": resolution, "num_workers": 0, **keys}
+
+
+def counts(rows, epoch, loader="main"):
+    return Counter(
+        tuple(item) for row in rows if (row["epoch"], row["loader"]) == (epoch, loader) for item in row["items"]
+    )
+
+
+def steps_of(pictures, tmp_path, *datasets, **settings):
+    """Batches of an epoch."""
+    (rows,), _ = run(tmp_path / "one", list(datasets), 1, **settings)
+    return rows[0]["length"]
+
+
+def test_alone_it_fills_slots_with_repeats(pictures, tmp_path):
+    steps = steps_of(pictures, tmp_path, data(pictures), plan=False)
+    (rows,), _ = run(tmp_path / "out", [data(pictures)], 2 * steps, plan=False)
+    seen = counts(rows, 0)
+    assert len(seen) == COUNT
+    assert sum(seen.values()) > COUNT * 1.2
+    batches = [{tuple(sorted(map(tuple, r["items"]))) for r in rows if r["epoch"] == epoch} for epoch in (0, 1)]
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_image_once_in_each_epoch(pictures, tmp_path, workers):
+    steps = steps_of(pictures, tmp_path, data(pictures))
+    (rows,), said = run(tmp_path / "out", [data(pictures, num_workers=workers)], 3 * steps)
+    for epoch in range(3):
+        assert len(counts(rows, epoch)) == COUNT
+        assert set(counts(rows, epoch).values()) == {1}
+        assert f"epoch {epoch}: {COUNT} images, 0 missed, 0 repeated" in said
+    first = [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 0]
+    assert first != [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 1]
+    for row in rows:
+        assert row["shape"][0] == len(row["items"])
+
+
+def test_workers_change_nothing(pictures, tmp_path):
+    found = [run(tmp_path / f"{n}", [data(pictures, num_workers=n)], 30)[0] for n in (0, 2)]
+    assert found[0] == found[1]
+
+
+def test_repeats_flips_and_several_resolutions(pictures, tmp_path):
+    datasets = [data(pictures, 128, num_repeats=3, batch_size=3), data(pictures, 96, flip_x=True)]
+    steps = steps_of(pictures, tmp_path, *datasets)
+    (rows,), _ = run(tmp_path / "out", datasets, steps)
+    seen = counts(rows, 0)
+    assert {key: n for key, n in seen.items() if key[0] == 128} == {
+        (128, f"{i:02d}.png", False, False): 3 for i in range(COUNT)
+    }
+    assert {key[1:] for key in seen if key[0] == 96} == {
+        (f"{i:02d}.png", flip, False) for i in range(COUNT) for flip in (0, 1)
+    }
+    assert {n for key, n in seen.items() if key[0] == 96} == {1}
+    sizes = {row["items"][0][0]: 0 for row in rows}
+    for row in rows:
+        if row["items"][0][0] == 96:  # a bucket of two images that are trained three times has to
+            assert len({tuple(item) for item in row["items"]}) == len(row["items"])
+        sizes[row["items"][0][0]] = max(sizes[row["items"][0][0]], len(row["items"]))
+    assert sizes == {128: 3, 96: BATCH}
+
+
+def test_merged_buckets_make_fewer_steps(pictures, tmp_path):
+    job = {"kohya_bucket": {"remainder": "merge", "merge_max_crop": 0.4}}
+    plain = steps_of(pictures, tmp_path, data(pictures))
+    steps = steps_of(pictures, tmp_path, data(pictures), job=job)
+    assert steps < plain
+    (rows,), _ = run(tmp_path / "out", [data(pictures)], steps, job=job)
+    assert set(counts(rows, 0).values()) == {1}
+    assert len(counts(rows, 0)) == COUNT
+
+
+def test_options_that_cannot_be_had_end_the_run(pictures, tmp_path):
+    with pytest.raises(AssertionError, match="focus is set, but images are placed, cut"):
+        run(tmp_path / "out", [data(pictures)], 1, job={"kohya_bucket": {"focus": "beside"}})
+
+
+def test_ranks_share_the_images(pictures, tmp_path):
+    steps = run(tmp_path / "one", [data(pictures)], 1, ranks=2)[0][0][0]["length"]
+    ranks, _ = run(tmp_path / "out", [data(pictures)], 2 * steps, ranks=2)
+    for epoch in (0, 1):
+        together = counts(ranks[0], epoch) + counts(ranks[1], epoch)
+        assert len(together) == COUNT
+        shapes = [[row["shape"][2:] for row in rows if row["epoch"] == epoch] for rows in ranks]
+        assert len(shapes[0]) == len(shapes[1]) == steps
+    assert sum(together.values()) - COUNT <= steps  # a short step repeats an image, so that no rank is empty
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_and_resumed_in_the_middle_of_an_epoch(pictures, tmp_path, ranks):
+    steps = run(tmp_path / "one", [data(pictures)], 1, ranks=ranks)[0][0][0]["length"]
+    stop = steps + steps // 2
+    whole, _ = run(tmp_path / "whole", [data(pictures)], 3 * steps, ranks=ranks)
+    before, _ = run(tmp_path / "out", [data(pictures, num_workers=2)], stop + 1, ranks=ranks, save_at=stop)
+    after, said = run(tmp_path / "out", [data(pictures)], 3 * steps - stop, ranks=ranks, resume=True, seed=8)
+    assert f"going on with batch {steps // 2 + 1} of epoch 1" in said
+    for all_of_it, first, rest in zip(whole, before, after, strict=True):
+        assert [row["items"] for row in first[:stop] + rest] == [row["items"] for row in all_of_it]
+
+
+def test_regularization_images_go_on_too(pictures, tmp_path):
+    reg = {"datasets_reg": [data(pictures, 96)]}
+    whole, _ = run(tmp_path / "whole", [data(pictures)], 40, **reg)
+    run(tmp_path / "out", [data(pictures)], 23, save_at=23, **reg)
+    after, _ = run(tmp_path / "out", [data(pictures)], 17, resume=True, seed=8, **reg)
+    assert [row["items"] for row in after[0]] == [row["items"] for row in whole[0][23:]]
+
+
+def test_other_images_begin_the_epoch_anew(pictures, tmp_path):
+    run(tmp_path / "out", [data(pictures)], 5, save_at=5)
+    _, said = run(tmp_path / "out", [data(pictures, 96)], 1, resume=True)
+    assert "changed since the checkpoint was saved" in said
+    assert "the epoch starts again from its first image" in said
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each change is tried in a fork")
+def test_nothing_can_change_unseen(tmp_path):
+    """Each name that the adapter relies on, renamed in a copy of the checkout, and each parameter more, is noticed."""
+    tried, missed = unseen("ai_toolkit", Path(CHECKOUT), tmp_path)
+    assert tried > 30
+    assert missed == []
+
+
+OTHER_BUCKETS = """
+from kohya_bucket.trainers.door.patching import bindings_of
+from toolkit import buckets
+chosen = buckets.get_bucket_for_image_size
+def get_bucket_for_image_size(width, height, resolution=512, divisibility=8):
+    return chosen(width + 16, height, resolution, divisibility)
+for module, name in list(bindings_of(chosen, lambda module: module.__name__.startswith("toolkit"))):
+    setattr(module, name, get_bucket_for_image_size)
+"""
+
+
+@pytest.mark.parametrize("change", ["", OTHER_BUCKETS])
+def test_other_buckets_of_the_same_names_are_noticed(change):
+    found = with_other_behaviour("ai_toolkit", Path(CHECKOUT), change)
+    assert found["active"]
+    assert list(found["left_alone"]) == (["planning"] if change else [])

@@ -1,0 +1,102 @@
+"""The items of a data set as a plan takes them, and the batch at a place of it, loaded by ai-toolkit's own code."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import ConcatDataset
+
+from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem
+from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
+from kohya_bucket.trainers.door.placed import ItemsInBuckets
+
+_LAST_ATTEMPT = 10  # of ai-toolkit, which then raises instead of drawing another image at random
+
+
+@dataclass(frozen=True)
+class FileItems(ItemsInBuckets):
+    """N items of one data set, in an order that no file system decides.
+
+    Attributes:
+        rows: [N] position of each in the data set's `file_list`, which holds an item once for each repeat.
+    """
+
+    rows: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> FileItems:
+        """What a data set has put into buckets, each item once, but for repeats that are cut otherwise."""
+        buckets = sorted(dataset.buckets.items())
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for k, (_, bucket) in enumerate(buckets):
+            for row in bucket.file_list_idx:
+                item = dataset.file_list[row]
+                cut = item.scale_to_width, item.scale_to_height, item.crop_x, item.crop_y
+                found.setdefault((str(item.path), k, item.flip_x, item.flip_y, *cut), []).append(row)
+        frames = [dataset.file_list[bucket.file_list_idx[0]].num_frames for _, bucket in buckets]
+        items = sorted(found.items())
+        return cls(
+            [mark[0] for mark, _ in items],
+            np.array([len(rows) for _, rows in items], dtype=np.int64),
+            np.array([mark[1] for mark, _ in items], dtype=np.int32),
+            [(bucket.width, bucket.height, name) for name, bucket in buckets],
+            frames,
+            int(dataset.batch_size),
+            rows=[min(rows) for _, rows in items],
+        )
+
+    @property
+    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] number of what has as many frames: nothing moves from one such group to another."""
+        return np.unique(np.array(self.frames), return_inverse=True)[1].reshape(-1)
+
+
+class PlannedBatches(ConcatDataset[Any]):
+    """ai-toolkit's data sets, asked for the batches of a plan.
+
+    Args:
+        datasets: those of a loader, unchanged.
+        items: what each of them holds.
+        on_bad_image: see `AdapterOptions`.
+    """
+
+    def __init__(self, datasets: Sequence[Any], items: Sequence[FileItems], on_bad_image: str) -> None:
+        super().__init__(datasets)
+        self.items, self.on_bad_image = items, on_bad_image
+
+    def __getitem__(self, index: Any) -> list[Any]:
+        """The items of the batch that a `PlannedBatch` describes, loaded."""
+        mine, dataset = self.items[index.dataset], self.datasets[index.dataset]
+
+        def make(index: PlannedBatch) -> list[Any]:
+            return [_loaded(dataset, mine, i, index.bucket) for i in index.images.tolist()]
+
+        return list(batch_of_the_readable(make, index, mine, self.on_bad_image))
+
+
+def _loaded(dataset: Any, mine: FileItems, item: int, bucket: int) -> Any:
+    row = mine.rows[item]
+    if mine.bucket_ids[item] != bucket:
+        moved = copy.copy(dataset.file_list[row])
+        cut_to(moved, mine.buckets[bucket], at_random=dataset.dataset_config.random_crop)
+        dataset, row = copy.copy(dataset), 0
+        dataset.file_list = [moved]
+    return dataset._get_single_item(row, _LAST_ATTEMPT)
+
+
+def cut_to(item: FileItem, bucket: tuple[int, int], *, at_random: bool) -> None:
+    """Let an item be scaled and cut to another bucket, (width, height), as `setup_buckets` does for its own."""
+    scale = item.dataset_config.scale  # type: ignore[attr-defined]
+    width, height = int(item.width * scale), int(item.height * scale)
+    factor = max(bucket[0] / width, bucket[1] / height)
+    item.scale_to_width, item.scale_to_height = math.ceil(width * factor), math.ceil(height * factor)
+    item.crop_width, item.crop_height = bucket
+    spare = item.scale_to_width - bucket[0], item.scale_to_height - bucket[1]
+    item.crop_x, item.crop_y = (random.randint(0, side) if at_random else int(side / 2) for side in spare)

@@ -1,0 +1,122 @@
+"""`install()` and `uninstall()`: the door of ostris/ai-toolkit. Calling `install()` again changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.door import TrainerDoor
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
+from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, note_use
+from kohya_bucket.trainers.door.seams import SeamGroup
+
+_PACKAGE = "toolkit"
+_HOME = f"{_PACKAGE}.data_loader"
+_DATASET = "AiToolkitDataset"
+_OPTIONS = {
+    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels",
+    "max_tokens", "max_cost", "model", "cost",
+}  # fmt: skip
+
+logger = logging.getLogger("kohya_bucket")
+
+
+def conflicts(options: AdapterOptions) -> Iterator[str]:
+    """What to change, for options that have no place in ai-toolkit."""
+    for field in fields(options):
+        if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
+            yield (
+                f"[{TABLE}] {field.name} is set, but images are placed, cut and cached by ai-toolkit itself: leave it "
+                f"out; {', '.join(sorted(_OPTIONS))} can be set"
+            )
+
+
+class AiToolkitDoor(TrainerDoor):
+    """What is ai-toolkit's own about its door."""
+
+    trainer, package = "ai-toolkit", _PACKAGE
+
+    def home(self) -> ModuleType | None:
+        module = sys.modules.get(_HOME)
+        return module if hasattr(module, "get_dataloader_datasets") else None
+
+    def complete(self) -> dict[str, Any]:
+        from accelerate import Accelerator
+
+        return {"Accelerator": Accelerator}
+
+    def subjects(self) -> Sequence[SeamGroup]:
+        from kohya_bucket.trainers.ai_toolkit.loaders import RunningJob
+        from kohya_bucket.trainers.ai_toolkit.seams import SUBJECTS
+
+        self.resume = RunningJob()
+        return SUBJECTS
+
+    def check_options(self, options: AdapterOptions) -> None:
+        for conflict in conflicts(options):
+            raise ConfigError(conflict)
+
+    def is_group(self, dataset: Any) -> bool:
+        from torch.utils.data import ConcatDataset
+
+        inner = getattr(dataset, "datasets", None) if isinstance(dataset, ConcatDataset) else None
+        return bool(inner) and all(_is_dataset(one) for one in inner or ())
+
+    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        import torch
+        from torch.utils.data import ConcatDataset
+
+        from kohya_bucket.trainers.ai_toolkit.batches import FileItems, PlannedBatches
+        from kohya_bucket.trainers.ai_toolkit.loaders import RankSampler
+        from kohya_bucket.trainers.door.group import GroupPlanner
+        from kohya_bucket.trainers.door.sampler import arguments_over, with_plan
+
+        arguments = arguments_over(ConcatDataset, signature, args, kwargs, batch_size=None)
+        if not arguments:
+            return self._without_buckets(signature, args, kwargs)
+        note_use()
+        datasets, options = arguments["dataset"].datasets, self.options()
+        with exit_with_message():
+            if options.moving and any(one.is_caching_latents for one in datasets):
+                names = " and ".join(f"{name} = {policy.name!r}" for name, policy in options.moving.items())
+                raise ConfigError(
+                    f"[{TABLE}] {names} trains images at other sizes, but cache_latents keeps one size of each: use "
+                    "'keep', 'pad' or 'drop', or train without cache_latents and cache_latents_to_disk"
+                )
+            items = [FileItems.of(one) for one in datasets]
+            sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
+        if is_first_process():
+            logger.info(
+                "%d items in %d buckets, %d trainings and %s an epoch",
+                sum(len(one.keys) for one in items),
+                sum(len(one.bucket_keys) for one in items),
+                sum(int(one.repeats.sum()) for one in items),
+                counted(len(sampler), "batch"),
+            )
+        arguments["dataset"] = PlannedBatches(datasets, items, options.on_bad_image)
+        return with_plan(arguments, sampler, self.in_worker)
+
+    def _without_buckets(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        """The arguments as they are, where no data set has buckets: batches are then drawn of all images alike."""
+        arguments: dict[str, Any] = dict(signature.bind(None, *args, **kwargs).arguments)
+        if any(one.dataset_config.buckets for one in arguments["dataset"].datasets):
+            return None
+        if is_first_process():
+            logger.warning("buckets is false, so ai-toolkit draws its own batches: every process trains all images")
+        return {name: value for name, value in arguments.items() if name != "self"}
+
+
+def _is_dataset(dataset: Any) -> bool:
+    return any(base.__name__ == _DATASET and base.__module__ == _HOME for base in type(dataset).__mro__)
+
+
+_door = AiToolkitDoor()
+
+install, uninstall, is_active = _door.open, _door.close, _door.is_active
+why_inactive, left_alone = _door.why_inactive, _door.left_alone

@@ -1,0 +1,178 @@
+"""The loaders of a run: each rank's share of the plan, and where it stands when a checkpoint is saved."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from kohya_bucket.datasets.agreement import gather
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.planning import EpochPosition
+from kohya_bucket.planning.resume import OtherDataError
+from kohya_bucket.texts import one_line, parse_json, read_text
+from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.group import GroupPlanner
+from kohya_bucket.trainers.door.ranks import is_first_process
+from kohya_bucket.trainers.door.sampler import PlanSampler
+
+IN_INFO = "kohya_bucket"
+"""Key of a checkpoint's `training_info` under which the positions of the run's loaders stand."""
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class _Epochs:
+    value = 0
+
+
+class RankSampler(PlanSampler):
+    """A rank's own batches, since nothing deals ai-toolkit's loader out to ranks; each iteration is the next epoch."""
+
+    def __init__(self, planner: GroupPlanner, seed: int) -> None:
+        super().__init__(planner, seed, _Epochs())
+        self._iterated = False
+
+    def __len__(self) -> int:
+        return super().__len__() // self.world_size
+
+    @property
+    def batches(self) -> int:
+        """Of this rank in the whole of the present epoch, what was trained before a resume included."""
+        return self._first(self._current) + self._length(self._current) // self.world_size
+
+    def __iter__(self) -> Iterator[PlannedBatch]:  # begins when it is drawn from: loaders make one that they never use
+        assert self.current_epoch is not None
+        self.current_epoch.value += self._iterated
+        self._iterated = True
+        yield from islice(super().__iter__(), self._rank, None, self.world_size)
+
+
+class PlannedLoader:
+    """A loader that draws from a plan, and knows how many batches the trainer has taken of it.
+
+    What is asked of it besides is the loader's.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: RankSampler) -> None:
+        self.loader, self.sampler = loader, sampler
+        self.taken = 0  # of the present epoch
+        self._told = True
+        sampler.on_start, sampler.on_end = self._begin, self._say_what_was_trained
+        if is_first_process():
+            atexit.register(self._say_what_was_trained)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.taken, self._told = self.taken + 1, False
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the epoch stands, as plain values."""
+        position = (
+            self.sampler.position(self.taken) if self.taken else EpochPosition(self.sampler.seed, self.sampler.epoch)
+        )
+        return position.state_dict(self.sampler.fingerprint)
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was saved, or say why the epoch begins anew."""
+        sampler = self.sampler
+        try:
+            point = sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))
+        except OtherDataError as error:
+            why = f"the data sets or their options changed since the checkpoint was saved ({'; '.join(error.changed)})"
+        except KohyaBucketError as error:
+            why = str(error)
+        else:
+            if is_first_process():
+                logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
+            return
+        if is_first_process():
+            logger.warning("%s: the epoch starts again from its first image", one_line(why))
+
+    def _begin(self, first: int) -> None:
+        self.taken = first
+
+    def _say_what_was_trained(self) -> None:
+        if not self._told and is_first_process():
+            logger.info("%s", self.sampler.summary(self.taken % self.sampler.batches))
+        self._told = True
+
+
+class RunningJob:
+    """A training of a job: its loaders by name, until the next job of the program begins."""
+
+    def __init__(self) -> None:
+        self.loaders: dict[str, PlannedLoader] = {}
+
+    def loss_scale(self) -> float:
+        """What the mean loss of the batch that is trained now is multiplied by: see `EpochPlan.loss_scale`."""
+        main = self.loaders.get("datasets")
+        return 1.0 if main is None else main.sampler.loss_scale(main.taken)
+
+    def add(self, name: str, loader: PlannedLoader, process: Any) -> None:
+        """Let a loader of a trainer's process begin where the newest checkpoint was saved, and be in the next ones."""
+        if name in self.loaders or not self.loaders:
+            self.loaders.clear()
+            _save_with(process, self.loaders)
+        self.loaders[name] = loader
+        found = [_saved_with(process, name)]
+        if loader.sampler.world_size > 1:
+            found = [one.get("state") for one in gather({"state": found[0]})]  # only the first rank reads checkpoints
+        if found[0] is not None:
+            loader.resume(found[0])
+
+
+def _save_with(process: Any, loaders: Mapping[str, PlannedLoader]) -> None:
+    tell = process.get_training_info
+
+    def get_training_info() -> Any:
+        info = tell()
+        info[IN_INFO] = {name: loader.state_dict() for name, loader in loaders.items()}
+        return info
+
+    process.get_training_info = get_training_info
+
+
+def _saved_with(process: Any, name: str) -> Mapping[str, Any] | None:
+    """What the checkpoint that the process goes on from says of a loader; None where it begins anew."""
+    if not process.step_num or not is_first_process():
+        return None
+    path = Path(process.get_latest_save_path() or "")
+    info = _training_info(path)
+    if info.get("step") != process.step_num:
+        why = f"step {info.get('step')}" if info else "no step"
+        logger.warning("%s: it was saved at %s, and the run goes on at step %d: the epoch starts again from its first "
+                       "image", one_line(path), why, process.step_num)  # fmt: skip
+        return None
+    state: Mapping[str, Any] | None = (info.get(IN_INFO) or {}).get(name)
+    if state is None:
+        logger.warning("%s was saved without kohya_bucket: the epoch starts again from its first image", one_line(path))
+    return state
+
+
+def _training_info(path: Path) -> Mapping[str, Any]:
+    """What ai-toolkit writes of a run into a LoRA's metadata, or beside a model in a folder; empty if there is none."""
+    if path.is_dir():
+        file = path / "aitk_meta.yaml"
+        meta = importlib.import_module("yaml").safe_load(read_text(file)) if file.is_file() else None
+        return (meta or {}).get("training_info") or {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            return dict(parse_json((file.metadata() or {}).get("training_info", "{}")))
+    except (OSError, ValueError, SafetensorError):  # it is not a file of weights, or ai-toolkit's own reading says so
+        return {}

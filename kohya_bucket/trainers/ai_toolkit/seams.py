@@ -1,0 +1,83 @@
+"""Where ai-toolkit is held on to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
+from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
+from kohya_bucket.trainers.door.options import TABLE
+from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
+from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, Uses
+
+
+def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: Any = None) -> Any:
+    frame = calling_frame()
+    process = frame.f_locals.get("self")
+    job = getattr(getattr(process, "job", None), "raw_config", None) or {}
+    tables = [found[TABLE] for found in (job, job.get("config") or {}) if TABLE in found]
+    seam.door.read_options({TABLE: tables[0]} if tables else {}, frame)
+    loader = seam.original(dataset_options, batch_size, sd)
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, RankSampler):
+        return loader
+    planned = PlannedLoader(loader, sampler)
+    if hasattr(process, "get_training_info"):
+        names = ("datasets", "datasets_reg")
+        name = next((name for name in names if getattr(process, name, None) is dataset_options), names[0])
+        seam.door.resume.add(name, planned, process)
+    return planned
+
+
+def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
+    scale = seam.door.resume.loss_scale()
+    return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
+
+
+def _buckets(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    from kohya_bucket.buckets.trainers import AIToolkitBuckets
+
+    sizes = [(w, h) for w in range(90, 2900, 307) for h in range(70, 2700, 311)]
+    for resolution, step in ((512, 8), (1024, 16), (768, 32)):
+        placed = AIToolkitBuckets(resolution, step).place(sizes).bucket_sizes.tolist()
+        for (width, height), bucket in zip(sizes, placed, strict=True):
+            answer = theirs(width, height, resolution=resolution, divisibility=step)
+            how = f"{width}x{height} at {resolution} in steps of {step}"
+            yield how, (answer["width"], answer["height"]), tuple(bucket)
+
+
+_ORDER = (
+    Seam(
+        "get_dataloader_from_datasets",
+        (Takes("dataset_options", "batch_size", "sd"), Uses("AiToolkitDataset", "dto_collation", "buckets")),
+        _make_loader,
+    ),
+    Seam("AiToolkitDataset", (Offers(Dataset),)),
+    Seam(
+        "AiToolkitDataset._get_single_item",
+        (Takes("index", "_attempts"), Uses("file_list", "load_and_process_image", "load_caption")),
+    ),
+    Seam("AiToolkitDataset.setup_epoch", (Takes(), Uses("epoch_num", "setup_buckets"))),
+    Seam("FileItemDTO", (Offers(FileItem),)),
+    Seam("Bucket", (Offers(SameSize),)),
+    Seam(
+        "BucketsMixin.setup_buckets",
+        (Uses("scale_to_width", "scale_to_height", "crop_x", "crop_y", "crop_width", "crop_height", "file_list_idx"),),
+    ),
+    Seam("dto_collation", (Takes("batch"),)),
+)
+
+SUBJECTS = (
+    SeamGroup("order", "epochs are ai-toolkit's own", _ORDER, orders_epochs=True),
+    SeamGroup(
+        "weighing",
+        "images of a batch that is shorter than another process' count for more",
+        (Seam("Accelerator.backward", (), _backward),),
+    ),
+    SeamGroup(
+        "planning",
+        "`kohya-bucket compare` may show other buckets than those that are trained",
+        (Seam("get_bucket_for_image_size", (Behaves(_buckets),)),),
+    ),
+)
