@@ -5,6 +5,7 @@ Set AI_TOOLKIT_DIR to a checkout; its loader and data sets run unmodified, witho
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from renaming import unseen, with_other_behaviour
+
+from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
 
 CHECKOUT = os.environ.get("AI_TOOLKIT_DIR", "")
 pytestmark = pytest.mark.skipif(not CHECKOUT, reason="AI_TOOLKIT_DIR names no checkout of ai-toolkit")
@@ -60,11 +63,11 @@ def run(out, datasets, steps, ranks=1, code=0, **settings):
     started = [
         subprocess.Popen(
             [sys.executable, SCRIPT, file], env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
-            stdout=subprocess.DEVNULL, encoding="utf-8",
+            stdout=subprocess.PIPE, encoding="utf-8",
         )
         for rank in range(ranks)
     ]  # fmt: skip
-    said = [process.communicate(timeout=500)[1] for process in started]
+    said = ["".join(process.communicate(timeout=500)) for process in started]
     assert [process.returncode for process in started] == [code] * ranks, said[0][-3000:]
     logs = [(out / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines() for rank in range(ranks)]
     return [[json.loads(line) for line in log] for log in logs], said[0]
@@ -108,6 +111,20 @@ def test_every_image_once_in_each_epoch(pictures, tmp_path, workers):
     assert first != [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 1]
     for row in rows:
         assert row["shape"][0] == len(row["items"])
+
+
+def test_the_folder_for_extensions_opens_the_door(pictures, tmp_path, monkeypatch):
+    copy = tmp_path / "ai-toolkit"
+    shutil.copytree(Path(CHECKOUT, "toolkit"), copy / "toolkit", ignore=shutil.ignore_patterns("*.safetensors"))
+    for name in ("info.py", "version.py", "run.py"):
+        shutil.copy(Path(CHECKOUT, name), copy)
+    PATCH.install(copy)
+    monkeypatch.setenv("AI_TOOLKIT_DIR", str(copy))
+    found = [run(tmp_path / "out", [data(pictures)], 30, **how) for how in ({"plan": False, "extension": True}, {})]
+    assert found[0][0] == found[1][0]
+    assert "kohya_bucket in ai-toolkit" in found[0][1]
+    PATCH.remove(copy)
+    assert not (copy / "extensions" / "kohya_bucket").exists()
 
 
 def test_workers_change_nothing(pictures, tmp_path):

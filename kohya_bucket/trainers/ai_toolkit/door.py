@@ -27,6 +27,13 @@ _OPTIONS = {
 logger = logging.getLogger("kohya_bucket")
 
 
+class _Printed(logging.Handler):
+    """Where ai-toolkit's own lines go: it prints, and sets up no logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"kohya_bucket: {record.getMessage()}", flush=True)
+
+
 def conflicts(options: AdapterOptions) -> Iterator[str]:
     """What to change, for options that have no place in ai-toolkit."""
     for field in fields(options):
@@ -56,6 +63,9 @@ class AiToolkitDoor(TrainerDoor):
         from kohya_bucket.trainers.ai_toolkit.seams import SUBJECTS
 
         self.resume = RunningJob()
+        if not logger.hasHandlers():
+            logger.addHandler(_Printed())
+            logger.setLevel(logging.INFO)
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:

@@ -251,7 +251,7 @@ class CheckoutPatch:
         status = self.status(folder)
         if not status.current:
             text = _without_blocks(status.file, self._text(status.file))
-            status.file.parent.mkdir(exist_ok=True)
+            status.file.parent.mkdir(parents=True, exist_ok=True)
             # A file without an end of its last line gets the block without one, too, and so comes out as it was.
             whole = not text or text.endswith("\n")
             _write(status.file, text + (self.block if whole else "\n" + self.block.rstrip("\n")))

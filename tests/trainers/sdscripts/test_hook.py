@@ -157,7 +157,8 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     elsewhere.mkdir()
     done = launch(elsewhere, str(tmp_path / "trainer.py"))
     assert done.returncode == 0
-    told = "kohya_bucket: trainer.py uses no data sets of sd-scripts, musubi-tuner or ai-toolkit, so there was nothing to do"
+    names = "sd-scripts, musubi-tuner or ai-toolkit"
+    told = f"kohya_bucket: trainer.py uses no data sets of {names}, so there was nothing to do"
     assert done.stderr.strip() == told
 
 
