@@ -2,6 +2,7 @@
 
 No checkpoint is needed: `small_models` makes SD 1.5's models tiny in those processes, and a run takes seconds. Where
 `SD_MODEL` names an SD 1.5 safetensors file (`SD_TOKENIZERS` a folder for `--tokenizer_cache_dir`), that is trained.
+With `KOHYA_BUCKET_GPU=1` they train on the GPU, where runs of several processes are skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recording import recorded
 from sdscripts_support import metadata, tensors
 
@@ -71,6 +73,9 @@ def train(
 
     `models` is what `SMALL_MODELS` is set to, see `small_models`.
     """
+    on_gpu = bool(os.environ.get("KOHYA_BUCKET_GPU"))
+    if on_gpu and ranks > 1:
+        pytest.skip("several processes need several GPUs")
     record = out.with_name(f"{out.name}-batches")
     record.mkdir()
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
@@ -91,15 +96,15 @@ def train(
         "SMALL_MODELS": "" if os.environ.get("SD_MODEL") else models,
         "SMALL_TOKENIZERS": str(out.parent / "tokenizers"),
         "RECORD_DIR": str(record),
-        "ACCELERATE_USE_CPU": "true",
         "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONDONTWRITEBYTECODE": "1",
         "COLUMNS": "500",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # or an accelerate older than this torch loads no random states
     }
+    if not on_gpu:
+        environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     output = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
     done = subprocess.run(command, cwd=checkout, env=environment, **output, check=False, timeout=900)
     return TrainingRun(done.returncode, " ".join((done.stderr + done.stdout).split()), out, recorded(record))

@@ -11,14 +11,13 @@ import pytest
 from tests.datasets.stream_ranks import N, started
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "workers", "at_port"),
     [
-        (2, 2, True),
-        (3, 0, True),
-        (3, 1, False),
-        (5, 0, False),
+        pytest.param(3, 0, True, marks=pytest.mark.slow),
+        pytest.param(2, 2, True, marks=pytest.mark.weekly),
+        pytest.param(3, 1, False, marks=pytest.mark.weekly),
+        pytest.param(5, 0, False, marks=pytest.mark.weekly),
     ],
 )
 def test_ranks_share_a_stream_or_fail_before_the_first_batch(

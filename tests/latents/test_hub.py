@@ -38,8 +38,9 @@ def test_a_hub_that_cannot_be_reached_is_named_and_asked_once(program: str, tmp_
     assert "Retrying" not in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", ["", "vae"])
+@pytest.mark.parametrize(
+    "folder", [pytest.param("", marks=pytest.mark.slow), pytest.param("vae", marks=pytest.mark.weekly)]
+)
 def test_what_was_downloaded_before_is_taken_without_it(folder: str, tmp_path: Path) -> None:
     repository = tmp_path / "models--someone--a-vae"
     (repository / "refs").mkdir(parents=True)
