@@ -5,12 +5,14 @@ fullest pack that has room. Images of equal tokens are interchangeable, so packs
 at a time: a million images of a thousand sizes take as many steps as the sizes and kinds, and not as the images. And
 dealing: where images have nearly equal tokens, best fit puts the largest together and leaves no room for one more.
 There, images by falling tokens are dealt in rounds to a given number of packs, the largest to the emptiest. Which
-image stands where is drawn anew in each epoch.
+image stands where is drawn anew in each epoch. What was left over makes emptier packs: those are filled anew, so that
+the ranks of a step have about as many tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -141,7 +143,7 @@ def plan_packs(
         if packs < len(lengths) and (dealt := _dealt(each, by_size[::-1], packs, budget)) is not None:
             lengths, items = dealt
             break
-    lengths, items = _divisible(lengths, items, each, ranks)
+    lengths, items = _levelled(*_divisible(lengths, items, each, ranks), each, ranks, budget)
     start = np.append(0, np.cumsum(lengths))
     load = np.add.reduceat(each[items], start[:-1]) if len(items) else np.zeros(0, dtype=np.int64)
     # neighbours by tokens meet in a step, equal ones mixed; then the steps are mixed
@@ -249,3 +251,55 @@ def _divisible(lengths: Ints, items: Ints, each: Ints, ranks: int) -> tuple[Ints
         lengths = np.insert(lengths, cut, halves)
         lengths[cut + np.arange(len(cut)) + 1] -= halves
     return lengths, items
+
+
+_UNEVEN = 0.05  # of the budget, between the fullest and the emptiest pack of a step
+_POOLED = (0, 1, 2, 4, 8, 16, 32)  # fuller steps whose packs are filled anew with those of the uneven ones
+_MOST_POOLED = 100_000  # images: a tenth of a second
+
+
+def _levelled(lengths: Ints, items: Ints, each: Ints, ranks: int, budget: int) -> tuple[Ints, Ints]:
+    """The same images in as many packs, the emptier ones filled anew so that a step's ranks have about as many tokens.
+
+    Uneven are the steps of the emptiest packs, which hold what was left over. Their images and those of some steps
+    before them are dealt out once more, by falling tokens, each to the emptiest pack.
+    """
+    load = np.add.reduceat(each[items], np.cumsum(lengths) - lengths) if len(items) else lengths
+    falling = np.argsort(-load, kind="stable")
+    uneven = np.flatnonzero(_gaps(load[falling], ranks) > _UNEVEN * budget)
+    if not len(uneven):
+        return lengths, items
+    at, best = np.cumsum(lengths) - lengths, (int(_gaps(load[falling], ranks).max()), lengths, items)
+    for more in _POOLED:
+        pool = falling[max(0, int(uneven[0]) - more) * ranks :]
+        kept = np.delete(np.arange(len(load)), pool)
+        images = items[runs(lengths[pool], at[pool])]
+        if len(images) > _MOST_POOLED:
+            break
+        dealt = _to_the_emptiest(each, images, len(pool))
+        loads = np.append(load[kept], [each[pack].sum() for pack in dealt])
+        gap = int(_gaps(-np.sort(-loads), ranks).max())
+        if loads.max() <= budget and gap < best[0]:
+            new = np.append(lengths[kept], [len(pack) for pack in dealt])
+            best = gap, new, np.concatenate([items[runs(lengths[kept], at[kept])], *dealt])
+        if best[0] <= _UNEVEN * budget or len(kept) == 0:
+            break
+    return best[1:]
+
+
+def _gaps(falling: Ints, ranks: int) -> Ints:
+    """[S] tokens between the fullest and the emptiest pack of each step."""
+    steps = falling.reshape(-1, ranks)
+    gaps: Ints = steps[:, 0] - steps[:, -1]
+    return gaps
+
+
+def _to_the_emptiest(each: Ints, images: Ints, packs: int) -> list[Ints]:
+    """`packs` lists of images, by falling tokens each to the pack with the fewest."""
+    heap = [(0, pack) for pack in range(packs)]
+    dealt: list[list[int]] = [[] for _ in range(packs)]
+    for image in images[np.argsort(-each[images], kind="stable")].tolist():
+        tokens, pack = heap[0]
+        dealt[pack].append(image)
+        heapq.heapreplace(heap, (tokens + int(each[image]), pack))
+    return [np.array(pack, dtype=np.int64) for pack in dealt]

@@ -85,6 +85,15 @@ def test_images_of_nearly_equal_tokens_fill_their_packs() -> None:
     assert plan_packs(tokens, 402).waste < 0.01
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_have_about_as_many_tokens_in_every_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kinds = (rng.integers(256, 4096, 300), rng.choice([1024, 2304, 4096], 300), np.exp(rng.normal(7, 0.6, 300)))
+    tokens = np.clip(kinds[seed % 3].astype(int), 1, 4096)
+    plan = plan_packs(tokens, 16_384, world_size=(2, 4, 8)[seed % 3], seed=seed)
+    assert plan.slack <= 0.05 * 16_384
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
