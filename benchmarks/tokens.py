@@ -33,7 +33,9 @@ RULE_HEADER = [
     "images", "rule", "sizes in the set", "used", "cropped off, mean", "99th of 100", "tokens, spread", "short batches",
     "used after merge",
 ]  # fmt: skip
-PACK_HEADER = ["images", "sizes", "budget", "packs", "the fewest possible", "left empty", "most between ranks", "CPU ms"]
+PACK_HEADER = [
+    "images", "sizes", "budget", "packs", "the fewest possible", "left empty", "most between ranks", "CPU ms"
+]  # fmt: skip
 
 
 def shapes(n: int) -> np.ndarray:
@@ -146,8 +148,8 @@ def main() -> None:
             as_table(RULE_HEADER, by_rule(f"demo, {len(demo)}", demo) + by_rule("100,000", shapes(100_000))),
             "Packs for 8 ranks. No plan has fewer packs than all tokens divided by the budget.",
             as_table(PACK_HEADER, packs()),
-            "Budget 16,384: what stays empty where each image goes into the first of so many open packs as it is loaded "
-            "(next fit: one), and where all are planned.",
+            "Budget 16,384: what stays empty where each image goes into the first of so many open packs as it is "
+            "loaded (next fit: one), and where all are planned.",
             as_table(["images", "sizes", "one open pack", "16", "256", "planned"], beside_loaders()),
             f"{os.cpu_count()} cores, Python {platform.python_version()}, numpy {np.__version__}; commit {commit()}.",
         ]
