@@ -68,6 +68,7 @@ def train(
     ranks: int = 1,
     network: bool = True,
     models: str = "1",
+    python: str = sys.executable,
 ) -> TrainingRun:
     """Run a trainer to its end; `out` is made by it, and `out`-batches holds what was trained.
 
@@ -79,7 +80,7 @@ def train(
     record = out.with_name(f"{out.name}-batches")
     record.mkdir()
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
-    command = [sys.executable, *several, *door, str(checkout / trainer)]
+    command = [python, *several, *door, str(checkout / trainer)]
     command += ["--dataset_config", str(config), "--output_dir", str(out), "--output_name", "lora"]
     command += ["--save_model_as", "safetensors", "--learning_rate", "1e-2", "--optimizer_type", "AdamW", "--sdpa"]
     command += [*_network(checkout), "--network_dim", "2"] if network else []

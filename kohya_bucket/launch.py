@@ -152,7 +152,9 @@ def _words(command: Any) -> Iterator[str]:
 
 
 def _trains_without(program: Path) -> bool:
-    """Whether this is a trainer of a checkout that does not bring the adapter by itself."""
+    """Whether this is a trainer of a checkout that does not bring the adapter by itself, and this Python neither."""
+    if getattr(sys.modules.get("_kohya_bucket_at_start"), "ACTIVE", False):
+        return False
     for named, patch in ((trainer_named, SD_SCRIPTS), (architecture_named, MUSUBI_TUNER)):
         with suppress(ConfigError):
             named(program.name)

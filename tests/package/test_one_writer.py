@@ -56,6 +56,8 @@ ALLOWED = {
     ("trainers/sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
     ("trainers/sdscripts/caching/text.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
     ("trainers/sdscripts/caching/session.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
+    ("trainers/at_start.py", "open(os.path.join(os.path.dirname(__file__), SEEN), 'a+', encoding='utf-8')"):
+        "one line at its end, by what imports nothing of this package",
     ("trainers/door/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
     ("trainers/musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("trainers/musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",

@@ -1,0 +1,64 @@
+"""Trainings of an untouched checkout, started as GUIs do, where `kohya-bucket activate` was run."""
+
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sdscripts_support import random_sizes, write_images
+from test_sdscripts_training import COUNT, NAMES, epochs_of
+from training_runs import train, write_config
+
+ROOT = Path(__file__).parents[1]
+ACCELERATE = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_cpu_threads_per_process", "1")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def data(unpatched, tmp_path):
+    write_images(tmp_path / "images", random_sizes(COUNT, 1, 100, 300))
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def python(tmp_path):
+    """That of a new environment with all packages of this one, and this package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    found = next((tmp_path / "env").rglob("python.exe" if sys.platform == "win32" else "bin/python"))
+    here = [path for path in sys.path if path.endswith("-packages")] or site.getsitepackages()
+    lines = [f"import site; site.addsitedir({path!r})" for path in here] + [str(ROOT)]
+    packages = next(path for path in (tmp_path / "env").rglob("site-packages"))
+    (packages / "those_of_this_one.pth").write_text("\n".join(lines), encoding="utf-8")
+    return str(found)
+
+
+def command(python, *arguments, **changes):
+    done = subprocess.run(
+        [python, "-m", "kohya_bucket", *arguments], capture_output=True, encoding="utf-8", check=False, **changes
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.training_run("activated")
+def test_an_activated_environment_trains_the_plan(sd_scripts_dir, data, python, tmp_path):
+    def trained(name, door=ACCELERATE, ranks=1):
+        config = write_config(tmp_path, data)
+        return train(
+            sd_scripts_dir, config, "--max_train_epochs", 2, out=tmp_path / name, door=door, ranks=ranks, python=python
+        )
+
+    assert command(python, "activate", "--status")[0] == 1
+    status, said = command(python, "activate")
+    assert status == 0, said
+    for name, door, ranks in (("gui", ACCELERATE, 1), ("launcher", ("-m", "kohya_bucket.launch"), 1), ("two", (), 2)):
+        run = trained(name, door, ranks)
+        run.assert_trained(len(run.batches))
+        assert epochs_of(run.batches, 2) == [NAMES, NAMES]
+        assert run.log.count("seams checked") == 1
+    assert f"seen: sdscripts in {sd_scripts_dir}" in command(python, "activate", "--status")[1]
+    assert command(python, "deactivate")[0] == 0
+    without = trained("without")
+    assert without.status == 0
+    assert "kohya_bucket" not in without.log
+    assert epochs_of(without.batches, 2) != [NAMES, NAMES]  # with its two workers

@@ -1,0 +1,32 @@
+"""`kohya-bucket activate`: the adapter for every training that this Python starts, with no checkout touched."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from kohya_bucket.cli.console import say
+from kohya_bucket.cli.help import opt
+
+
+def activate(
+    status: bool = opt(False, "Say whether it is active, and which trainers were started since; write nothing."),
+) -> None:
+    """A training of sd-scripts, musubi-tuner or ai-toolkit is recognized when it imports its own package, whatever
+    starts it, and no checkout is changed. `KOHYA_BUCKET=0` starts one without the adapter.
+    """
+    from kohya_bucket.trainers import activation
+
+    folder = activation.site_packages()
+    if not status:
+        activation.activate(folder)
+    found = activation.activation(folder)
+    if not found.active:
+        say(f"not active in {folder}: `kohya-bucket activate` with {sys.executable} writes two files there")
+        raise typer.Exit(1)
+    version = "" if found.current else " by another version: activate it again"
+    say(f"active in {folder}{version}")
+    say(f"every training that {sys.executable} starts uses kohya_bucket, unless KOHYA_BUCKET=0 is set")
+    for door, checkout in found.seen:
+        say(f"seen: {door} in {checkout}")

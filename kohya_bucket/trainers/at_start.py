@@ -1,0 +1,75 @@
+"""Written by `kohya-bucket activate`; `kohya-bucket deactivate` takes it away.
+
+Python imports this at every start in its environment. It waits for the package of a trainer, and puts kohya_bucket's
+plan behind it. Any other program goes on as it would without, no slower: so nothing is imported before.
+"""
+
+# ruff: noqa: PTH100, PTH113, PTH118, PTH120
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+ACTIVE = __name__ == "_kohya_bucket_at_start" and os.environ.get("KOHYA_BUCKET") != "0"
+DOORS = {
+    "library": ("kohya_bucket.trainers.sdscripts", ("../train_network.py", "__init__.py")),
+    "musubi_tuner": ("kohya_bucket.trainers.musubi", ("dataset/image_video_dataset.py",)),
+    "toolkit": ("kohya_bucket.trainers.ai_toolkit", ("../run.py", "data_loader.py")),
+}
+"""{package: (the door, files by which a trainer's package is told from others of that name)}."""
+SEEN = "_kohya_bucket_seen.txt"
+
+
+class AtStart:
+    """Asked for every module that is imported, before the finders that find it."""
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        package, _, rest = name.partition(".")
+        if not rest or package not in DOORS or not path:
+            return None
+        door, marks = DOORS[package]
+        folder = next(iter(path))
+        if not all(os.path.isfile(os.path.join(folder, mark)) for mark in marks):
+            return None
+        sys.meta_path.remove(self)
+        if f"{door}.door" in sys.modules:
+            return None  # the launcher or the patched checkout was there first
+        self.open(door, folder)
+        import importlib.util
+
+        return importlib.util.find_spec(name)  # by all finders: the door has one of its own now
+
+    def open(self, door: str, folder: str) -> None:
+        import importlib
+
+        try:
+            importlib.import_module(door).install()
+        except Exception as error:
+            if getattr(error, "name", "") == "kohya_bucket":
+                text = f"it is activated here and no longer installed: this runs WITHOUT it. Delete {__file__}"
+                print(f"kohya_bucket: {text}", file=sys.stderr)
+                return
+            text = f"{type(error).__name__}: {error}. KOHYA_BUCKET=0 starts a training without it"
+            print(f"kohya_bucket: {' '.join(text.split())}", file=sys.stderr)
+            sys.exit(2)
+        self.note(door, folder)
+
+    def note(self, door: str, folder: str) -> None:
+        line = f"{door.rpartition('.')[2]}\t{os.path.abspath(os.path.join(folder, os.pardir))}\n"
+        try:
+            with open(os.path.join(os.path.dirname(__file__), SEEN), "a+", encoding="utf-8") as seen:
+                seen.seek(0)
+                if line not in seen.readlines():
+                    seen.write(line)
+        except (OSError, ValueError):
+            pass
+
+
+if ACTIVE:
+    sys.meta_path.insert(0, AtStart())

@@ -1,0 +1,101 @@
+"""An activated environment: two files, and what a start of Python does with them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.trainers.activation import activate, activation, deactivate
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    with monkeypatch.context() as found:
+        found.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+        activate(tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """What tells a trainer from others, and no more: no version that any door knows."""
+    (tmp_path / "trainer" / "library").mkdir(parents=True)
+    for name in ("train_network.py", "library/__init__.py", "library/train_util.py", "library/config_util.py"):
+        (tmp_path / "trainer" / name).write_text("print(__name__)\n", encoding="utf-8")
+    return tmp_path / "trainer"
+
+
+def start(folder, program, *, found=True, **environment):
+    """A new Python that has the folder among its packages, and this package or not."""
+    paths = [str(ROOT), *(p for p in sys.path if "-packages" in p)] if found else []
+    code = f"import sys, site; sys.path += {paths!r}; site.addsitedir({str(folder)!r}); {program}"
+    environment = {"PATH": "", "SYSTEMROOT": "C:\\Windows", **environment}
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, cwd=folder, check=False)
+
+
+def test_it_is_two_files_and_taken_away_with_what_came_of_them(folder):
+    assert activation(folder).current
+    written = {path.name for path in folder.iterdir()} - {"__pycache__"}
+    assert written == {"kohya_bucket.pth", "_kohya_bucket_at_start.py"}
+    assert start(folder, "print(1)").stdout == "1\n"
+    (folder / "_kohya_bucket_seen.txt").write_text("sdscripts\t/there\n", encoding="utf-8")
+    assert activation(folder).seen == (("sdscripts", "/there"),)
+    (folder / "_kohya_bucket_at_start.py").write_text('"""Written by `kohya-bucket activate`, once."""\n')
+    assert (activation(folder).active, activation(folder).current) == (True, False)
+    deactivate(folder)
+    assert {path.name for path in folder.rglob("*")} <= {"__pycache__"}
+    deactivate(folder)
+
+
+@pytest.mark.parametrize("name", ["kohya_bucket.pth", "_kohya_bucket_at_start.py"])
+def test_a_file_of_somebody_else_stays(folder, name):
+    (folder / name).write_text("mine\n", encoding="utf-8")
+    for change in (activate, deactivate):
+        with pytest.raises(KohyaBucketError, match=r"was not written by kohya_bucket"):
+            change(folder)
+    assert (folder / name).read_text(encoding="utf-8") == "mine\n"
+
+
+def test_a_python_that_does_not_find_the_package_is_not_activated(tmp_path):
+    with pytest.raises(KohyaBucketError, match=r"install the package into the environment that trains"):
+        activate(tmp_path)  # no folder of packages, so nothing in it is imported
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_is_changed_and_others_are_let_be(folder, trainer):
+    path = f"sys.path.insert(0, {str(trainer)!r}); "
+    opened = "import library.train_util; print('kohya_bucket.trainers.sdscripts.door' in sys.modules)"
+    assert start(folder, path + opened).stdout.splitlines()[-1] == "True"
+    assert activation(folder).seen == (("sdscripts", str(trainer)),)
+    off = start(folder, path + "import library.train_util", KOHYA_BUCKET="0")
+    assert (off.stdout, off.stderr) == ("library\nlibrary.train_util\n", "")
+    first = "import kohya_bucket.trainers.sdscripts.door; "
+    assert start(folder, first + path + "import library.train_util").stderr == ""
+    (trainer / "train_network.py").unlink()
+    assert start(folder, path + "import library.train_util").stderr == ""
+
+
+def test_without_the_package_trainings_go_on_and_one_line_says_so(folder, trainer):
+    program = f"sys.path.insert(0, {str(trainer)!r}); import library.train_util, library.config_util; print('went on')"
+    done = start(folder, program, found=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "went on")
+    assert done.stderr.startswith("kohya_bucket: it is activated here and no longer installed: this runs WITHOUT it")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_failure_is_one_line_and_an_exit_code(folder, trainer, tmp_path):
+    (tmp_path / "kohya_bucket" / "trainers").mkdir(parents=True)
+    (tmp_path / "kohya_bucket" / "trainers" / "sdscripts.py").write_text("import toml_of_no_one", encoding="utf-8")
+    program = f"sys.path[:0] = [{str(tmp_path)!r}, {str(trainer)!r}]; import library.train_util"
+    done = start(folder, program, found=False)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "kohya_bucket: ModuleNotFoundError: No module named 'toml_of_no_one'. KOHYA_BUCKET=0 starts a training without "
+        "it\n"
+    )
