@@ -84,7 +84,7 @@ def _before_any(
 def run() -> None:
     """Run the command that `sys.argv` names, and exit. A user's mistake is one line and exit code 2."""
     try:
-        app()
+        app(windows_expand_args=False)  # a folder "pics [a]" is no pattern for "pics a", and names may have a $
     except (UnreadableError, StorageError) as error:  # no mistake of the user's
         print(f"kohya-bucket: {one_line(error)}", file=sys.stderr)
         sys.exit(1)

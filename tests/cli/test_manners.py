@@ -1,8 +1,13 @@
 """Short spellings, and files given in the place of others."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
+import typer.core
 
 from kohya_bucket._version import __version__
+from tests.pictures import make_pictures
 
 
 @pytest.fixture
@@ -71,3 +76,17 @@ def test_the_rule_is_always_said(command_line, config):
     assert "\n  rule auto (kmeans) chose " in command_line("plan", config)[1]
     config.write_text(text.replace("enable_bucket = true", ""), encoding="utf-8")
     assert "\n  no buckets: enable_bucket is off\n" in command_line("plan", config)[1]
+
+
+@pytest.mark.parametrize("given", ["pics [a]", "$HOME", "%HOME%", "~"])
+def test_arguments_stay_as_they_were_given_on_windows(command_line, tmp_path, monkeypatch, given):
+    monkeypatch.setattr(typer.core, "os", SimpleNamespace(**vars(os) | {"name": "nt"}))
+    other = "pics a" if "[" in given else "home"
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    make_pictures(tmp_path / given, [(300, 400)])
+    make_pictures(tmp_path / other, [(300, 400), (400, 400)])
+    code, out, error = command_line("sizes", "build", given, "-o", f"{given}.parquet")
+    assert (code, out[:7], error) == (0, "1 file ", "")
+    assert (tmp_path / f"{given}.parquet").is_file()
