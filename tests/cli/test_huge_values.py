@@ -132,7 +132,8 @@ def test_simulate_says_why_a_size_has_no_bucket() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("num_repeats = 9223372036854775808", "num_repeats is 9,223,372,036,854,775,808, but no epoch"),
+        ("num_repeats = 9223372036854775808", "is 9,223,372,036,854,775,808, but no more than 100,000 can be planned"),
+        ("num_repeats = 3000000", "num_repeats is 3,000,000, but no more than 100,000 can be planned"),
         ("validation_split = 1e308", "validation_split is 1e+308, but must be from 0 to 1"),
     ],
 )

@@ -257,7 +257,7 @@ def _print_status(found: StoreStatus, store: Path) -> None:
     for count, what, text in (
         (found.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {given}` frees the space"),
         (found.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {given}`"),
-        (len(found.temporary), "unfinished file", f"there: if no run is active, `cache prune {given}` removes that"),
+        (len(found.temporary), "unfinished file", f"there: `cache prune {given}` removes that when it is an hour old"),
     ):
         if count:
             say(f"{counted(count, what, 'is', 'are')} {text}")

@@ -245,7 +245,7 @@ FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_o
 
 # Ranges: values with which a training can work, of those of the type.
 ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
-MOST_REPEATS = 2**31 - 1
+MOST_REPEATS = 100_000  # 20 images three million times took more than a minute and 4 GB, for one epoch
 SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
 
 

@@ -173,7 +173,7 @@ def _check_values(keys: CommonKeys, place: str, model: Family, findings: Finding
         message = f"batch_size is {keys.batch_size}, but {model.title} trains one item at a time"
         findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
     if keys.num_repeats > MOST_REPEATS:
-        message = f"num_repeats is {keys.num_repeats:,}, but no epoch trains an item more than {MOST_REPEATS:,} times"
+        message = f"num_repeats is {keys.num_repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
         findings.error("num-repeats", place, message, "lower it")
     if keys.num_repeats < 1:
         message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"

@@ -173,7 +173,7 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
     """
     repeats = subset.num_repeats if training or subset.kind is not DatasetKind.DREAMBOOTH else 1
     if repeats > MOST_REPEATS:
-        message = f"num_repeats is {repeats:,}, but no epoch trains an image more than {MOST_REPEATS:,} times"
+        message = f"num_repeats is {repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
         findings.error("num-repeats", subset.place, message, "lower it")
     elif repeats < 1:
         message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
