@@ -52,7 +52,8 @@ class AtStart:
             importlib.import_module(door).install()
         except Exception as error:
             if getattr(error, "name", "") == "kohya_bucket":
-                text = f"it is activated here and no longer installed: this runs WITHOUT it. Delete {__file__}"
+                file = os.path.join(os.path.dirname(__file__), "kohya_bucket.pth")
+                text = f"it is activated here and no longer installed: this runs WITHOUT it. Delete {file}"
                 print(f"kohya_bucket: {text}", file=sys.stderr)
                 return
             text = f"{type(error).__name__}: {error}. KOHYA_BUCKET=0 starts a training without it"

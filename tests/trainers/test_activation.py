@@ -87,6 +87,8 @@ def test_without_the_package_trainings_go_on_and_one_line_says_so(folder, traine
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "went on")
     assert done.stderr.startswith("kohya_bucket: it is activated here and no longer installed: this runs WITHOUT it")
     assert len(done.stderr.splitlines()) == 1
+    (folder / "kohya_bucket.pth").unlink()  # as it says
+    assert start(folder, program, found=False).stderr == ""
 
 
 def test_a_failure_is_one_line_and_an_exit_code(folder, trainer, tmp_path):
