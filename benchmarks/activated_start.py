@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import py_compile
 import statistics
 import subprocess
 import sys
@@ -33,10 +32,7 @@ def environment(folder: Path, active: bool) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     packages = next(folder.rglob("site-packages"))
     if active:
-        (packages / activation._PATH_FILE).write_text(activation._LINE, encoding="utf-8")
-        module = packages / f"{activation._MODULE}.py"
-        module.write_bytes(activation._TEMPLATE.read_bytes())
-        py_compile.compile(str(module))
+        activation.write(packages)
     return next(path for path in folder.rglob("python*") if path.stem == "python" and path.is_file())
 
 

@@ -26,7 +26,6 @@ from PIL import Image
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
-sys.path.insert(0, str(REPO / "benchmarks"))
 
 from lost_time import FRAMES, WAN, as_table, clips  # noqa: E402
 from origin import commit  # noqa: E402
@@ -62,11 +61,12 @@ def cost_rows(device: torch.device, dtype: torch.dtype) -> tuple[list[list[str]]
 
 
 class Clock:
-    """Seconds of a batch of so many sequences of so many tokens, forward and backward, each timed once."""
+    """Seconds of a batch of so many sequences of so many tokens, forward and backward; each is timed once."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.block = _Block(WAN.width).to(device, dtype)
+        self.wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
         self.known: dict[tuple[int, int], float] = {}
 
     def __call__(self, images: int, tokens: int) -> float:
@@ -75,10 +75,10 @@ class Clock:
             x = torch.randn(images, tokens, WAN.width, device=self.device, dtype=self.dtype, requires_grad=True)
             took = []
             for _ in range(ROUNDS + 2):
-                torch.cuda.synchronize() if self.device.type == "cuda" else None
+                self.wait()
                 began = time.perf_counter()
                 self.block(x).square().mean().backward()
-                torch.cuda.synchronize() if self.device.type == "cuda" else None
+                self.wait()
                 took.append(time.perf_counter() - began)
             self.known[key] = statistics.median(took[2:])
         return self.known[key]
@@ -224,7 +224,7 @@ def main() -> None:
         f"## Idle time of {RANKS} ranks: 2,000 clips, Wan 2.1 1.3B",
         as_table(["a batch", "a step", "cost by", "steps", "idle", "seconds, one block"], idle),
         "Each shape of batch timed on one GPU; a step lasts as long as its slowest rank.",
-        "## Encoding",
+        f"## Encoding {options.images} photos",
         as_table(["type", "batch", "one at a time, images/s", "precompute, images/s", "rounds", "ratio"], encoding),
         difference,
         full,

@@ -1,6 +1,5 @@
 """Trainings of an untouched checkout, started as GUIs do, where `kohya-bucket activate` was run."""
 
-import site
 import subprocess
 import sys
 from pathlib import Path
@@ -26,17 +25,16 @@ def python(tmp_path):
     """That of a new environment with all packages of this one, and this package."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     found = next((tmp_path / "env").rglob("python.exe" if sys.platform == "win32" else "bin/python"))
-    here = [path for path in sys.path if path.endswith("-packages")] or site.getsitepackages()
+    here = [path for path in sys.path if path.endswith("-packages")]
     lines = [f"import site; site.addsitedir({path!r})" for path in here] + [str(ROOT)]
-    packages = next(path for path in (tmp_path / "env").rglob("site-packages"))
+    packages = next((tmp_path / "env").rglob("site-packages"))
     (packages / "those_of_this_one.pth").write_text("\n".join(lines), encoding="utf-8")
     return str(found)
 
 
-def command(python, *arguments, **changes):
-    done = subprocess.run(
-        [python, "-m", "kohya_bucket", *arguments], capture_output=True, encoding="utf-8", check=False, **changes
-    )
+def command(python, *arguments):
+    words = [python, "-m", "kohya_bucket", *arguments]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", check=False)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import one_line
-from kohya_bucket.trainers import ai_toolkit, musubi, sdscripts
+from kohya_bucket.trainers import ai_toolkit, at_start, musubi, sdscripts
 from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.musubi.architectures import architecture_named
@@ -153,7 +153,7 @@ def _words(command: Any) -> Iterator[str]:
 
 def _trains_without(program: Path) -> bool:
     """Whether this is a trainer of a checkout that does not bring the adapter by itself, and this Python neither."""
-    if getattr(sys.modules.get("_kohya_bucket_at_start"), "ACTIVE", False):
+    if getattr(sys.modules.get(at_start.NAME), "ACTIVE", False):
         return False
     for named, patch in ((trainer_named, SD_SCRIPTS), (architecture_named, MUSUBI_TUNER)):
         with suppress(ConfigError):

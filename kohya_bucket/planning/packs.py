@@ -145,7 +145,7 @@ def plan_packs(
             break
     lengths, items = _levelled(*_divisible(lengths, items, each, ranks), each, ranks, budget)
     start = np.append(0, np.cumsum(lengths))
-    load = np.add.reduceat(each[items], start[:-1]) if len(items) else np.zeros(0, dtype=np.int64)
+    load = _loads(each, lengths, items)
     # neighbours by tokens meet in a step, equal ones mixed; then the steps are mixed
     order = rng.permutation(len(load))
     order = order[np.argsort(-load[order], kind="stable")].reshape(-1, ranks)
@@ -153,6 +153,12 @@ def plan_packs(
     flat = order.reshape(-1)
     packed = chosen[items[runs(lengths[flat], start[flat])]].astype(np.int32)
     return PackPlan(budget, packed, np.append(0, np.cumsum(lengths[flat])), load[order].astype(np.int64), bound)
+
+
+def _loads(each: Ints, lengths: Ints, items: Ints) -> Ints:
+    """[P] tokens of each pack."""
+    loads: Ints = np.add.reduceat(each[items], np.cumsum(lengths) - lengths) if len(items) else lengths
+    return loads
 
 
 def _chosen(images: npt.ArrayLike, n: int) -> Ints:
@@ -245,7 +251,7 @@ def _divisible(lengths: Ints, items: Ints, each: Ints, ranks: int) -> tuple[Ints
         if not len(several):
             again = items[np.argsort(each[items], kind="stable")[:missing]]
             return np.append(lengths, np.ones(missing, dtype=np.int64)), np.append(items, again)
-        load = np.add.reduceat(each[items], np.cumsum(lengths) - lengths)
+        load = _loads(each, lengths, items)
         cut = np.sort(several[np.argsort(-load[several], kind="stable")[:missing]])
         halves = lengths[cut] // 2
         lengths = np.insert(lengths, cut, halves)
@@ -264,12 +270,13 @@ def _levelled(lengths: Ints, items: Ints, each: Ints, ranks: int, budget: int) -
     Uneven are the steps of the emptiest packs, which hold what was left over. Their images and those of some steps
     before them are dealt out once more, by falling tokens, each to the emptiest pack.
     """
-    load = np.add.reduceat(each[items], np.cumsum(lengths) - lengths) if len(items) else lengths
+    load = _loads(each, lengths, items)
     falling = np.argsort(-load, kind="stable")
-    uneven = np.flatnonzero(_gaps(load[falling], ranks) > _UNEVEN * budget)
+    gaps = _gaps(load[falling], ranks)
+    uneven = np.flatnonzero(gaps > _UNEVEN * budget)
     if not len(uneven):
         return lengths, items
-    at, best = np.cumsum(lengths) - lengths, (int(_gaps(load[falling], ranks).max()), lengths, items)
+    at, best = np.cumsum(lengths) - lengths, (int(gaps.max()), lengths, items)
     for more in _POOLED:
         pool = falling[max(0, int(uneven[0]) - more) * ranks :]
         kept = np.delete(np.arange(len(load)), pool)

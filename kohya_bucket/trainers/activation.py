@@ -18,14 +18,16 @@ from tempfile import gettempdir
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
-from kohya_bucket.trainers.at_start import SEEN
+from kohya_bucket.trainers.at_start import NAME, SEEN, SEEN_HEAD
 
 _TIMEOUT = 120.0
-_PATH_FILE, _MODULE = "kohya_bucket.pth", "_kohya_bucket_at_start"
-_LINE = f"import {_MODULE}\n"
+_PATH_FILE, _MODULE = "kohya_bucket.pth", f"{NAME}.py"
+_LINE = f"import {NAME}\n"
 _TEMPLATE = Path(__file__).with_name("at_start.py")
 _HEAD = '"""Written by `kohya-bucket activate`'
-_TRIED = f"import sys, kohya_bucket.launch; sys.exit({_MODULE!r} not in sys.modules)"
+_TRIED = f"import sys, kohya_bucket.launch; sys.exit({NAME!r} not in sys.modules)"
+_STARTS = {_PATH_FILE: f"import {NAME}", _MODULE: _HEAD, SEEN: SEEN_HEAD}
+"""How each of our files begins."""
 
 
 @dataclass(frozen=True)
@@ -52,31 +54,50 @@ def site_packages() -> Path:
 
 def activation(folder: Path) -> Activation:
     """What is there."""
-    texts = [_text(folder / name) for name in (_PATH_FILE, f"{_MODULE}.py")]
-    lines = sorted({line for line in _text(folder / SEEN).splitlines() if "\t" in line})
-    seen = tuple((line.partition("\t")[0], line.partition("\t")[2]) for line in lines)
+    texts = [_text(folder / name) for name in (_PATH_FILE, _MODULE)]
+    parts = (line.partition("\t") for line in _text(folder / SEEN).splitlines())
+    seen = tuple(sorted({(door, checkout) for door, _, checkout in parts if checkout}))
     return Activation(folder, all(texts), texts == [_LINE, _text(_TEMPLATE)], seen)
 
 
 def activate(folder: Path) -> None:
-    """Write both files, and try them in a Python of their own.
+    """Write both files, and try them in a Python of their own; where that fails, what was active before stays so.
 
     Raises:
         KohyaBucketError: a file of that name is not ours, or a new process of this Python does not find this package.
     """
-    _check_ours(folder)
-    replace_file(folder / f"{_MODULE}.py", _text(_TEMPLATE).encode())
-    py_compile.compile(str(folder / f"{_MODULE}.py"), quiet=1)  # or each start would, where none may write there
-    replace_file(folder / _PATH_FILE, _LINE.encode())
-    command = [sys.executable, "-c", _TRIED]
-    tried = subprocess.run(command, cwd=gettempdir(), capture_output=True, timeout=_TIMEOUT, check=False)
-    if tried.returncode:
-        deactivate(folder)
+    was_active = activation(folder).active
+    write(folder)
+    if not _is_found():
+        if not was_active:
+            deactivate(folder)
         raise KohyaBucketError(
             f"{sys.executable} does not find kohya_bucket by itself, or does not read {folder / _PATH_FILE}: install "
             f"the package into the environment that trains, with `{sys.executable} -m pip install`, and activate it "
             "there"
         )
+
+
+def write(folder: Path) -> None:
+    """Write both files.
+
+    Raises:
+        KohyaBucketError: a file of that name is not ours.
+    """
+    _check_ours(folder)
+    replace_file(folder / _MODULE, _text(_TEMPLATE).encode())
+    py_compile.compile(str(folder / _MODULE), quiet=1)  # or each start would, where none may write there
+    replace_file(folder / _PATH_FILE, _LINE.encode())
+
+
+def _is_found() -> bool:
+    """Whether a new process of this Python, started anywhere, is active and has this package."""
+    try:
+        command = [sys.executable, "-c", _TRIED]
+        tried = subprocess.run(command, cwd=gettempdir(), capture_output=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return tried.returncode == 0
 
 
 def deactivate(folder: Path) -> None:
@@ -86,18 +107,17 @@ def deactivate(folder: Path) -> None:
         KohyaBucketError: a file of that name is not ours.
     """
     _check_ours(folder)
-    for name in (_PATH_FILE, f"{_MODULE}.py", SEEN):
+    for name in _STARTS:
         (folder / name).unlink(missing_ok=True)
-    for compiled in (folder / "__pycache__").glob(f"{_MODULE}.*.pyc"):
+    for compiled in (folder / "__pycache__").glob(f"{NAME}.*.pyc"):
         compiled.unlink()
     with suppress(OSError):  # of others too
         (folder / "__pycache__").rmdir()
 
 
 def _check_ours(folder: Path) -> None:
-    for name, start in ((_PATH_FILE, f"import {_MODULE}"), (f"{_MODULE}.py", _HEAD)):
-        text = _text(folder / name)
-        if text and not text.startswith(start):
+    for name, start in _STARTS.items():
+        if (folder / name).exists() and not _text(folder / name).startswith(start):
             raise KohyaBucketError(f"{folder / name} was not written by kohya_bucket: move it away first")
 
 

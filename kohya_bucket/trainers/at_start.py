@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
-ACTIVE = __name__ == "_kohya_bucket_at_start" and os.environ.get("KOHYA_BUCKET") != "0"
+NAME = "_kohya_bucket_at_start"
+"""Of this module where it is active."""
+ACTIVE = __name__ == NAME and os.environ.get("KOHYA_BUCKET") != "0"
 DOORS = {
     "library": ("kohya_bucket.trainers.sdscripts", ("../train_network.py", "__init__.py")),
     "musubi_tuner": ("kohya_bucket.trainers.musubi", ("dataset/image_video_dataset.py",)),
@@ -22,6 +24,7 @@ DOORS = {
 }
 """{package: (the door, files by which a trainer's package is told from others of that name)}."""
 SEEN = "_kohya_bucket_seen.txt"
+SEEN_HEAD = "# Trainers that were started with kohya_bucket; `kohya-bucket deactivate` takes this away.\n"
 
 
 class AtStart:
@@ -66,8 +69,9 @@ class AtStart:
         try:
             with open(os.path.join(os.path.dirname(__file__), SEEN), "a+", encoding="utf-8") as seen:
                 seen.seek(0)
-                if line not in seen.readlines():
-                    seen.write(line)
+                lines = seen.readlines()
+                if line not in lines:
+                    seen.write(line if lines else SEEN_HEAD + line)
         except (OSError, ValueError):
             pass
 

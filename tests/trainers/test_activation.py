@@ -3,21 +3,23 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kohya_bucket import launch
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.trainers.activation import activate, activation, deactivate
+from kohya_bucket.trainers.activation import activate, activation, deactivate, write
+from kohya_bucket.trainers.at_start import NAME, SEEN, SEEN_HEAD
+from kohya_bucket.trainers.sdscripts import doctor
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path):
     (tmp_path / "site").mkdir()
-    with monkeypatch.context() as found:
-        found.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
-        activate(tmp_path / "site")
+    write(tmp_path / "site")
     return tmp_path / "site"
 
 
@@ -44,7 +46,7 @@ def test_it_is_two_files_and_taken_away_with_what_came_of_them(folder):
     written = {path.name for path in folder.iterdir()} - {"__pycache__"}
     assert written == {"kohya_bucket.pth", "_kohya_bucket_at_start.py"}
     assert start(folder, "print(1)").stdout == "1\n"
-    (folder / "_kohya_bucket_seen.txt").write_text("sdscripts\t/there\n", encoding="utf-8")
+    (folder / SEEN).write_text(f"{SEEN_HEAD}sdscripts\t/there\n", encoding="utf-8")
     assert activation(folder).seen == (("sdscripts", "/there"),)
     (folder / "_kohya_bucket_at_start.py").write_text('"""Written by `kohya-bucket activate`, once."""\n')
     assert (activation(folder).active, activation(folder).current) == (True, False)
@@ -53,19 +55,36 @@ def test_it_is_two_files_and_taken_away_with_what_came_of_them(folder):
     deactivate(folder)
 
 
-@pytest.mark.parametrize("name", ["kohya_bucket.pth", "_kohya_bucket_at_start.py"])
-def test_a_file_of_somebody_else_stays(folder, name):
-    (folder / name).write_text("mine\n", encoding="utf-8")
+@pytest.mark.parametrize("text", ["mine\n", ""])
+@pytest.mark.parametrize("name", ["kohya_bucket.pth", f"{NAME}.py", SEEN])
+def test_a_file_of_somebody_else_stays(folder, name, text):
+    (folder / name).write_text(text, encoding="utf-8")
     for change in (activate, deactivate):
         with pytest.raises(KohyaBucketError, match=r"was not written by kohya_bucket"):
             change(folder)
-    assert (folder / name).read_text(encoding="utf-8") == "mine\n"
+    assert (folder / name).read_text(encoding="utf-8") == text
 
 
 def test_a_python_that_does_not_find_the_package_is_not_activated(tmp_path):
     with pytest.raises(KohyaBucketError, match=r"install the package into the environment that trains"):
         activate(tmp_path)  # no folder of packages, so nothing in it is imported
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_that_fails_leaves_active_what_was(folder, monkeypatch):
+    def late(command, **_):
+        raise subprocess.TimeoutExpired(command, 120)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(KohyaBucketError, match=r"does not find kohya_bucket by itself"):
+        activate(folder)
+    assert activation(folder).current
+
+
+def test_a_script_behind_the_launcher_may_start_a_trainer_where_python_is_active(trainer, monkeypatch):
+    assert launch._trains_without(trainer / "train_network.py")
+    monkeypatch.setitem(sys.modules, NAME, SimpleNamespace(ACTIVE=True))
+    assert not launch._trains_without(trainer / "train_network.py")
 
 
 def test_a_trainer_is_changed_and_others_are_let_be(folder, trainer):
@@ -79,6 +98,12 @@ def test_a_trainer_is_changed_and_others_are_let_be(folder, trainer):
     assert start(folder, first + path + "import library.train_util").stderr == ""
     (trainer / "train_network.py").unlink()
     assert start(folder, path + "import library.train_util").stderr == ""
+
+
+def test_doctor_says_whether_this_python_is_active(folder, trainer, monkeypatch, tmp_path):
+    for packages, said in ((folder, "none; this Python is active by itself"), (tmp_path, "or: kohya-bucket activate")):
+        monkeypatch.setattr(doctor, "site_packages", lambda packages=packages: packages)
+        assert said in dict(doctor.checkout_section(trainer, imported=False).facts)["patch"]
 
 
 def test_without_the_package_trainings_go_on_and_one_line_says_so(folder, trainer):

@@ -9,9 +9,11 @@ import typer
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
 
+_STATUS_HELP = "Say whether it is active, and which trainers were started since; write nothing."
+
 
 def activate(
-    status: bool = opt(False, "Say whether it is active, and which trainers were started since; write nothing."),
+    status: bool = opt(False, _STATUS_HELP, "--status"),
 ) -> None:
     """A training of sd-scripts, musubi-tuner or ai-toolkit is recognized when it imports its own package, whatever
     starts it, and no checkout is changed. `KOHYA_BUCKET=0` starts one without the adapter.

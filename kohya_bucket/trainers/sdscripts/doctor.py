@@ -22,6 +22,7 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.activation import activation, site_packages
 from kohya_bucket.trainers.door.checkout_patch import CheckoutError
 from kohya_bucket.trainers.door.findings import Section, ShowProgress
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -182,8 +183,9 @@ def _patch(section: Section, root: Path) -> None:
             f"kohya-bucket patch install {argument(root)}",
         )  # fmt: skip
     else:
-        start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …"
-        section.facts.append(("patch", f"none; {start}, or: kohya-bucket patch install {argument(root)}"))
+        active = activation(site_packages()).active
+        start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …, or: kohya-bucket activate"
+        section.facts.append(("patch", "none; this Python is active by itself" if active else f"none; {start}"))
 
 
 def _probe(section: Section, root: Path) -> None:
