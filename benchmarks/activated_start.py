@@ -2,8 +2,8 @@
 
     python benchmarks/activated_start.py [--rounds 200]
 
-Two empty environments, one of them activated, are started in turn: `python -c pass`, and `python -c "import asyncio"`
-as a program that imports a hundred modules.
+Two empty environments, one of them activated, are started in pairs, in random order: `python -c pass`, and
+`python -c "import asyncio"` as a program that imports a hundred modules.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -52,16 +53,18 @@ def main() -> None:
         "| program | without, ms | activated, ms | difference of the medians, ms |",
         "| --- | ---: | ---: | ---: |",
     ]
+    order = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         pythons = [environment(Path(folder, name), name == "active") for name in ("plain", "active")]
         for program in ("pass", "import asyncio"):
             took: list[list[float]] = [[], []]
-            for k in range(2 * (rounds + 5)):
-                took[k % 2].append(seconds(pythons[k % 2], program))
+            for _ in range(rounds + 5):
+                for k in order.sample((0, 1), 2):
+                    took[k].append(seconds(pythons[k], program))
             plain, active = (statistics.median(times[5:]) * 1e3 for times in took)
             lines.append(f'| `python -c "{program}"` | {plain:.2f} | {active:.2f} | {active - plain:+.2f} |')
-    version = platform.python_version()
-    lines += ["", f"{rounds} starts of each, in turn; {os.cpu_count()} cores, Python {version}; commit {commit()}."]
+    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}; commit {commit()}."
+    lines += ["", f"{rounds} starts of each, in pairs in random order; {machine}"]
     text = "\n".join(lines) + "\n"
     (REPO / "benchmarks" / "results" / "activated_start.md").write_text(text, encoding="utf-8")
     print(text)
