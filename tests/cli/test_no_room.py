@@ -15,6 +15,7 @@ from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.trainers.door.checkout_patch import Trial
 from tests.full_disk import NoRoom
+from tests.thinned import one_in
 
 COMMANDS = [
     ("analyze", "{data}", "--quiet", "--html", "{out}/report.html"),
@@ -35,7 +36,7 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(params=["tmpfs", "limit", "read-only"])
+@pytest.fixture(params=one_in(3, ["limit", "tmpfs", "read-only"]))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> NoRoom:
     """A folder that can be full, limited, or read-only."""
     if request.param == "read-only":

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Command
+from tests.thinned import slow
 
 pytest.importorskip("pyarrow")
 
@@ -54,6 +55,7 @@ def _folder(path: Path) -> None:
 
 
 ODD: dict[str, Callable[[Path], None]] = {"pipe": _pipe, "device": _device, "hole": _hole, "folder": _folder}
+SOME = ["hole", *map(slow, ("pipe", "device", "folder"))]
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def told(code: int, out: str, errors: str, name: str) -> None:
     assert name in out + errors, (code, out, errors)
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", SOME)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -131,7 +133,7 @@ def test_files_that_a_command_names(
     told(code, out, errors, name)
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", SOME)
 @pytest.mark.parametrize("command", [("plan",), ("doctor", "--quick"), ("analyze", "--config")])
 @pytest.mark.parametrize("kind", ["caption", "metadata", "sizes", "focus", "beside", "bbox"])
 def test_files_that_a_config_leads_to(
@@ -160,7 +162,7 @@ def test_files_that_a_config_leads_to(
         assert "1 of 3 images have no '.txt' file" in out
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("odd", SOME)
 @pytest.mark.parametrize("kind", ["store.json", "manifest", "shard", "source"])
 @pytest.mark.parametrize(
     "command",

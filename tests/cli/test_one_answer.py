@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from kohya_bucket import ConfigError
 from kohya_bucket.cli import app
 from tests.pictures import png_header
+from tests.thinned import one_in
 
 pytest.importorskip("pyarrow", reason="precompute stores in Parquet")
 OWN_SET = "[[buckets]]\nwidth = 512\nheight = 768\n[[buckets]]\nwidth = 640\nheight = 512\n"
@@ -148,7 +149,7 @@ class Case:
         return [at.get(str(i)) for i in range(IMAGES)]
 
 
-@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(s, marks=pytest.mark.slow) for s in range(16, 32))])
+@pytest.mark.parametrize("seed", one_in(6, range(32)))
 def test_one_image_has_one_answer(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(seed, tmp_path)
     planned = case.plan()
@@ -180,7 +181,7 @@ def test_a_set_made_of_images_is_the_one_that_rule_auto_makes(seed: int, tmp_pat
 
 @pytest.mark.parametrize("rule", ["kohya", "novelai", "preset:sdxl"])
 @pytest.mark.parametrize("switching", [None, "midpoint", "geometric", "area"])
-@pytest.mark.parametrize("keys", ["", "--resolution 832x1216 --max-bucket-reso 2048 --bucket-reso-steps 32"])
+@pytest.mark.parametrize("keys", one_in(2, ["", "--resolution 832x1216 --max-bucket-reso 2048 --bucket-reso-steps 32"]))
 def test_a_chart_shows_where_images_change_their_bucket(rule: str, switching: str | None, keys: str) -> None:
     options = ["--rule", rule, *(["--switching", switching] if switching else []), *keys.split()]
     rows = [line.split() for line in run("buckets", "chart", *options).splitlines()[2:]]

@@ -81,6 +81,7 @@ def test_a_plain_loader_batches_it_with_the_default_collate(paths: list[Path]) -
     assert batch["crop_ltrb"].shape == (4, 4)
 
 
+@pytest.mark.slow
 def test_spawned_workers_can_batch_it(paths: list[Path]) -> None:
     dataset = BucketedDataset(paths, FixedBuckets(BucketSet.from_dims([(64, 64)])))
     loader = DataLoader(dataset, batch_sampler=[[0, 1], [2, 3]], num_workers=1, multiprocessing_context=QUICK)

@@ -12,6 +12,7 @@ from kohya_bucket import BucketBatchSampler, KohyaBuckets
 from kohya_bucket.datasets.planned_index import PlannedIndex, bucket_of
 from kohya_bucket.errors import PlanError, ResumeError
 from kohya_bucket.planning import plan_epoch
+from tests.thinned import one_in
 from tests.warm import QUICK
 
 IDS = np.random.RandomState(3).choice(5, 103, p=[0.5, 0.3, 0.1, 0.07, 0.03])
@@ -151,7 +152,7 @@ def test_other_data_is_refused() -> None:
         BucketBatchSampler(IDS, 4, order="runs").load_state_dict(state)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", one_in(2, [0, 2]))
 @pytest.mark.parametrize("stop", [3, "last", "end"])
 def test_stateful_data_loader(workers: int, stop) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader")

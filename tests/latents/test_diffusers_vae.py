@@ -15,6 +15,7 @@ safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is no
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder, TinyEncoder, fitting_dtype, load_encoder  # noqa: E402
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
+from tests.thinned import one_in  # noqa: E402
 
 torch.set_num_threads(1)
 FAMILIES = {"sd": (4, 0.18215, None), "sdxl": (4, 0.13025, None), "sd3": (16, 1.5305, 0.0609),
@@ -73,7 +74,7 @@ def test_on_a_cpu_a_vae_computes_in_float32(asked, tmp_path):
     assert encoder.computes.startswith("float32 (")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_in(3, FAMILIES))
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_vae_of_another_family_than_is_named_is_refused(family, architecture, tmp_path):
     model(family).save_pretrained(tmp_path)
@@ -284,6 +285,7 @@ def test_a_vae_that_cannot_be_is_one_clear_error(tmp_path, make, file, message):
     assert len(str(raised.value)) < 1200
 
 
+@pytest.mark.slow
 def test_overflow_in_float16_is_encoded_again(tmp_path):
     from kohya_bucket.latents.vae.encoder import BatchEncoder
 

@@ -462,6 +462,7 @@ print([sum(store.read(i).nbytes > 0 for store in stores for i in range(len(store
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of open files")
 def test_many_shards_are_read_with_few_open_files(tmp_path):
     for name in ("a", "b"):

@@ -16,6 +16,7 @@ from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from tests.faults import PASSING, Faults  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
+from tests.thinned import one_in  # noqa: E402
 
 SEEDS = int(os.environ.get("KOHYA_BUCKET_SEEDS", "12"))  # of each command; docs/reliability.md has counts of more
 
@@ -64,7 +65,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", one_in(4, COMMANDS))
 def test_a_fault_that_passes_takes_nothing_out(good, tmp_path, images, command, command_line, monkeypatch):
     root, out = good.with_name("tried"), tmp_path / "out"
     faults = Faults(root, images[0].parent)

@@ -29,6 +29,7 @@ from kohya_bucket.latents.store.shards import ShardInfo, read_header
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs, write_until_killed
+from tests.thinned import slow
 from tests.warm import QUICK
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -94,7 +95,7 @@ def test_what_is_stored_is_what_the_encoder_gave():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=10), st.sampled_from([1, 3000, 1 << 30]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_everything_written_is_read_back(tmp_path_factory, chosen, shard_bytes):
     root = tmp_path_factory.mktemp("store")
     want = {}
@@ -203,7 +204,7 @@ def flipped(root, rng):
     return victim.name
 
 
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("indexed", [True, slow(False)])
 def test_a_flipped_bit_gives_no_wrong_number_and_what_it_costs_is_named(tmp_path, indexed):
     good, rng = tmp_path / "good", random.Random(0)
     want = fill_texts(good, 12, shard_bytes=5000)

@@ -150,6 +150,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     command="StreamingBuckets(stream, rule, batch_size)",
     origin="each image once",
 )
+@pytest.mark.slow
 def test_ranks_share_a_stream(streams: dict[str, list[dict]]) -> None:
     for case in {"whole", "whole, in its order", "hf seeded"} & set(streams):
         assert [row["refused"] for row in streams[case]] == ["", ""]
@@ -170,6 +171,7 @@ def test_ranks_share_a_stream(streams: dict[str, list[dict]]) -> None:
     command="StreamingBuckets.from_hf(stream, rule, batch_size)",
     origin="no batch is trained",
 )
+@pytest.mark.slow
 def test_ranks_that_read_in_another_order_stop(streams: dict[str, list[dict]]) -> None:
     for case in ("unseeded", "unseeded, in its order"):
         for row in streams[case]:

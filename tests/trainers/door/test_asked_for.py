@@ -16,6 +16,7 @@ from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, without_effect_
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import place_images
+from tests.thinned import one_in
 
 # values that are far from the default, so that what heeds them shows it in 150 images
 VALUES: dict[str, list[Any]] = {
@@ -80,7 +81,7 @@ def trained(options: AdapterOptions, case: int, folder: Path, *, no_upscale: boo
     return json.dumps(found)
 
 
-@pytest.mark.parametrize("no_upscale", [False, True])
+@pytest.mark.parametrize("no_upscale", one_in(2, [False, True]))
 def test_what_is_asked_for_matters_or_is_refused_or_said(no_upscale: bool, tmp_path: Path) -> None:
     draw = random.Random(7 + no_upscale)
     silent, checked = [], 0

@@ -122,6 +122,7 @@ def test_a_spawned_worker_gets_columns_and_plain_records() -> None:
     assert len(pickle.dumps(records)) < len(pickle.dumps({k: Info(k, size=v.size) for k, v in records.items()})) / 2
 
 
+@pytest.mark.slow
 def test_many_records_take_a_fraction_of_their_objects() -> None:
     def infos():
         return [
