@@ -16,7 +16,7 @@ from kohya_bucket.cli.options import RuleArguments
 from kohya_bucket.cli.sources import images_in, not_read, tars_in
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
-from kohya_bucket.images import MetadataCache, read_sizes
+from kohya_bucket.images import MetadataCache, SizeScan, read_sizes
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
 from kohya_bucket.images.listing import absolute_paths
@@ -30,7 +30,7 @@ from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.musubi.keys import ClipKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 from kohya_bucket.trainers.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
-from kohya_bucket.trainers.sdscripts.config.model import Sizes, refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
 from kohya_bucket.trainers.sdscripts.plan import check_limits
 
@@ -116,7 +116,8 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
     for dataset, images in read:
         refuse_lost_focus(dataset.config, adapter, config.release)
         batch = batch_size or dataset.config.batch_size
-        placed.append(dataset.images.place(Sizes(images.sizes, {}, None), batch, dataset.config.dataset_keys, adapter))
+        known = SizeScan.stated(images.paths, images.sizes)
+        placed.append(dataset.images.place(known, batch, dataset.config.dataset_keys, adapter))
     subjects = []
     for number, (dataset, images) in enumerate(read):
         focus = focus_of(adapter, images.paths)

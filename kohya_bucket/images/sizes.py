@@ -32,6 +32,9 @@ _SIZE = ScanTask(read_header, [("width", "i8"), ("height", "i8"), ("orientation"
 _VERIFY = ScanTask(_verify, [("ok", "?")])
 
 
+_COLUMNS = ("sizes", "orientation", "formats", "read")
+
+
 @dataclass(frozen=True)
 class SizeScan:
     """What the headers of N files say, as columns; row i belongs to the i-th path.
@@ -61,13 +64,38 @@ class SizeScan:
         ones, zeros = np.ones(n, np.uint8), np.zeros(n, np.uint8)
         return cls(paths, np.zeros((n, 2), np.int32), ones, zeros, [], np.zeros(n, dtype=bool))
 
+    @classmethod
+    def stated(cls, paths: Sequence[str], sizes: npt.NDArray[np.int32]) -> SizeScan:
+        """Of files whose sizes, [N, 2], are known from elsewhere."""
+        return replace(cls.unread(paths), sizes=sizes, read=np.ones(len(paths), dtype=bool))
+
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def unreadable(self) -> dict[int, str]:
+        """Why each unreadable file is, by index."""
+        return {i: reason for i, _, reason in self.failures}
 
     @property
     def readable(self) -> npt.NDArray[np.bool_]:
         """[N] bool: the file has a size."""
         return np.asarray(self.sizes[:, 0] > 0)
+
+    def with_rows(self, rows: npt.NDArray[np.intp], other: SizeScan) -> SizeScan:
+        """The same with what was read of some of the files."""
+        columns = {name: getattr(self, name).copy() for name in _COLUMNS}
+        for name, column in columns.items():
+            column[rows] = getattr(other, name)
+        failures = [(int(rows[i]), path, reason) for i, path, reason in other.failures]
+        return replace(self, failures=failures, engine=other.engine, **columns)
+
+    def select(self, rows: Sequence[int]) -> SizeScan:
+        """Some of the files."""
+        paths, reasons = [self.paths[i] for i in rows], self.unreadable
+        failures = [(at, paths[at], reasons[i]) for at, i in enumerate(rows) if i in reasons]
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, paths=paths, failures=failures, **columns)
 
     def rotated(self) -> npt.NDArray[np.intp]:
         """Indices of images whose EXIF asks for a rotation or mirroring; sd-scripts loads them without."""

@@ -121,10 +121,9 @@ class ImageTable:
     @classmethod
     def from_scan(cls, scan: SizeScan, hashes: Sequence[str] | None = None) -> ImageTable:
         """What `kohya_bucket.images.read_sizes` returned."""
-        failures = {i: reason for i, _, reason in scan.failures}
         mislabelled = {i: what for i, _, what in scan.mislabelled()}
         return cls.of(
-            scan.paths, scan.sizes, orientation=scan.orientation, failures=failures, mislabelled=mislabelled,
+            scan.paths, scan.sizes, orientation=scan.orientation, failures=scan.unreadable, mislabelled=mislabelled,
             hashes=hashes,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.images import read_sizes
+from kohya_bucket.images import SizeScan, read_sizes
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -28,7 +28,7 @@ from kohya_bucket.trainers.sdscripts.config.files import (
     supported_extensions,
     written_ns,
 )
-from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, Sizes, refuse_random_crops
+from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, refuse_random_crops
 from kohya_bucket.trainers.sdscripts.objects import Dataset, Group, HeldDataset, ImageRecord, ResizedSize, Subset
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 from kohya_bucket.trainers.sdscripts.wording import bucket_table_lines, rule_text, skipped_lines
@@ -85,22 +85,22 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     """
     infos: list[ImageRecord] = list(dataset.image_data.values())
     table = table_of(dataset, infos)
-    sizes = table.sizes(options.metadata_cache)
-    if sizes.scan is not None and not sizes.scan.read.all():
+    scan = table.sizes(options.metadata_cache)
+    if not scan.read.all():
         raise KeyboardInterrupt
-    kept = _large_enough(dataset, table, sizes)
+    kept = _large_enough(dataset, table, scan)
     if len(kept) < len(infos):
         for i in sorted(set(range(len(infos))) - set(kept)):
             _take_out(dataset, infos[i])
-        infos, table, sizes = [infos[i] for i in kept], table.select(kept), sizes.select(kept)
+        infos, table, scan = [infos[i] for i in kept], table.select(kept), scan.select(kept)
     if not prescribed:
         dataset.bucket_manager = _new_manager(dataset)
     by_metadata = dataset.bucket_manager.place if prescribed else None
-    placing = table.place(sizes, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
+    placing = table.place(scan, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
     placement = placing.placement
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
-    pairs = map(_pairs, (sizes.rows, placement.bucket_sizes))
+    pairs = map(_pairs, (scan.sizes, placement.bucket_sizes))
     columns = zip(placing.kept.tolist(), infos, *pairs, resized_sizes, strict=True)
     for keep, info, size, bucket, resized in columns:
         if keep:
@@ -117,7 +117,7 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
 
 
-def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequence[int]:
+def _large_enough(dataset: Dataset, table: DatasetTable, scan: SizeScan) -> Sequence[int]:
     """The rows of metadata that `skip_image_resolution` does not leave out; it is obeyed here.
 
     sd-scripts would go by caches whose names begin like an image's, and would count what it leaves out.
@@ -125,10 +125,10 @@ def _large_enough(dataset: Dataset, table: DatasetTable, sizes: Sizes) -> Sequen
     limit = getattr(dataset, "skip_image_resolution", None)
     if limit is None or not _is_listed(dataset, table):
         return range(len(table))
-    skips = skipped_images(table.paths, list(_pairs(sizes.rows)), limit)
+    skips = skipped_images(table.paths, list(_pairs(scan.sizes)), limit)
     if skips.reasons and is_first_process():
         logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(table))
-        names = [(table.keys[i], reason) for i, reason in sizes.unreadable.items() if i in skips]
+        names = [(table.keys[i], reason) for i, reason in scan.unreadable.items() if i in skips]
         if names:
             logger.warning("\n".join(skipped_lines(names)))
     return [i for i in range(len(table)) if i not in skips]

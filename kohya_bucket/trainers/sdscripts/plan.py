@@ -150,12 +150,12 @@ def _place(
 ) -> DatasetOverview:
     images, keys = dataset.images, dataset.config.dataset_keys
     read = images.sizes(options.metadata_cache, progress)
-    stated = check_images(dataset, read.rows, findings, options.metadata_cache, progress)
+    stated = check_images(dataset, read.sizes, findings, options.metadata_cache, progress)
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
-    turned = [scan.orientation[scan.rotated()].tolist() for scan in (read.scan, stated) if scan is not None]
-    trained, prescribed = read.rows[placing.kept], images.predefined is not None
-    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.rows[~placing.kept], trainer)
+    turned = [scan.orientation[scan.rotated()].tolist() for scan in (read, stated) if scan is not None]
+    trained, prescribed = read.sizes[placing.kept], images.predefined is not None
+    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.sizes[~placing.kept], trainer)
     seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
     if not prescribed:
         _check_limits(seen, options, trainer, findings)

@@ -16,11 +16,12 @@ from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door.group import moved_images
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
-from kohya_bucket.trainers.sdscripts.config.model import Sizes, refuse_lost_focus
+from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 
 Rows = npt.NDArray[np.intp]
 
@@ -52,7 +53,7 @@ def wanted_by_config(
             refuse_lost_focus(dataset.config, options, config.release)
             sizes = images.sizes(options.metadata_cache, progress)
             for part in _cached_sizes(dataset, images, sizes, options, gpus, collection):
-                found = _of_dataset(dataset, images, sizes.rows, encoding, images_root, content_hash, *part)
+                found = _of_dataset(dataset, images, sizes.sizes, encoding, images_root, content_hash, *part)
                 out += [replace(wanted, dataset=number) for wanted in found]
     return _with_shared_requests(out)
 
@@ -136,7 +137,7 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
 
 
 def _cached_sizes(
-    dataset: ReadDataset, images: DatasetTable, sizes: Sizes, options: AdapterOptions, gpus: Iterable[int],
+    dataset: ReadDataset, images: DatasetTable, sizes: SizeScan, options: AdapterOptions, gpus: Iterable[int],
     collection: str,
 ) -> Iterator[tuple[Rows, Placement, str, bool]]:  # fmt: skip
     """What the trainer caches for some images of a dataset, at one size each: their positions in it, their placement,
@@ -167,7 +168,7 @@ def _cached_sizes(
         rows = placed[image[bucket == target]]
         width, height = trained.buckets[target]
         only = BucketSet.from_dims([(width, height)])
-        placement = InSet(sizes.rows[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
+        placement = InSet(sizes.sizes[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
         placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         yield rows, placement, name, True

@@ -67,7 +67,7 @@ def by_training(path: Path) -> Sizes:
         trained: Any = SimpleNamespace(image_to_subset=dict.fromkeys(images.keys, subset))
         found = table_of(trained, infos).sizes(adapter_options(read).metadata_cache)  # type: ignore[arg-type]
         assert not found.unreadable
-        sizes.append(found.rows.tolist())
+        sizes.append(found.sizes.tolist())
     return sizes
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,18 +80,16 @@ class DatasetTable:
             columns[name] = tuple(column[i] for i in rows) if column else ()
         return replace(self, **columns)
 
-    def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> Sizes:
+    def sizes(self, metadata_cache: str = "auto", progress: Progress | None = None) -> SizeScan:
         """As metadata states them, or else from headers, which are kept for other commands."""
-        sizes = self.stated_sizes.copy()
-        unknown = np.flatnonzero(sizes.min(axis=1, initial=1) <= 0)
-        if not len(unknown):
-            return Sizes(sizes, {}, None)
-        scan = scan_sizes([self.paths[i] for i in unknown.tolist()], metadata_cache, progress)
-        sizes[unknown] = scan.sizes
-        return Sizes(sizes, {int(unknown[i]): reason for i, _, reason in scan.failures}, scan)
+        stated, unknown = SizeScan.stated(self.paths, self.stated_sizes), self.stated_sizes.min(axis=1, initial=1) <= 0
+        if not unknown.any():
+            return stated
+        paths = [path for path, read in zip(self.paths, unknown.tolist(), strict=True) if read]
+        return stated.with_rows(np.flatnonzero(unknown), scan_sizes(paths, metadata_cache, progress))
 
     def place(
-        self, sizes: Sizes, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
+        self, scan: SizeScan, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
         prescribed: Callable[[Any], Placement] | None = None,
     ) -> PlacedDataset:  # fmt: skip
         """The images in their buckets; see `place_images`.
@@ -104,8 +102,8 @@ class DatasetTable:
             manager.set_predefined_resos(self.predefined)
             prescribed = manager.place
         return place_images(
-            self.keys, sizes.rows, self.repeats, batch_size, keys, options,
-            paths=self.paths, unreadable=sizes.unreadable, prescribed=prescribed,
+            self.keys, scan.sizes, self.repeats, batch_size, keys, options,
+            paths=self.paths, unreadable=scan.unreadable, prescribed=prescribed,
         )  # fmt: skip
 
 
@@ -125,25 +123,6 @@ def refuse_lost_focus(config: DatasetConfig, options: AdapterOptions, release: R
         refuse_conflicts(config.dataset_keys, options)
         if config.kind is DatasetKind.CONTROLNET and Feature.CONTROL_CUTS not in release:
             raise ConfigError(CONTROL_IN_THE_MIDDLE)
-
-
-class Sizes(NamedTuple):
-    """Sizes of N images.
-
-    Attributes:
-        rows: [N, 2] int32 (width, height), (0, 0) where unreadable.
-        unreadable: why, by position.
-        scan: what was read of the files; None where nothing was.
-    """
-
-    rows: IntArray
-    unreadable: dict[int, str]
-    scan: SizeScan | None
-
-    def select(self, rows: Sequence[int]) -> Sizes:
-        """Those of some of the images."""
-        reasons = {at: self.unreadable[i] for at, i in enumerate(rows) if i in self.unreadable}
-        return Sizes(self.rows[rows], reasons, self.scan)
 
 
 @dataclass
