@@ -53,9 +53,10 @@ ALLOWED = {
     ("cli/commands/simulate.py", "Image.open(open_input(file))"): "",
     ("images/by_pillow.py", "Image.open(io.BytesIO(b''.join([*parts, _NO_PIXELS])))"): "",
     ("datasets/sources.py", "Image.open(io.BytesIO(encoded), formats=[str(image.format)])"): "",
+    ("images/mending.py", "Image.open(io.BytesIO(content))"): "",
     **{(file, "Image.open(file)"): "" for file in (
         "images/by_pillow.py", "images/pixels.py", "trainers/musubi/caches.py", "reports/pictures.py",
-        "trainers/sdscripts/caching/readable.py",
+        "trainers/sdscripts/caching/readable.py", "images/mending.py",
     )},
 }  # fmt: skip
 # of the same names, which read no file

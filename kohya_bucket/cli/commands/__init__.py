@@ -11,6 +11,7 @@ SECTIONS = {
         "explore": "A page that shows every image in its bucket.",
         "simulate": "Explain one image: its bucket, resize and crop.",
         "compare": "Compare rules, also those of other trainers, on your images.",
+        "fix": "Turn, convert or set aside what a trainer would misread.",
         "doctor": "Check this environment, sd-scripts, a config and its caches.",
     },
     "Train": {

@@ -1,0 +1,251 @@
+"""Files of a folder mended or set aside: what trainers then read is right, and undoing brings back every byte."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from kohya_bucket.images import mend_log, mending
+from kohya_bucket.images.mending import Mend
+from tests.command_line import Command, command_line  # noqa: F401
+
+SIZES = [(320, 208), (208, 320), (131, 97), (256, 256), (99, 140), (200, 66), (640, 400), (77, 401)]
+
+
+def picture(draw: np.random.Generator, size: tuple[int, int]) -> Image.Image:
+    small = draw.integers(0, 256, (size[1] // 8, size[0] // 8, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def ugly(tmp_path: Path) -> Path:
+    """Several hundred pictures: turned, of other colours and depths, animated, misnamed, damaged, doubled, tiny."""
+    folder = tmp_path / "10_Jörg's cats"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for k, size in enumerate(SIZES):
+        for orientation in range(1, 9):
+            exif = Image.Exif()
+            exif[0x112] = orientation
+            for ending in ("jpg", "png", "webp"):
+                image = picture(draw, size)
+                image = image.convert("L") if k == 3 and ending != "webp" else image
+                image = image.convert("CMYK") if k == 4 and ending == "jpg" else image
+                options: dict[str, Any] = {"icc_profile": b"a profile of colours"} if k == 5 else {}
+                image.save(folder / f"{k}_{orientation}_{ending}.{ending}", exif=exif, **options)
+        deep = np.linspace(0, 65535, size[0] * size[1]).reshape(size[::-1]).astype(np.uint16)
+        Image.fromarray(deep).save(folder / f"deep {k}.png")
+        picture(draw, size).convert("CMYK").save(folder / f"cmyk {k}.tif")
+        picture(draw, size).save(folder / f"moves {k}.gif", save_all=True, append_images=[picture(draw, size)])
+        picture(draw, size).save(folder / f"wrong {k}.png", "JPEG")
+        picture(draw, size).save(folder / f"case {k}.Jpg")
+        whole = (folder / f"{k}_1_jpg.jpg").read_bytes()
+        (folder / f"cut {k}.jpg").write_bytes(whole[: len(whole) // 2])
+        (folder / f"no image {k}.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+        shutil.copy2(folder / f"{k}_1_png.png", folder / f"copy {k}.png")
+        picture(draw, (40 + k, 200)).save(folder / f"tiny {k}.webp")
+    texts = {"8": "a plain text", "1252": "café".encode("cp1252"), "16": "猫".encode("utf-16"), "sig": "\ufeffred"}
+    for k, path in enumerate(sorted(folder.iterdir())):
+        text = list(texts.values())[k % 4]
+        path.with_suffix(".txt").write_bytes(text if isinstance(text, bytes) else text.encode())
+    return folder
+
+
+def bytes_of(folder: Path) -> dict[str, tuple[str, int]]:
+    return {
+        path.relative_to(folder).as_posix(): (hashlib.sha1(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def fixed(folder: Path) -> mending.FolderLook:
+    found = mending.find(str(folder))
+    outcome = mend_log.apply(str(folder), found.fixes, "cp1252")
+    assert not outcome.failed
+    assert outcome.done == len(found.fixes)
+    return found
+
+
+def test_what_is_ugly_is_mended_planned_without_a_finding_and_undone(ugly: Path, command_line: Command) -> None:  # noqa: F811
+    before = bytes_of(ugly)
+    pixels = {path.name: np.asarray(Image.open(path).convert("RGB")) for path in ugly.glob("*_jpg.jpg")}
+    found = fixed(ugly)
+    counts = Counter(fix.mends[0] for fix in found.fixes)
+    assert counts == {
+        Mend.TURNED: 7 * 3 * 8, Mend.EIGHT_BITS: 8, Mend.CONVERTED: 16, Mend.RENAMED: 16, Mend.BROKEN: 16,
+        Mend.TINY: 8, Mend.COPY: 8, Mend.CAPTION: counts[Mend.CAPTION],
+    }  # fmt: skip
+    assert counts[Mend.CAPTION] > 100
+    assert not found.left
+    assert not mending.find(str(ugly)).fixes
+
+    for name, old in pixels.items():  # JPEG lose a little
+        orientation = int(name.split("_")[1])
+        exif = Image.Exif()
+        exif[0x112] = orientation
+        was = Image.open(io.BytesIO(_png(old, exif)))
+        with Image.open(ugly / name) as image:
+            wanted = np.asarray(ImageOps.exif_transpose(was), np.int16)
+            got = np.asarray(image.convert("RGB"), np.int16)
+            assert got.shape == wanted.shape
+            assert np.abs(got - wanted).mean() < 2, name
+    for k in range(8):
+        levels = np.asarray(Image.open(ugly / f"deep {k}.png").convert("RGB"))
+        assert levels.mean() == pytest.approx(127, abs=1)
+
+    (ugly.parent / "c.toml").write_text(
+        "[general]\nresolution = 256\nenable_bucket = true\ncaption_extension = '.txt'\nmin_bucket_reso = 64\n"
+        "[[datasets]]\n[[datasets.subsets]]\nnum_repeats = 1\n"
+        f"image_dir = {json.dumps(str(ugly))}\n",
+        encoding="utf-8",
+    )
+    code, out, errors = command_line("plan", ugly.parent / "c.toml", "--json")
+    assert (code, errors) == (0, "")
+    plan = json.loads(out)
+    assert plan["findings"] == []
+    images = sum(path.suffix != ".txt" for path in ugly.iterdir())
+    assert sum(row["images"] for row in plan["datasets"][0]["buckets"]) == images
+
+    outcome = mend_log.undo(str(ugly))
+    assert not outcome.failed
+    assert bytes_of(ugly) == before
+    aside = mending.beside(str(ugly))
+    assert [path.name for path in aside.rglob("*") if path.is_file()] == ["undone.jsonl"]
+
+
+def _png(pixels: np.ndarray, exif: Image.Exif) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", exif=exif)
+    return out.getvalue()
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    folder = tmp_path / "few"
+    folder.mkdir()
+    draw = np.random.default_rng(1)
+    exif = Image.Exif()
+    exif[0x112] = 6
+    picture(draw, (128, 96)).save(folder / "turned.png", exif=exif)
+    picture(draw, (128, 96)).save(folder / "a.gif")
+    picture(draw, (128, 96)).save(folder / "b.png", "JPEG")
+    picture(draw, (128, 16)).save(folder / "tiny.png")
+    for name in ("turned", "a", "b", "tiny"):
+        (folder / f"{name}.txt").write_bytes("é".encode("cp1252"))
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_run_that_is_killed_anywhere_is_undone(few: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, draw = bytes_of(few), random.Random(seed)
+    left = draw.randrange(1, 24)
+
+    def dying(of: Any) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+            return of(*given, **named)
+
+        return call
+
+    found = mending.find(str(few))
+    with monkeypatch.context() as patched:
+        for name in ("_move", "_do", "replacing", "_written"):
+            patched.setattr(mend_log, name, dying(getattr(mend_log, name)))
+        with contextlib.suppress(KeyboardInterrupt):
+            mend_log.apply(str(few), found.fixes, "cp1252")
+    whole = {path.name for path in few.iterdir()} | {p.name for p in mending.beside(str(few)).rglob("*")}
+    assert {name.partition(".")[0] for name in before} <= {name.partition(".")[0] for name in whole}
+    log = next(mending.beside(str(few)).rglob("log.jsonl"))
+    if not log.stat().st_size:  # killed before the first line: nothing was changed
+        assert bytes_of(few) == before
+        return
+    if draw.random() < 0.5:  # of a line that was being written
+        log.write_bytes(log.read_bytes() + b'{"path": "tur')
+    assert not mend_log.undo(str(few)).failed
+    assert bytes_of(few) == before
+
+
+def test_what_was_changed_since_or_took_a_name_stays(few: Path) -> None:
+    before = bytes_of(few)
+    fixed(few)
+    Image.new("RGB", (64, 64)).save(few / "turned.png")
+    mine = (few / "turned.png").read_bytes()
+    (few / "a.gif").write_bytes(b"another")
+    outcome = mend_log.undo(str(few))
+    assert sorted(Path(path).name for path, _ in outcome.failed) == ["a.gif", "turned.png"]
+    assert (few / "turned.png").read_bytes() == mine
+    assert (few / "a.gif").read_bytes() == b"another"
+    (few / "a.gif").unlink()
+    (few / "turned.png").unlink()
+    assert not mend_log.undo(str(few)).failed
+    assert bytes_of(few) == before
+
+
+def test_a_fault_that_may_pass_sets_nothing_aside(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (few / "cut.jpg").write_bytes(b"\xff\xd8\xff" + bytes(50))
+    whole = mending.read_input
+
+    def failing(path: Any, limit: int) -> bytes:
+        if Path(path).name == "cut.jpg":
+            raise OSError(errno.EIO, "Input/output error")
+        return whole(path, limit)
+
+    monkeypatch.setattr(mending, "read_input", failing)
+    found = mending.find(str(few))
+    assert [Path(path).name for path, _ in found.left] == ["cut.jpg"]
+    assert not [fix for fix in found.fixes if "cut" in fix.path]
+    monkeypatch.undo()
+    assert [fix.mends for fix in mending.find(str(few)).fixes if "cut" in fix.path] == [(Mend.BROKEN,)]
+
+
+def test_names_and_captions_that_are_taken_are_left_and_said(few: Path) -> None:
+    Image.new("RGB", (64, 64), "red").save(few / "a.png")
+    (few / "b.caption").write_bytes(b"\x81\x8d")
+    found = mending.find(str(few))
+    assert [Path(path).name for path, _ in found.left] == ["a.gif", "b.caption"]
+    assert "a.png" in found.left[0][1]
+    assert "--captions-in" in found.left[1][1]
+    found = mending.find(str(few), encoding="cp437")
+    assert [Path(path).name for path, _ in found.left] == ["a.gif"]
+
+
+def test_the_command(few: Path, command_line: Command) -> None:  # noqa: F811
+    before = bytes_of(few)
+    code, out, errors = command_line("fix", few)
+    assert (code, errors) == (0, "")
+    assert "nothing is changed yet: --apply does it for 7 files" in out
+    assert bytes_of(few) == before
+    assert command_line("fix", few, "--apply")[0] == 0
+    assert "nothing to fix" in command_line("fix", few)[1]
+    assert command_line("fix", few, "--undo")[0] == 0
+    assert bytes_of(few) == before
+    code, _, errors = command_line("fix", few, "--undo")
+    assert code == 2
+    assert "no run to undo" in errors
+    assert "--apply and --undo" in command_line("fix", few, "--undo", "--apply")[2]
+    assert "no such encoding" in command_line("fix", few, "--captions-in", "klingon")[2]
+    assert "no such folder" in command_line("fix", few / "none")[2]
+
+
+def test_what_was_set_aside_is_no_image_of_the_folder_above(few: Path) -> None:
+    from kohya_bucket.images import list_images
+
+    images = len(list_images(few.parent))
+    fixed(few)
+    assert len(list_images(few.parent)) == images - 1  # the tiny one
