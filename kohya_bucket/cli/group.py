@@ -19,6 +19,7 @@ from kohya_bucket.errors import KohyaBucketError, StorageError, UnreadableError,
 from kohya_bucket.texts import one_line
 
 _INTERRUPTED = 130
+_COMPLETE = "_KOHYA_BUCKET_COMPLETE"  # typer's name for it
 
 
 class _Unread(TyperCommand):
@@ -83,6 +84,10 @@ def _before_any(
 
 def run() -> None:
     """Run the command that `sys.argv` names, and exit. A user's mistake is one line and exit code 2."""
+    if _COMPLETE in os.environ:  # asked by a shell; docs/how-to.md has the line that makes it ask
+        from typer.completion import completion_init
+
+        completion_init()
     try:
         app(windows_expand_args=False)  # a folder "pics [a]" is no pattern for "pics a", and names may have a $
     except (UnreadableError, StorageError) as error:  # no mistake of the user's

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -33,6 +37,21 @@ def test_a_page_fits_and_cuts_no_option(command: tuple[str, ...]) -> None:
             names = [*parameter.opts, *parameter.secondary_opts]
             rows = [line.replace("/", " ").replace(",", " ").split() for line in full.splitlines()]
             assert any(set(names) <= set(row) for row in rows), names
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("kohya-bucket pl", "plan"), ("kohya-bucket plan --gp", "--gpus"), ("kohya-bucket cache ve", "verify")],
+)
+def test_a_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    asked = {"_KOHYA_BUCKET_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; sys.argv[0] = 'kohya-bucket'; from kohya_bucket.cli import main; main()",
+    ]
+    done = subprocess.run(words, env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [offered]
 
 
 def test_options_come_in_groups() -> None:
