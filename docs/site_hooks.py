@@ -1,8 +1,7 @@
-"""What mkdocs does besides: the explorer is built into the site, and links to files outside docs/ become plain text."""
+"""What mkdocs does besides: the explorer and a report are in the site, and links out of docs/ become plain text."""
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 import sys
@@ -12,26 +11,29 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from kohya_bucket.cli.commands import COMMANDS
-
-_LOG = logging.getLogger("mkdocs.plugins.kohya_bucket")
-_EXPLORER = "explorer.html"
+_PAGES = {  # pages that commands write, by where they are in the site
+    "explorer": ("explore", "--no-open", "--out"),
+    "report": ("analyze", "configs/demo_images", "--quiet", "--hash", "--batch-size", "4", "--html"),
+}
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(?:#[^)]*)?\)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the explorer, one HTML file that a command writes."""
-    if "explore" not in COMMANDS:
-        _LOG.info("%s is left out: this version has no command `explore`", _EXPLORER)
-        return files
+    """Add the explorer and a report of the demo data, each one HTML file that a command writes."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, _EXPLORER)
-        subprocess.run([sys.executable, "-m", "kohya_bucket", "explore", "--no-open", "--out", str(out)], check=True)
-        files.append(File.generated(config, _EXPLORER, content=out.read_text(encoding="utf-8")))
+        for name, command in _PAGES.items():
+            out = Path(folder, f"{name}.html")
+            root = Path(config.config_file_path).parent
+            words = [sys.executable, "-m", "kohya_bucket", *command, str(out)]
+            subprocess.run(words, check=True, cwd=root, stdout=subprocess.DEVNULL)
+            files.append(File.generated(config, f"{name}/index.html", content=out.read_text(encoding="utf-8")))
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, files: Any, **_: Any) -> str:
-    if page.file.src_uri == "index.md" and files.get_file_from_path(_EXPLORER):
-        markdown += f"\n## Explorer\n\n[Try bucket rules in your browser]({_EXPLORER}).\n"
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.src_uri == "index.md":
+        markdown += (
+            "\n## In your browser\n\n[The explorer](explorer/index.html): bucket rules, and pictures that you drop. "
+            "[A report](report/index.html) of the demo data.\n"
+        )
     return _OUTSIDE.sub(r"\1 (`\2` in the repository)", markdown)

@@ -1,11 +1,11 @@
-"""The Python snippet of docs/report.md runs as printed."""
+"""The Python snippet of docs/look.md runs as printed."""
 
 import re
 from pathlib import Path
 
 from tests.pictures import make_pictures
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "report.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "look.md"
 
 
 def test_the_snippet_runs_as_printed(tmp_path, monkeypatch, capsys) -> None:

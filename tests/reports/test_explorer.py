@@ -126,7 +126,7 @@ def test_a_dropped_folder_is_read_too(browser, images, tmp_path) -> None:
         browser.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 180, "data": data})
     until(browser, "return document.documentElement.dataset.read")
     found = set(asked(browser, "return explorer.images.items.map((i) => i.path)"))
-    # Chromium keeps names with < or > from pages, without a word; docs/report.md says so.
+    # Chromium keeps names with < or > from pages, without a word; docs/look.md says so.
     assert found == {f"set/{p.parent.name}/{p.name}" for p in images.glob("*/*") if "<" not in p.name}
 
 
