@@ -16,6 +16,10 @@ from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.group import GpuRow
 
+_LEGEND = (
+    "short: batches that are not full; cut and worst: what is cropped off, on average and at most; idle: time "
+    "in which GPUs wait for one another"
+)
 _RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
 
 
@@ -114,6 +118,7 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
         cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
     console.print()
     print_table(console, cells, left=0, spare=("samples",), **_RULED)
+    console.print(_LEGEND, style="dim", soft_wrap=True)
     if all(row.gpus != 1 for row in rows):
         console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
     for row in rows:

@@ -2,11 +2,14 @@
 
 COCO: one JSON object with `images` and `annotations`, whose `bbox` is [x, y, width, height] in pixels. Label Studio:
 its JSON or JSON-MIN export, boxes in percent. YOLO: a folder of text files, one for each image, with lines of `class x
-y width height` in shares, x and y of the middle.
+y width height` in shares, x and y of the middle. CSV: a table with a head, as Roboflow, TensorFlow and Open Images
+have it, in pixels with the picture's width and height, or in shares without.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import os
 import posixpath
@@ -43,7 +46,7 @@ class Box(NamedTuple):
 
 
 def read_boxes(source: str) -> Iterator[Box]:
-    """All boxes of a COCO or Label Studio file, or of a folder of YOLO's.
+    """All boxes of a COCO, Label Studio or CSV file, or of a folder of YOLO's.
 
     Raises:
         ConfigError: another format, or a value that is not a box, with its place.
@@ -52,10 +55,14 @@ def read_boxes(source: str) -> Iterator[Box]:
     if os.path.isdir(source):
         yield from _yolo(source)
         return
+    text = read_text(source, MAX_TABLE_BYTES)
+    if source.lower().endswith(".csv"):
+        yield from _csv(text, source)
+        return
     try:
-        data = parse_json(read_text(source, MAX_TABLE_BYTES))
+        data = parse_json(text)
     except ValueError as error:
-        wanted = "a COCO or Label Studio file, or a folder of YOLO's text files"
+        wanted = "a COCO, Label Studio or CSV file, or a folder of YOLO's text files"
         raise ConfigError(f"{source} is not JSON ({error}): give {wanted}") from None
     if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
         with as_damage(f"{source} is not as COCO has it", error=ConfigError):
@@ -67,6 +74,44 @@ def read_boxes(source: str) -> Iterator[Box]:
                 yield from list(_label_studio(task, where))
     else:
         raise ConfigError(f"{source} is neither COCO, with images and annotations, nor an export of Label Studio")
+
+
+_COLUMNS = {
+    "image": ("filename", "file_name", "image", "image_path", "path", "file", "imageid", "image_id"),
+    "left": ("xmin", "x1", "left", "x_min"),
+    "top": ("ymin", "y1", "top", "y_min"),
+    "right": ("xmax", "x2", "right", "x_max"),
+    "bottom": ("ymax", "y2", "bottom", "y_max"),
+}
+
+
+def _csv(text: str, source: str) -> Iterator[Box]:
+    rows = csv.DictReader(io.StringIO(text))
+    names = {str(name).strip().lower(): name for name in rows.fieldnames or ()}
+    found = {what: next((names[n] for n in spelled if n in names), None) for what, spelled in _COLUMNS.items()}
+    if missing := [what for what, name in found.items() if name is None]:
+        have = ", ".join(names) or "none"
+        raise ConfigError(f"{source} has no column for {', '.join(missing)} (its columns: {have}): name them filename, "
+                          "xmin, ymin, xmax, ymax, and width and height if they are pixels")  # fmt: skip
+    label = next((names[n] for n in ("class", "label", "labelname", "class_name") if n in names), None)
+    in_pixels = {"width", "height"} <= names.keys()
+    for row in rows:
+        where = f"{source}, line {rows.line_num}"
+        sides = _numbers([row[found[one]] for one in ("left", "top", "right", "bottom")], 4, f"{where}: the box")
+        across, down = 1.0, 1.0
+        if in_pixels:
+            across, down = _numbers([row[names["width"]], row[names["height"]]], 2, f"{where}: the image's size")
+            if min(across, down) < 1:
+                raise ConfigError(f"{where}: the image's width and height are {across:g} and {down:g}")
+        elif max(sides) > 1:
+            raise ConfigError(
+                f"{where}: {max(sides):g} is no share of a picture, and a box in pixels needs its picture's size: add "
+                "the columns width and height"
+            )
+        left, top, right, bottom = sides
+        shares = left / across, top / down, right / across, bottom / down
+        known = (int(across), int(down)) if in_pixels else None
+        yield Box(str(row[found["image"]]), "" if label is None else str(row[label]), shares, known, where)
 
 
 def _coco(data: dict[str, Any], source: str) -> Iterator[Box]:

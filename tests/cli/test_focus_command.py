@@ -84,7 +84,40 @@ def yolo(folder):
     return folder / "labels"
 
 
-@pytest.mark.parametrize("kind", [coco, label_studio, label_studio_min, yolo])
+def csv_in_pixels(folder):
+    lines = [f"{n},{SIZES[n][0]},{SIZES[n][1]},dog,{','.join(map(str, b))}" for n, some in BOXES.items() for b in some]
+    (folder / "boxes.csv").write_text("\n".join(["filename,width,height,class,xmin,ymin,xmax,ymax", *lines]))
+    return folder / "boxes.csv"
+
+
+def csv_in_shares(folder):
+    lines = [
+        f"{name[:-4]},{left / SIZES[name][0]},{right / SIZES[name][0]},{top / SIZES[name][1]},{bottom / SIZES[name][1]}"
+        for name, some in BOXES.items()
+        for left, top, right, bottom in some
+    ]
+    (folder / "open.csv").write_text("\r\n".join(["\ufeffImageID,XMin,XMax,YMin,YMax", *lines, ""]), encoding="utf-8")
+    return folder / "open.csv"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("filename,xmin,ymin,xmax\na.png,0,0,1", "no column for bottom"),
+        ("image,x1,y1,x2,y2\na.png,0,0,40,20", "line 2: 40 is no share of a picture"),
+        ("image,x1,y1,x2,y2\na.png,0,0,one,1", "line 2: the box is"),
+        ("image,width,height,x1,y1,x2,y2\na.png,0,9,0,0,1,1", "line 2: the image's width and height are 0 and 9"),
+        ("", "no column for image"),
+    ],
+)
+def test_a_table_that_holds_no_boxes_says_what_it_lacks(run, folder, text, message) -> None:
+    (folder / "t.csv").write_text(text)
+    result = run("focus", "import", folder / "t.csv", "--images", folder / "images", "-o", folder / "out.jsonl")
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.parametrize("kind", [coco, label_studio, label_studio_min, yolo, csv_in_pixels, csv_in_shares])
 def test_boxes_of_other_programs_become_one_rectangle_for_each_image(run, folder, kind) -> None:
     out = folder / "focus.jsonl"
     result = run("focus", "import", kind(folder), "--images", folder / "images", "-o", out)

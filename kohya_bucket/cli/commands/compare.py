@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from kohya_bucket.cli.sources import SizedImages
     from kohya_bucket.reports.recommend import Compared
 
+_LEGEND = (
+    "mean crop, 95% and worst: shares of images cropped off; upscaled: images smaller than their bucket; short: "
+    "batches that are not full"
+)
+
 
 def register(app: typer.Typer) -> None:
     app.command()(with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit")))
@@ -85,6 +90,7 @@ def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], 
         row |= {"worst": f"{s.worst_crop:.2%}", "upscaled": f"{s.enlarged:.1%}", "no bucket": str(s.unplaced)}
         rows.append(row | {"batches": str(s.batches), "short": str(s.short_batches)})
     print_table(console, rows)
+    console.print(_LEGEND, style="dim", soft_wrap=True)
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)

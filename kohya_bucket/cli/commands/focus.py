@@ -24,7 +24,7 @@ SUBCOMMANDS = ("import_",)
 
 
 def import_(
-    source: Annotated[str, typer.Argument(help="A COCO or Label Studio file, or a folder of YOLO's text files.")],
+    source: Annotated[str, typer.Argument(help="A COCO, Label Studio or CSV file, or a folder of YOLO's text files.")],
     images: Annotated[str, typer.Option(help="The folder that the images' names start from.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The JSON Lines file to write.")],
     label: list[str] | None = opt(None, "Take boxes of this class only; of YOLO its number. Can be repeated."),
