@@ -28,7 +28,7 @@ MOST_IMAGES = 200_000
 
 _OWN = (
     "turns", "headers", "formats", "avif", "rules", "collection", "focus", "focus_mark", "placing", "toml", "config",
-    "thumbs", "gallery", "settings", "panels", "with_config", "explorer",
+    "preset", "thumbs", "gallery", "settings", "panels", "with_config", "explorer",
 )  # fmt: skip
 _SCRIPTS = (*SHARED_SCRIPTS, *(f"explorer/{name}.js" for name in _OWN))
 _FALLBACK = (
@@ -110,7 +110,7 @@ def render_explorer(
     Args:
         name: what the images are called.
         images: those that are in the page from the start, one table; with a config one for each of its data sets.
-        config: a dataset config to begin with.
+        config: a dataset config, or a preset of the GUI, to begin with.
         trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
         focus: what crops keep from the start.
         settings: those of the page at the start, where no config has them; sd-scripts' defaults without.

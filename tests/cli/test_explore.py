@@ -114,11 +114,13 @@ def test_a_preset_of_the_gui_brings_its_folders_and_its_settings(opened, tmp_pat
     result = run(tmp_path / "preset.json", "--output", tmp_path / "page.html")
     assert result.exit_code == 0, result.exception
     groups = start_of(tmp_path / "page.html")["images"]["groups"]
-    assert sorted(groups) == [["2_dog", 2, None, None], ["5_cat", 5, None, ".txt"]]
+    assert sorted(groups) == [["2_dog", 2, [0]], ["5_cat", 5, [0]]]
     assert settings_of(tmp_path / "page.html") == {
         "resolution": [768, 512], "min": 256, "max": 2048, "steps": 64, "batch": 3, "noUpscale": True,
         "buckets": "kohya",
     }  # fmt: skip
+    given = start_of(tmp_path / "page.html")["config"]
+    assert given == {"name": "preset.json", "text": json.dumps(preset)}
     preset = {key: value for key, value in preset.items() if key != "train_data_dir"}
     (tmp_path / "own.toml").write_text(
         f"[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = '{tmp_path / 'img' / '5_cat'}'\n",

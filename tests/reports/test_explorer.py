@@ -181,6 +181,65 @@ def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, im
     assert all(comment in text for comment in ("# kept: a comment", "# and one behind a value"))
 
 
+PRESET = """{
+  "LoRA_type": "Standard",
+  "bucket_no_upscale": true,
+  "enable_bucket": true,
+  "learning_rate": 1e-05,
+  "max_bucket_reso": 1024,
+  "max_resolution": "512,512",
+  "min_bucket_reso": "256",
+  "noise": "not \\"max_bucket_reso\\": 7",
+  "train_batch_size": 2,
+  "train_data_dir": "D:/pictures/img"
+}"""
+
+
+def test_a_preset_is_shown_changed_and_saved_as_another_file(browser, images, tmp_path) -> None:
+    open_explorer(browser, tmp_path)
+    give(browser, images, 32)
+    (tmp_path / "my.json").write_text(PRESET, encoding="utf-8")
+    browser.find_element("id", "toml").send_keys(str(tmp_path / "my.json"))
+    until(browser, "return document.querySelector('.notes p')")
+    until(browser, "return explorer.settled && explorer.settled.batches")
+    assert browser.execute_script(
+        "const v = explorer.settings.values; return [v.resolution, v.batch, v.min, v.max, v.steps, v.noUpscale]"
+    ) == [[512, 512], 2, 256, 1024, 64, True]
+    assert browser.find_element("id", "save").text == "Save the preset"
+    assert downloaded(browser, "save") == ("my-buckets.json", PRESET)
+
+    change(browser, resolution=[768, 512], batch=4, min=320, max=1536, steps=32, noUpscale=False)
+    _, text = downloaded(browser, "save")
+    changed = {
+        "1024": "1536",
+        '"512,512"': '"768,512"',
+        '"256"': '"320"',
+        'size": 2': 'size": 4',
+        'upscale": true': 'upscale": false',
+    }
+    wanted = PRESET.replace("{\n", '{\n  "bucket_reso_steps": 32,\n')
+    for before, after in changed.items():
+        wanted = wanted.replace(before, after)
+    assert text == wanted
+
+    change(browser, maxCrop=0.2)
+    browser.find_element("id", "save").click()
+    assert "A preset has no place for max_crop" in browser.find_element("css selector", ".notes").text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("{", "it is no JSON"), ("[1]", "no preset"), ('{"a": 1}', "has no max_resolution"),
+     ('{"max_resolution": "512,512", "dataset_config": "D:/own.toml"}', "its data sets are in D:/own.toml")],
+)  # fmt: skip
+def test_files_that_are_no_preset_say_why(browser, tmp_path, text, why) -> None:
+    open_explorer(browser, tmp_path)
+    browser.execute_script("explorer.takeConfig(arguments[0], 'my.json')", text)
+    said = browser.find_element("css selector", ".notes").text
+    assert said.startswith("my.json is not read: ")
+    assert why in said
+
+
 @pytest.mark.parametrize(
     ("ours", "counted"),
     [("", True), ('remainder = "keep"', True), ('remainder = "pad"', False), ("max_tokens = 4096", False)],

@@ -113,10 +113,11 @@ def _of_config(path: Path, reading: Reading) -> str:
 
 
 def _of_settings(path: Path, dataset: ReadDataset, images: ImageTable, focus: GivenFocus | None) -> str:
-    """The page of folders that a trainer's settings name, which it saves as a dataset config."""
+    """The page of folders that a trainer's settings name. It saves a preset as one, and others as a dataset config."""
     import numpy as np
 
-    from kohya_bucket.reports.explorer_page import StartSettings, render_explorer
+    from kohya_bucket.reports.explorer_page import GivenConfig, StartSettings, render_explorer
+    from kohya_bucket.texts import read_text
     from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
 
     keys = dataset.config
@@ -127,4 +128,6 @@ def _of_settings(path: Path, dataset: ReadDataset, images: ImageTable, focus: Gi
         keys.resolution or (512, 512), keys.min_bucket_reso, keys.max_bucket_reso, keys.bucket_reso_steps,
         keys.batch_size, keys.bucket_no_upscale, "kohya" if keys.enable_bucket else "none",
     )  # fmt: skip
-    return render_explorer(path.name, [images], None, supported_extensions(), focus, settings)
+    preset = path.suffix.lower() == ".json"
+    given = GivenConfig(path.name, read_text(path), [0]) if preset else None
+    return render_explorer(path.name, [images], given, supported_extensions(), focus, settings)

@@ -42,7 +42,7 @@ class Explorer extends WithConfig {
       h("p", { class: "drop-title" }, "Drop a folder of images here"),
       h("p", { class: "soft" }, "Thousands of files are fine. Nothing leaves this computer: only headers are read, and a picture when it comes into sight."),
       h("div", { class: "buttons" }, h("button", { type: "button", class: "main", onclick: () => this.pick() }, "Choose a folder"), h("input", { type: "file", id: "folder", hidden: true, webkitdirectory: true, onchange: (event) => { add(event.target.files); event.target.value = ""; } }), hidden("files", "Choose files", { accept: "image/*" }, add),
-        hidden("toml", "Load a dataset TOML", { accept: ".toml", multiple: false }, (files) => files[0] && this.loadConfig(files[0])),
+        hidden("toml", "Load a config or preset", { accept: ".toml,.json", multiple: false }, (files) => files[0] && this.loadConfig(files[0])),
         hidden("focus-file", "Load a focus file", { accept: ".jsonl", multiple: false }, (files) => files[0] && this.loadFocus(files[0])),
         h("button", { type: "button", id: "save", onclick: () => this.saveConfig() }, "Save the TOML"),
         h("button", { type: "button", id: "example", onclick: () => this.example() }, "See an example"),
@@ -69,7 +69,7 @@ class Explorer extends WithConfig {
       event.preventDefault();
       over(false);
       const { items, files } = event.dataTransfer;
-      if (files.length === 1 && /\.toml$/i.test(files[0].name)) { this.loadConfig(files[0]); return; }
+      if (files.length === 1 && /\.(toml|json)$/i.test(files[0].name)) { this.loadConfig(files[0]); return; }
       if (files.length === 1 && /\.jsonl$/i.test(files[0].name)) { this.loadFocus(files[0]); return; }
       this.read(this.dropped([...items].filter((item) => item.kind === "file"), [...files]));
     });

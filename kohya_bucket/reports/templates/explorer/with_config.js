@@ -9,7 +9,7 @@ class WithConfig {
 
   takeConfig(text, name) {
     try {
-      this.config = new Config(text, name);
+      this.config = /\.json$/i.test(name) ? new Preset(text, name) : new Config(text, name);
     } catch (error) {
       if (!(error instanceof TomlError)) throw error;
       this.configNotes.replaceChildren(h("p", { class: "bad" }, `${name} is not read: ${error.message}.`));
@@ -29,6 +29,7 @@ class WithConfig {
 
   drawConfig() {
     const { config } = this, many = config && config.datasets.length > 1;
+    document.getElementById("save").textContent = config instanceof Preset ? "Save the preset" : "Save the TOML";
     this.datasets.replaceChildren(...(many ? config.datasets.map((_, d) => h("button", { type: "button", "aria-pressed": String(d === this.dataset), onclick: () => { this.settings.into(config, this.dataset); this.choose(d); } }, `Data set ${d + 1}`)) : []));
     this.configNotes.replaceChildren(...(config ? [`Settings of ${config.name}${many ? `, data set ${this.dataset + 1} of ${config.datasets.length}` : ""}.`, ...config.notes(this.settings.sets), ...this.focusUnseen(), ...this.unmatched].map((line) => h("p", {}, line)) : []));
   }
@@ -51,7 +52,8 @@ class WithConfig {
     }
     const left = groups.filter((group) => !group.found.length && !group.datasets), some = groups.some((group) => group.found.length);
     for (const group of groups) group.only = some ? group.found : null;
-    if (left.length && some) this.unmatched.push(`In no data set of it, and not shown: ${left.slice(0, 3).map((group) => group.folder || "files without a folder").join(", ")}${left.length > 3 ? ` and ${left.length - 3} more folders` : ""}.`);
+    if (this.config instanceof Preset) this.unmatched = []; // it names the folder above them
+    else if (left.length && some) this.unmatched.push(`In no data set of it, and not shown: ${left.slice(0, 3).map((group) => group.folder || "files without a folder").join(", ")}${left.length > 3 ? ` and ${left.length - 3} more folders` : ""}.`);
     else if (left.length) this.unmatched.push("None of the folders here is an image_dir of it: all images are shown.");
     this.drawConfig();
   }
@@ -79,7 +81,8 @@ class WithConfig {
     const lost = groups.filter((group) => group.repeats !== group.own && !(group.found || []).length);
     save(this.config.name, this.config.text);
     this.drawConfig();
-    if (lost.length) this.configNotes.append(h("p", { class: "bad" }, `Not saved: the repeats of ${lost.map((group) => group.folder).join(", ")}, which no image_dir names.`));
+    const why = this.config instanceof Preset ? "which a preset takes from the folders' names: rename them" : "which no image_dir names";
+    if (lost.length) this.configNotes.append(h("p", { class: "bad" }, `Not saved: the repeats of ${lost.map((group) => group.folder).join(", ")}, ${why}.`));
   }
 
   /* What a config says of repeats, until it is changed here. */
