@@ -237,7 +237,7 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         after = summarize(sizes, placement, subject.counts(placement, subject.rule))
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
         yield Recommendation(
-            "files", f"{len(turned):,} turned or mirrored by EXIF", "kohya-bucket fix turns the pixels",
+            "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels: kohya-bucket fix",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
             f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after, "exif_rotated",
         )  # fmt: skip

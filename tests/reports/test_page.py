@@ -247,7 +247,7 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
     browser.get("about:blank")
     browser.get(f"{uri}#sheets")
     links = browser.find_elements("css selector", "nav.links a")
-    assert [a.text for a in links][-3:] == ["Buckets", "Contact sheets", "Images that stand out"]
+    assert [a.text for a in links][-4:] == ["Buckets", "Contact sheets", "Images that stand out", "For the curious"]
     for link in links:
         name = link.get_attribute("href").partition("#")[2]
         assert browser.find_element("id", name).find_element("tag name", "h2").text.startswith(link.text)
@@ -263,6 +263,19 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
         assert field.get_attribute("value") == "900×300"
 
 
+def test_what_is_for_the_curious_opens_by_a_click_or_a_link(browser, tmp_path) -> None:
+    _, uri = page_of({"set": RULES["512"]}, [(600 + 37 * i, 400) for i in range(20)], tmp_path, thumbnails=0)
+    width = "document.querySelector('#aspects svg')?.getBoundingClientRect().width"
+    browser.get("about:blank")
+    browser.get(uri)
+    assert not browser.execute_script(f"return {width}")
+    browser.find_element("css selector", "#curious > h2 .fold").click()
+    wait_for(browser, f"return {width} > 300")
+    browser.get("about:blank")
+    browser.get(f"{uri}#aspects")
+    wait_for(browser, f"return {width} > 300")
+
+
 def ask(browser, text) -> None:
     field = browser.find_element("id", "size")
     field.clear()
@@ -273,8 +286,8 @@ def test_lists_sort_and_filter(browser, tmp_path) -> None:
     names = [f"/set/{word}{i}.png" for i, word in enumerate(["cat", "dog"] * 10)]
     _, uri = page_of({"set": RULES["512"]}, [(600 + 37 * i, 400) for i in range(20)], tmp_path, names, thumbnails=0)
     browser.get(uri)
-    column = "return [...document.querySelectorAll('section.panel:last-of-type tbody .name')].map((n) => n.textContent)"
-    head = "section.panel:last-of-type th:first-child button"
+    column = "return [...document.querySelectorAll('#images tbody .name')].map((n) => n.textContent)"
+    head = "#images th:first-child button"
     browser.execute_script(f"document.querySelector('{head}').click()")
     ascending = browser.execute_script(column)
     assert ascending == sorted(ascending)

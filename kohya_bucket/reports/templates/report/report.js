@@ -10,12 +10,11 @@ class View {
     this.draws = [];
     const panels = [keyNumbers(this)];
     if (data.advice.length) panels.push(advice(this));
-    if (data.histogram) panels.push(this.aspects());
-    panels.push(h("div", { class: "pair" }, data.scatter.length ? sizeChart(this) : null, this.ask()));
+    panels.push(this.ask());
     if (data.buckets.length) panels.push(buckets(this));
     if (data.focus) panels.push(focusPanel(this));
     if (data.sheets.length) panels.push(sheets(this));
-    panels.push(lists(this));
+    panels.push(lists(this), this.forTheCurious());
     this.root.append(...panels.filter(Boolean));
     const [example] = data.lists.filter((list) => list.kind === "images" && list.rows.length);
     this.field.value = example ? size(example.rows[0].slice(1, 3)) : "1920×1080";
@@ -34,6 +33,15 @@ class View {
     this.field.value = `${width}×${height}`;
     this.typed();
     bringIntoView(this.askPanel, "nearest");
+  }
+
+  /* What explains the rest, and asks nothing of who only wants to train. */
+  forTheCurious() {
+    const { histogram, scatter } = this.data, charts = [histogram ? this.aspects() : null, scatter.length ? sizeChart(this) : null].filter(Boolean);
+    if (!charts.length) return null;
+    const part = section("curious", "For the curious", charts);
+    setFolded(part, true);
+    return part;
   }
 
   aspects() {
@@ -119,7 +127,7 @@ function start() {
     about.replaceChildren(...lines.map((line) => h("div", {}, line)));
     tabs.forEach((tab, i) => tab.setAttribute("aria-pressed", DATA.datasets[i] === d));
     place.replaceChildren(shown.root);
-    links.replaceChildren(...[...shown.root.querySelectorAll("section.panel[id]")].map((part) => h("a", { href: `#${part.id}` }, part.querySelector("h2").firstChild.data)));
+    links.replaceChildren(...[...shown.root.children].filter((part) => part.matches("section.panel[id]")).map((part) => h("a", { href: `#${part.id}` }, part.querySelector("h2").firstChild.data)));
     shown.redraw();
   }
   page.append(h("header", { class: "top" }, mark(), h("div", {}, heading, about), themeButton()),

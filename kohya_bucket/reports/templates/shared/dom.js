@@ -53,8 +53,7 @@ const scrolling = (label, ...children) => h("div", { class: "scroll", tabindex: 
 
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 function bringIntoView(node, block) {
-  const part = node.closest("section.panel");
-  if (part && part.classList.contains("folded")) setFolded(part, false);
+  for (let part = node.closest("section.panel.folded"); part; part = part.parentElement.closest("section.panel.folded")) setFolded(part, false);
   node.scrollIntoView({ block, behavior: calm() ? "auto" : "smooth" });
 }
 const goToHash = () => { const to = location.hash && document.getElementById(location.hash.slice(1)); if (to) bringIntoView(to, "start"); };
