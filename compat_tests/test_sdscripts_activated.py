@@ -1,5 +1,9 @@
-"""Trainings of an untouched checkout, started as GUIs do, where `kohya-bucket activate` was run."""
+"""Trainings of an untouched checkout, started as GUIs do, where `kohya-bucket activate` was run.
 
+KOHYA_BUCKET_WHEEL names a built wheel, which is then installed and trained with in place of this checkout.
+"""
+
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,27 +24,32 @@ def data(unpatched, tmp_path):
     return tmp_path / "images"
 
 
-@pytest.fixture
-def python(tmp_path):
-    """That of a new environment with all packages of this one, and this package."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
-    found = next((tmp_path / "env").rglob("python.exe" if sys.platform == "win32" else "bin/python"))
-    here = [path for path in sys.path if path.endswith("-packages")]
-    lines = [f"import site; site.addsitedir({path!r})" for path in here] + [str(ROOT)]
-    packages = next((tmp_path / "env").rglob("site-packages"))
+def environment(folder):
+    """The Python of a new environment with all packages of this one, and this package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    found = next(folder.rglob("python.exe" if sys.platform == "win32" else "bin/python"))
+    packages, wheel = next(folder.rglob("site-packages")), os.environ.get("KOHYA_BUCKET_WHEEL")
+    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("-packages")]
+    if wheel:
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, wheel]
+        subprocess.run(install, check=True)
+    else:
+        lines.append(str(ROOT))
     (packages / "those_of_this_one.pth").write_text("\n".join(lines), encoding="utf-8")
     return str(found)
 
 
 def command(python, *arguments):
     words = [python, "-m", "kohya_bucket", *arguments]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", check=False)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", check=False, cwd=Path(python).parent)
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.training_run("activated")
-def test_an_activated_environment_trains_the_plan(sd_scripts_dir, data, python, tmp_path):
-    def trained(name, door=ACCELERATE, ranks=1):
+def test_an_activated_environment_trains_the_plan_and_another_does_not(sd_scripts_dir, data, tmp_path):
+    python, other = environment(tmp_path / "env"), environment(tmp_path / "other")
+
+    def trained(name, door=ACCELERATE, ranks=1, python=python):
         config = write_config(tmp_path, data)
         return train(
             sd_scripts_dir, config, "--max_train_epochs", 2, out=tmp_path / name, door=door, ranks=ranks, python=python
@@ -55,8 +64,11 @@ def test_an_activated_environment_trains_the_plan(sd_scripts_dir, data, python, 
         assert epochs_of(run.batches, 2) == [NAMES, NAMES]
         assert run.log.count("seams checked") == 1
     assert f"seen: sdscripts in {sd_scripts_dir}" in command(python, "activate", "--status")[1]
+    runs = [trained("other", python=other)]
+    assert command(other, "activate", "--status")[0] == 1
     assert command(python, "deactivate")[0] == 0
-    without = trained("without")
-    assert without.status == 0
-    assert "kohya_bucket" not in without.log
-    assert epochs_of(without.batches, 2) != [NAMES, NAMES]  # with its two workers
+    runs.append(trained("without"))
+    for without in runs:
+        assert without.status == 0
+        assert "kohya_bucket" not in without.log
+        assert epochs_of(without.batches, 2) != [NAMES, NAMES]  # with its two workers

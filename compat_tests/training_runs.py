@@ -91,7 +91,12 @@ def train(
         "PYTHONPATH": os.pathsep.join(
             filter(
                 None,
-                [os.environ.get("KOHYA_BUCKET_ACCELERATE"), str(HERE / "small_models"), str(HERE.parent), str(HERE)],
+                [
+                    os.environ.get("KOHYA_BUCKET_ACCELERATE"),
+                    str(HERE / "small_models"),
+                    str(HERE),
+                    "" if os.environ.get("KOHYA_BUCKET_WHEEL") else str(HERE.parent),
+                ],
             )
         ),
         "SMALL_MODELS": "" if os.environ.get("SD_MODEL") else models,
