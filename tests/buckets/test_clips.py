@@ -137,3 +137,10 @@ def test_hostile_counts_are_refused_before_they_fill_the_memory():
     for rate in (0, -1, float("nan"), float("inf")):
         with pytest.raises(BucketSettingsError, match="source_fps is"):
             frames_at_rate([10], rate, 16)
+
+
+def test_by_time_a_clip_has_the_frames_of_its_seconds() -> None:
+    rule = ClipBuckets(PICTURE, [5], target_fps=24.0, by_time=True)
+    assert rule.place([(640, 480)] * 3, [100, 101, 1], 25.0).frames.tolist() == [96, 97, 1]
+    assert rule.place([(640, 480)], [100]).frames.tolist() == [100]
+    assert ClipBuckets(PICTURE, [5], by_time=True).place([(640, 480)], [100], 25.0).frames.tolist() == [100]

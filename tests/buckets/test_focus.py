@@ -144,3 +144,8 @@ def test_a_rectangle_of_the_upright_picture_is_found_in_the_stored_one(orientati
     ((left, top, right, bottom),) = focus_pixels(shares, np.array([(8, 4)])).tolist()
     expected = upright[box[1] : box[3], box[0] : box[2]]
     assert set(pixels[top:bottom, left:right].ravel().tolist()) == set(expected.ravel().tolist())
+
+
+def test_a_point_between_pixels_is_as_wide_as_both() -> None:
+    found = focus_pixels(np.array([[0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 1.0]]), np.array([[100, 7], [4, 4]]))
+    assert found.tolist() == [[49, 3, 51, 4], [0, 0, 1, 4]]

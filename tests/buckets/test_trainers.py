@@ -78,3 +78,12 @@ def test_settings_that_cannot_work_are_refused() -> None:
         OneTrainerBuckets(512, 0)
     with pytest.raises(BucketSettingsError, match="not a range of positive aspects"):
         DiffusionPipeBuckets(min_ar=2, max_ar=1)
+
+
+def test_the_aspects_of_diffusion_pipes_example_are_the_defaults() -> None:
+    aspects = [0.5, 0.63, 0.794, 1.0, 1.26, 1.587, 2.0]
+    rule, given = DiffusionPipeBuckets(), DiffusionPipeBuckets(1024, ar_buckets=aspects, multiple=16)
+    sizes = [(1000, 2000), (1000, 1300), (1500, 1000), (1000, 1000)]
+    placed, wanted = rule.place(sizes), given.place(sizes)
+    assert placed.bucket_sizes.tolist() == wanted.bucket_sizes.tolist()
+    assert placed.bucket_set == wanted.bucket_set

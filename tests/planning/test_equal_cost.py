@@ -19,6 +19,7 @@ from kohya_bucket.planning import (
     EpochPosition,
     LedgerReason,
     lost_share_of,
+    trained_cost,
 )
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
@@ -229,3 +230,14 @@ def test_steps_are_counted_whose_images_weigh_differently(step_shapes: str, imag
 def test_numbers_beyond_floats_are_refused_as_token_cost() -> None:
     with pytest.raises(PlanError, match="token_cost is"):
         plan_epoch([0, 0], 2, token_cost=(10**400, 0))
+
+
+def test_what_the_rest_of_an_epoch_costs_falls_with_every_step() -> None:
+    ids, options = np.repeat(np.arange(4), [9, 2, 3, 2]), {"bucket_tokens": [9, 3, 8, 5], "step_shapes": "equal_cost"}
+    whole = plan_epoch(ids, 2, world_size=3, **options)
+    assert (whole.bucket_of_step < 0).any()
+    costs = [
+        trained_cost(plan_epoch(ids, 2, world_size=3, done=[(6, k, 3)], **options)) for k in range(whole.steps + 1)
+    ]
+    assert all(after < before for before, after in itertools.pairwise(costs))
+    assert (costs[0], costs[-1]) == (trained_cost(whole), 0.0)

@@ -8,6 +8,9 @@ from plan_cases import SIZES, trained
 
 from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.planning import LedgerReason, dealt_costs, idle_share, idle_share_of, plan_epoch
+from kohya_bucket.planning.demand import _stable_order
+from kohya_bucket.planning.demand_model import DemandModel
+from kohya_bucket.planning.options import PlanOptions
 from kohya_bucket.planning.planner import EpochPlanner
 
 IDS = np.array([0, 1, 0, 2, 0, 1, 0, 0, 2, 1, 0, -1, 0, 1])
@@ -237,3 +240,19 @@ def test_rows_of_different_lengths_are_no_array(name) -> None:
     arguments = {"bucket_ids": [0] * 8, "batch_size": 4, **order, name: RAGGED}
     with pytest.raises(KohyaBucketError, match=r"is \[\[1\], \[1, 2\]\], but must be an array of numbers"):
         plan_epoch(**arguments)
+
+
+@pytest.mark.parametrize("value", [True, 1, np.True_])
+def test_a_flag_may_be_numpys(value: object) -> None:
+    assert plan_epoch([0, 0, 1], 2, equal_epochs=value).steps == plan_epoch([0, 0, 1], 2, equal_epochs=True).steps
+
+
+@given(st.lists(st.integers(0, 1 << 20), max_size=60))
+def test_large_bucket_numbers_are_sorted_as_numpy_sorts_them(ids: list[int]) -> None:
+    array = np.array(ids, dtype=np.int32)
+    assert _stable_order(array).tolist() == np.argsort(array, kind="stable").tolist()
+
+
+def test_an_image_that_has_one_resolution_counts_in_the_period() -> None:
+    ids = np.array([[0, 1], [0, -1], [-1, -1]])
+    assert DemandModel(ids, 2, PlanOptions(resolution_mode="rotate")).period() == 2
