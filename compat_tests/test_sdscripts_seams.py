@@ -20,6 +20,7 @@ COMMANDS = {"plan.py", "wanted_latents.py", "doctor.py", "cache_doctor.py"}  # h
 OF_OUR_OWN = {
     "image", "size", "subsets", "random_crop", "color_aug", "cumsum",
     "register_image",  # only tells sd-scripts' data sets from those of others
+    "cache_text_encoder_outputs",  # the trainers' option; data sets up to 0.10 have a method of that name
 }  # fmt: skip
 
 
