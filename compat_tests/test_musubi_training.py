@@ -4,6 +4,7 @@ import collections
 import shutil
 
 import pytest
+from activated_env import command, environment
 from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
 
 from kohya_bucket.trainers.door.checkout_patch import CheckoutError
@@ -96,6 +97,19 @@ def test_from_a_patched_checkout(patched, z_image, tmp_path):
     steps, log = train(patched, tmp_path, z_image, "patched", "--max_train_epochs", 1, door=())
     assert "seams checked" in log
     assert counted(steps) == ONCE
+
+
+@pytest.mark.training_run("zimage_train_network.py, activated")
+def test_from_an_activated_environment(musubi_source, z_image, tmp_path):
+    python = environment(tmp_path / "env")
+    assert command(python, "activate")[0] == 0
+    steps, log = train(musubi_source, tmp_path, z_image, "on", "--max_train_epochs", 1, door=(), python=python)
+    assert log.count("seams checked") == 1
+    assert counted(steps) == ONCE
+    assert "seen: musubi" in command(python, "activate", "--status")[1]
+    assert command(python, "deactivate")[0] == 0
+    _, log = train(musubi_source, tmp_path, z_image, "off", "--max_train_epochs", 1, door=(), python=python)
+    assert "kohya_bucket" not in log
 
 
 def test_a_version_that_is_not_known_is_not_patched(musubi_source, tmp_path):

@@ -1,19 +1,11 @@
-"""Trainings of an untouched checkout, started as GUIs do, where `kohya-bucket activate` was run.
-
-KOHYA_BUCKET_WHEEL names a built wheel, which is then installed and trained with in place of this checkout.
-"""
-
-import os
-import subprocess
-import sys
-from pathlib import Path
+"""Trainings of an untouched checkout, started as GUIs do, where `kohya-bucket activate` was run."""
 
 import pytest
+from activated_env import command, environment
 from sdscripts_support import random_sizes, write_images
 from test_sdscripts_training import COUNT, NAMES, epochs_of
 from training_runs import train, write_config
 
-ROOT = Path(__file__).parents[1]
 ACCELERATE = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_cpu_threads_per_process", "1")
 pytestmark = pytest.mark.slow
 
@@ -22,27 +14,6 @@ pytestmark = pytest.mark.slow
 def data(unpatched, tmp_path):
     write_images(tmp_path / "images", random_sizes(COUNT, 1, 100, 300))
     return tmp_path / "images"
-
-
-def environment(folder):
-    """The Python of a new environment with all packages of this one, and this package."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    found = next(folder.rglob("python.exe" if sys.platform == "win32" else "bin/python"))
-    packages, wheel = next(folder.rglob("site-packages")), os.environ.get("KOHYA_BUCKET_WHEEL")
-    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if path.endswith("-packages")]
-    if wheel:
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, wheel]
-        subprocess.run(install, check=True)
-    else:
-        lines.append(str(ROOT))
-    (packages / "those_of_this_one.pth").write_text("\n".join(lines), encoding="utf-8")
-    return str(found)
-
-
-def command(python, *arguments):
-    words = [python, "-m", "kohya_bucket", *arguments]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", check=False, cwd=Path(python).parent)
-    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.training_run("activated")
