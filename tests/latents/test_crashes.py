@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
-from kohya_bucket.files import final_name
+from kohya_bucket.files import final_name  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from kohya_bucket.latents.encode.precompute import StoreOutput  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
