@@ -79,6 +79,7 @@ def fixed(folder: Path) -> mending.FolderLook:
     return found
 
 
+@pytest.mark.slow
 def test_what_is_ugly_is_mended_planned_without_a_finding_and_undone(ugly: Path, command_line: Command) -> None:  # noqa: F811
     before = bytes_of(ugly)
     pixels = {path.name: np.asarray(Image.open(path).convert("RGB")) for path in ugly.glob("*_jpg.jpg")}
