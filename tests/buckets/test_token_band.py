@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import kohya_bucket
 from kohya_bucket import KohyaBuckets, rule_from_name
 from kohya_bucket.buckets.rules.token_band import TokenBandBuckets, token_band_sizes
 from kohya_bucket.errors import BucketSettingsError
@@ -56,7 +57,7 @@ def test_by_name_with_its_option() -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js to run the explorer's script")
 def test_the_explorer_makes_the_same_sizes() -> None:
-    page = Path(__file__).parents[2] / "kohya_bucket/reports/templates/explorer/rules.js"
+    page = Path(kohya_bucket.__file__).parent / "reports/templates/explorer/rules.js"
     script = page.read_text(encoding="utf-8")
     script = script[script.index("function tokenBandSizes") : script.index("/* Positive doubles")]
     cases = [
