@@ -115,16 +115,23 @@ def _do(step: Step, root: Path, run: Path, content: bytes | None) -> None:
     if step.becomes == step.path:
         with replacing(kept) as temporary:
             shutil.copy2(path, temporary)
+        write_file(path, [content])
+        return
+    _refuse_taken(root / step.becomes)  # somebody may have made it since the folder was looked at
     write_file(root / step.becomes, [content])
-    if step.becomes != step.path:
-        _move(path, kept)
+    _move(path, kept)
 
 
 def _move(path: Path, target: Path) -> None:
     """Rename a file; what is there already under the new name stays."""
-    if os.path.lexists(target) and not (target.exists() and target.samefile(path)):
-        raise FileExistsError(errno.EEXIST, f"{target} is there already")
+    if not (target.exists() and target.samefile(path)):
+        _refuse_taken(target)
     path.rename(target)
+
+
+def _refuse_taken(target: Path) -> None:
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, f"{target} is there already")
 
 
 def _runs(aside: Path) -> list[Path]:

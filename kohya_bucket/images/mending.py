@@ -8,7 +8,7 @@ import io
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +126,7 @@ def find(
         if path in aside:
             stem = os.path.splitext(path)[0]
             along = [stem + ending for ending in _BESIDE if stem not in stay and os.path.isfile(stem + ending)]
-            found.fixes.append(Fix(path, aside[path].mends, "", aside[path].why, tuple(along)))
+            found.fixes.append(replace(aside[path], along=tuple(along)))
             stay.add(stem)  # of several images with one caption, the first takes it along
         elif i not in unreadable:
             fix = _mended(path, ImageFormat(scan.formats[i]), int(scan.orientation[i]))

@@ -198,6 +198,18 @@ def test_what_was_changed_since_or_took_a_name_stays(few: Path) -> None:
     assert bytes_of(few) == before
 
 
+def test_a_name_that_is_taken_after_the_look_stays_its_owners(few: Path) -> None:
+    before, found = bytes_of(few), mending.find(str(few))
+    (few / "a.png").write_bytes(b"saved meanwhile")
+    outcome = mend_log.apply(str(few), found.fixes, "cp1252")
+    assert [Path(path).name for path, _ in outcome.failed] == ["a.gif"]
+    assert (few / "a.png").read_bytes() == b"saved meanwhile"
+    assert not mend_log.undo(str(few)).failed
+    assert (few / "a.png").read_bytes() == b"saved meanwhile"
+    (few / "a.png").unlink()
+    assert bytes_of(few) == before
+
+
 def test_a_fault_that_may_pass_sets_nothing_aside(few: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (few / "cut.jpg").write_bytes(b"\xff\xd8\xff" + bytes(50))
     whole = mending.read_input

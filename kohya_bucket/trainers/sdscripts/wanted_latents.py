@@ -51,9 +51,9 @@ def wanted_by_config(
     for number, (dataset, collection, images) in enumerate([*training, *validation]):
         if len(images):
             refuse_lost_focus(dataset.config, options, config.release)
-            sizes = images.sizes(options.metadata_cache, progress)
-            for part in _cached_sizes(dataset, images, sizes, options, gpus, collection):
-                found = _of_dataset(dataset, images, sizes.sizes, encoding, images_root, content_hash, *part)
+            scan = images.sizes(options.metadata_cache, progress)
+            for part in _cached_sizes(dataset, images, scan, options, gpus, collection):
+                found = _of_dataset(dataset, images, scan.sizes, encoding, images_root, content_hash, *part)
                 out += [replace(wanted, dataset=number) for wanted in found]
     return _with_shared_requests(out)
 
@@ -137,7 +137,7 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
 
 
 def _cached_sizes(
-    dataset: ReadDataset, images: DatasetTable, sizes: SizeScan, options: AdapterOptions, gpus: Iterable[int],
+    dataset: ReadDataset, images: DatasetTable, scan: SizeScan, options: AdapterOptions, gpus: Iterable[int],
     collection: str,
 ) -> Iterator[tuple[Rows, Placement, str, bool]]:  # fmt: skip
     """What the trainer caches for some images of a dataset, at one size each: their positions in it, their placement,
@@ -150,7 +150,7 @@ def _cached_sizes(
     Raises:
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
-    placing = images.place(sizes, dataset.config.batch_size, dataset.config.dataset_keys, options)
+    placing = images.place(scan, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.placements, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     there = np.stack([column.placed for column in columns])
@@ -168,7 +168,7 @@ def _cached_sizes(
         rows = placed[image[bucket == target]]
         width, height = trained.buckets[target]
         only = BucketSet.from_dims([(width, height)])
-        placement = InSet(sizes.sizes[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
+        placement = InSet(scan.sizes[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
         placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
         name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
         yield rows, placement, name, True
