@@ -35,7 +35,7 @@ from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
 BESIDE = "beside"  # in place of a file's name: look beside each image
 _LINES = 4096  # so many are parsed at once
-_OWN, _SIMPLETUNER = ".focus.json", ".bbox"
+FOCUS_EXTENSIONS = _OWN, _SIMPLETUNER = ".focus.json", ".bbox"
 _FORM = "[left, top, right, bottom] or [x, y], in shares of the picture from 0 to 1"
 _ODD_NAMES = ("/.", "//", "\\", ":")  # spellings that must be worked out; others are the same everywhere
 

@@ -47,6 +47,9 @@ _BY_EXTENSION = {ending: kind for kind, endings in _EXTENSIONS.items() for endin
 IMAGE_EXTENSIONS = frozenset(_BY_EXTENSION)
 """File name endings, in lower case, that count as images when a folder is listed."""
 
+CAPTION_EXTENSIONS = (".txt", ".caption")
+"""Endings of the text files beside an image that are taken for its caption, in this order."""
+
 _BEGINNINGS: dict[ImageFormat, bytes | tuple[bytes, ...]] = {
     ImageFormat.PNG: b"\x89PNG\r\n\x1a\n",
     ImageFormat.JPEG: b"\xff\xd8\xff",

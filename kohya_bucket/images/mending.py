@@ -17,7 +17,9 @@ from PIL import Image
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.by_pillow import ORIENTATION, TURNS, load_plugin, orientation_in
+from kohya_bucket.images.focus_files import FOCUS_EXTENSIONS
 from kohya_bucket.images.formats import (
+    CAPTION_EXTENSIONS,
     SET_ASIDE,
     ImageFormat,
     explain_os_error,
@@ -84,8 +86,7 @@ class FolderLook:
     left: list[tuple[str, str]] = field(default_factory=list)
 
 
-CAPTIONS = (".txt", ".caption")
-_BESIDE = (*CAPTIONS, ".focus.json", ".bbox")
+_BESIDE = (*CAPTION_EXTENSIONS, *FOCUS_EXTENSIONS)
 _USUAL = {ImageFormat.PNG: ".png", ImageFormat.JPEG: ".jpg", ImageFormat.WEBP: ".webp", ImageFormat.BMP: ".bmp"}
 _LISTED = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}  # by every trainer, in lower case or in upper case
 _GREY_OF_16_BITS = b"\x10\0"  # of a PNG's header: bits of a channel, and the channels
@@ -178,7 +179,7 @@ def _copies(paths: Sequence[str], found: FolderLook) -> Iterator[tuple[str, str]
 
 
 def _captions_of(path: str) -> Iterable[str]:
-    return (os.path.splitext(path)[0] + ending for ending in CAPTIONS)
+    return (os.path.splitext(path)[0] + ending for ending in CAPTION_EXTENSIONS)
 
 
 def _mended(path: str, kind: ImageFormat, orientation: int) -> Fix | None:

@@ -16,6 +16,7 @@ from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
+from kohya_bucket.images.formats import CAPTION_EXTENSIONS
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.group import GroupPlanner
@@ -109,7 +110,7 @@ class ImageTable:
     failures: Mapping[int, str] = field(default_factory=dict)
     mislabelled: Mapping[int, str] = field(default_factory=dict)
     hashes: Sequence[str] | None = None
-    captions: tuple[str, ...] = (".txt", ".caption")
+    captions: tuple[str, ...] = CAPTION_EXTENSIONS
 
     @classmethod
     def of(cls, paths: Sequence[str], sizes: IntArray, **more: Any) -> ImageTable:

@@ -151,15 +151,20 @@ def test_settings_that_cannot_be_are_said_and_nothing_moves(browser, images, tmp
     assert numbers(browser) == before
 
 
-def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, images, tmp_path) -> None:
-    open_explorer(browser, tmp_path)
+def show_with(browser, images, file, text) -> str:
+    """The images by a config or preset that is loaded, and what the page says of it."""
+    open_explorer(browser, file.parent)
     give(browser, images, 32)
-    (tmp_path / "set.toml").write_text(CONFIG, encoding="utf-8")
-    browser.find_element("id", "toml").send_keys(str(tmp_path / "set.toml"))
+    file.write_text(text, encoding="utf-8")
+    browser.find_element("id", "toml").send_keys(str(file))
     until(browser, "return document.querySelector('.notes p')")
-    notes = browser.find_element("css selector", ".notes").text
-    assert all(key in notes for key in ("shuffle_caption", "caption_prefix", "kohya_bucket.run_length"))
     until(browser, "return explorer.settled && explorer.settled.batches")
+    return browser.find_element("css selector", ".notes").text
+
+
+def test_a_config_is_shown_changed_and_saved_with_all_that_was_in_it(browser, images, tmp_path) -> None:
+    notes = show_with(browser, images, tmp_path / "set.toml", CONFIG)
+    assert all(key in notes for key in ("shuffle_caption", "caption_prefix", "kohya_bucket.run_length"))
     repeats = "return [...document.querySelectorAll('#folders input')].map((e) => +e.value)"
     assert browser.execute_script(repeats) == [3, 1]
     assert browser.execute_script(
@@ -196,12 +201,7 @@ PRESET = """{
 
 
 def test_a_preset_is_shown_changed_and_saved_as_another_file(browser, images, tmp_path) -> None:
-    open_explorer(browser, tmp_path)
-    give(browser, images, 32)
-    (tmp_path / "my.json").write_text(PRESET, encoding="utf-8")
-    browser.find_element("id", "toml").send_keys(str(tmp_path / "my.json"))
-    until(browser, "return document.querySelector('.notes p')")
-    until(browser, "return explorer.settled && explorer.settled.batches")
+    show_with(browser, images, tmp_path / "my.json", PRESET)
     assert browser.execute_script(
         "const v = explorer.settings.values; return [v.resolution, v.batch, v.min, v.max, v.steps, v.noUpscale]"
     ) == [[512, 512], 2, 256, 1024, 64, True]

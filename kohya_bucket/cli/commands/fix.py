@@ -34,9 +34,10 @@ def fix(
 
     if apply and undo:
         raise KohyaBucketError("--apply and --undo exclude each other: give one of them")
+    tell = (lambda _: None) if quiet else say
     if undo:
         outcome = mend_log.undo(folder)
-        say(f"{counted(outcome.done, 'change')} of {outcome.run} undone")
+        tell(f"{counted(outcome.done, 'change')} of {outcome.run} undone")
         _end(outcome.failed, "not undone")
         return
     try:
@@ -55,12 +56,12 @@ def fix(
     if apply and found.fixes:
         with scan_progress("fixing", quiet=quiet) as progress:
             outcome = mend_log.apply(folder, found.fixes, captions_in, progress)
-        say(f"{counted(outcome.done, 'file')} fixed; what they were is in {outcome.run}, and --undo puts it back")
+        tell(f"{counted(outcome.done, 'file')} fixed; what they were is in {outcome.run}, and --undo puts it back")
         left = left + outcome.failed
     elif found.fixes:
-        say(f"nothing is changed yet: --apply does it for {counted(len(found.fixes), 'file')}")
+        tell(f"nothing is changed yet: --apply does it for {counted(len(found.fixes), 'file')}")
     else:
-        say("nothing to fix")
+        tell("nothing to fix")
     _end(left, "left as they are")
 
 
