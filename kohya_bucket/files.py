@@ -280,8 +280,8 @@ def _sync_file(path: Path) -> None:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
 
 
-def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], object]) -> None:
-    """Put `content`, or what `content(temporary)` makes, in the place of a file that a user named.
+def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Put `content`, or what `content(file)` writes, in the place of a file that a user named.
 
     Readers see the old or the new one, whole, whatever interrupts this. Folders are made, links are followed, a file's
     permissions stay. What is no file (a pipe, /dev/stdout) is written to.
@@ -308,12 +308,12 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[str], 
         raise KohyaBucketError(f"{path}: cannot be written: {why_not_written(error)}") from None
 
 
-def _fill(path: Path, content: bytes | Callable[[str], object]) -> None:
-    if callable(content):
-        content(os.fspath(path))
-        return
+def _fill(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     with open(path, "wb") as out:
-        out.write(content)
+        if callable(content):
+            content(out)
+        else:
+            out.write(content)
 
 
 def remove_leftovers(paths: Iterable[Path]) -> int:

@@ -18,6 +18,8 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
         monkeypatch.setattr("sys.argv", ["kohya-bucket", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
-        return (int(ended.value.code or 0), *capfd.readouterr())
+        code = int(ended.value.code or 0)
+        del ended  # whose traceback has this frame, and so all files that the command mapped
+        return (code, *capfd.readouterr())
 
     return run

@@ -237,7 +237,7 @@ class MetadataCache:
         _, pq = arrow_files.pyarrow_modules()
         keep = self.paths.is_first() & self.paths.is_unicode()
         table = _as_table(self if keep.all() else self.where(keep))
-        replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        replace_file(os.fspath(path), lambda out: pq.write_table(table, out, compression="zstd"))
 
     def scan(self) -> SizeScan:
         """The same rows as `read_sizes` gives them."""

@@ -158,7 +158,7 @@ class TarIndex:
             ],
             names=["key", *names, "reason"],
         ).replace_schema_metadata(meta)
-        replace_file(os.fspath(path), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        replace_file(os.fspath(path), lambda out: pq.write_table(table, out, compression="zstd"))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TarIndex:

@@ -221,8 +221,8 @@ class MaintenanceReport:
         removed: files that were deleted.
         in_use: files that could not be removed, and why: a program holds them open, or their folder is read-only.
         damaged: (item or file, what is wrong with it).
-        shards: how many there are now.
-        freed: bytes.
+        shards: how many there are now, those in use among them.
+        freed: bytes of shards; below zero while what was copied is in use.
     """
 
     copied: int = 0
@@ -259,14 +259,15 @@ def remove_shards(
     given_up: Iterable[str] = (),
 ) -> None:  # fmt: skip
     """Index what is there without `names`, whose items are in other shards or to be dropped; then delete those, and
-    `others`. Nothing is read any more once something is deleted."""
+    `others`, and count what the shards take now. Nothing is read any more once something is deleted."""
     emptied = [store.shards[name] for name in names]
     store.refresh(without=names)
     write_manifest(store, emptied=emptied, given_up=given_up)
     store.release()
-    done.shards = len(store.shards)
     for path in [*others, *(store.layout.shards / name for name in names)]:
         remove_file(path, done)
+    left = store.layout.shard_sizes().values()
+    done.shards, done.freed = len(left), done.freed - sum(left)
 
 
 def remove_file(path: StorePath, done: MaintenanceReport) -> None:
@@ -308,20 +309,30 @@ def pack(
         write_manifest(packed)
         return MaintenanceReport(copied=len(packed), shards=len(packed.shards))
     done = MaintenanceReport()
-    small = [name for name, info in store.shards.items() if info.nbytes < 0.7 * shard_bytes]
-    chosen = set(small)
-    before = sum(store.shards[name].nbytes for name in small)
-    keep = [i for i in range(len(store)) if store.info(i).name in chosen]
+    rows = _rows_by_shard(store)
+    small = [name for name, items in rows.items() if items and store.shards[name].nbytes < 0.7 * shard_bytes]
+    empty = [name for name, items in rows.items() if not items]  # copied before, and in use until now
+    keep = sorted(i for name in small for i in rows[name])
     if _already_packed(store, small, keep):
+        small, keep = [], []
+    if not small and not empty:
         write_manifest(store)
         done.shards = len(store.shards)
         return done
+    done.freed = sum(store.layout.shard_sizes().values())
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
     done.copied = len(keep)
-    remove_shards(store, small, done)
-    done.freed = max(0, before - sum(info.nbytes for name, info in store.shards.items() if name not in chosen))
+    remove_shards(store, [*small, *empty], done)
     return done
+
+
+def _rows_by_shard(store: LatentStore) -> dict[str, list[int]]:
+    """Items that can be read, by the shard they lie in."""
+    rows: dict[str, list[int]] = {name: [] for name in store.shards}
+    for i in range(len(store)):
+        rows[store.info(i).name].append(i)
+    return rows
 
 
 def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:
@@ -359,19 +370,16 @@ def prune(
         done.damaged = [*files, *((sources[i], problem) for i, problem in items)]
         dropped |= {i for i, _ in items}
         bad_files = [name for name, _ in files]
-    live: dict[str, list[int]] = {name: [] for name in store.shards}
-    for i in range(len(store)):
-        if i not in dropped:
-            live[store.info(i).name].append(i)
+    live = {name: [i for i in items if i not in dropped] for name, items in _rows_by_shard(store).items()}
     rows = {name: info.rows for name, info in store.shards.items()}
     loose = [name for name, items in live.items() if len(items) < rows[name] or name in bad_files]
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in loose)
-    done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
     old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
     own = (store.layout.own_file(name) for name in set(bad_files) - set(loose))
     old += [path for path in own if path is not None]  # store.json is written anew, or stays
     if dry_run:
+        done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
         done.removed = [*loose, *map(str, old)]
         return done
     lost_root = damaged and images_root is not None
@@ -380,6 +388,7 @@ def prune(
         store.layout.check_own()
     elif lost_root:
         store.layout.create(images_root)
+    done.freed = sum(store.layout.shard_sizes().values())
     with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     remove_shards(store, loose, done, old, bad_files)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.command_line import Command
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="named pipes and devices of POSIX")
+pytestmark = pytest.mark.posix("named pipes and devices of POSIX")
 CONFIG = "[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{}'\n"
 
 

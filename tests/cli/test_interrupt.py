@@ -34,7 +34,7 @@ main()
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.posix("sends a POSIX signal")
 @pytest.mark.slow
 def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
     from kohya_bucket.images import MetadataCache
@@ -60,7 +60,7 @@ def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
     assert (kept.sizes[:, 1] == 9).all()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.posix("sends a POSIX signal")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -111,7 +111,7 @@ main()
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.posix("sends a POSIX signal")
 @pytest.mark.parametrize(
     ("module", "line"),
     [

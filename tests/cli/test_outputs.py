@@ -221,7 +221,7 @@ def test_drawings_are_plain_where_the_output_cannot_show_them(
     assert "\\u0436.png" in text
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal of a closed pipe")
+@pytest.mark.posix("Windows has no such signal of a closed pipe")
 def test_a_reader_that_has_enough_is_no_error():
     read, write = os.pipe()
     os.close(read)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -109,7 +108,7 @@ def assert_shown(text: str) -> None:
     assert one_line(text.replace("\n", "")) == text.replace("\n", "")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+@pytest.mark.posix("Windows has no such names")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -151,7 +150,7 @@ def test_no_name_writes_to_the_terminal_as_it_likes(command_line: Command, hosti
     assert_shown(out + errors)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
+@pytest.mark.posix("Windows has no such names")
 def test_json_has_names_as_they_are(command_line: Command, hostile: Path) -> None:
     config = hostile.parent / "c.toml"
     config.write_text(CONFIG.format(hostile).replace("'", '"').replace("\x1b", "\\u001b"), encoding="utf-8")

@@ -134,7 +134,7 @@ def test_without_pyav_one_line_says_what_to_install(tmp_path: Path, monkeypatch)
         read_clips([tmp_path / "a.mp4"])
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no file has such a name here")
+@pytest.mark.posix("no file has such a name here")
 def test_a_name_with_a_colon_is_no_protocol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_clip(tmp_path / "clip.mp4", 5).rename(tmp_path / "12:30 take.mp4")
     monkeypatch.chdir(tmp_path)

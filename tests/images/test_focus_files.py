@@ -1,7 +1,6 @@
 """Focus rectangles from files: what is read, and what is refused with line and value."""
 
 import json
-import os
 import sys
 
 import numpy as np
@@ -120,7 +119,7 @@ def test_what_is_no_file_is_refused(tmp_path, monkeypatch, where) -> None:
         read_focus(where, [])
 
 
-@pytest.mark.skipif(os.name == "nt", reason="not everybody may make links there")
+@pytest.mark.posix("not everybody may make links there")
 def test_a_file_beside_an_image_that_cannot_be_read_is_named(tmp_path) -> None:
     (tmp_path / "a.focus.json").symlink_to("gone")
     with pytest.raises(ConfigError, match=r"a\.focus\.json"):

@@ -72,7 +72,7 @@ def test_what_is_in_memory_or_part_of_a_file_is_bounded_too() -> None:
         header_of(Endless())
 
 
-@pytest.mark.skipif(os.name == "nt", reason="named pipes, links and devices of POSIX")
+@pytest.mark.posix("named pipes, links and devices of POSIX")
 def test_a_scan_names_what_is_no_file_and_goes_on(tmp_path: Path) -> None:
     make_pictures(tmp_path, [(30, 20)])
     os.mkfifo(tmp_path / "pipe.png")

@@ -110,7 +110,7 @@ def test_mislabelled_files_have_a_size_and_are_named(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions and named pipes")
+@pytest.mark.posix("POSIX permissions and named pipes")
 def test_every_kind_of_unreadable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "empty.png").touch()

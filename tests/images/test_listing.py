@@ -67,7 +67,7 @@ def test_what_is_there_is_not_meant_again(tree: Path) -> None:
     assert path_meant(tree / "bb" / "c.jpg") == "correct the path"  # a file is no folder
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
+@pytest.mark.posix("links need rights on Windows")
 def test_a_missing_source_in_many_missing_folders_is_named() -> None:
     with pytest.raises(KohyaBucketError, match="no such file"):
         list_images("no/" * 1500)

@@ -172,7 +172,7 @@ def test_files_listed_twice_are_stored_once(tmp_path: Path) -> None:
     assert len(MetadataCache.load(tmp_path / "c.parquet")) == 3
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows names are always Unicode")
+@pytest.mark.posix("Windows names are always Unicode")
 def test_a_name_that_is_no_unicode_is_read_but_not_stored(tmp_path: Path) -> None:
     odd = os.fsencode(tmp_path) + b"/\xff.png"
     try:
@@ -214,7 +214,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.glob(".*.tmp"))
 
 
-@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+@pytest.mark.posix("POSIX permissions")
 def test_a_cache_is_as_public_as_other_files_and_no_thread_makes_more_public_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,8 +171,9 @@ def test_any_flipped_byte_of_a_shard_is_noticed(tmp_path):
     good = shard.read_bytes()
     random = np.random.default_rng(0)
     regions = [*range(8), *random.integers(8, 500, 30), *random.integers(500, len(good), 60)]
-    unharmed = 0
+    unharmed, store = 0, LatentStore(tmp_path)
     for at in regions:
+        store.release()
         shard.write_bytes(good[:at] + bytes([good[at] ^ (1 << random.integers(8))]) + good[at + 1 :])
         store = LatentStore(tmp_path)
         if store.damage:
@@ -187,6 +188,7 @@ def test_any_flipped_byte_of_a_shard_is_noticed(tmp_path):
                     continue
                 if not flipped:
                     assert same(got, want[name])
+                del got
             assert store.entry(i) == entry(name, flip=True)
         unharmed += bad == 0
         assert bad <= 1
@@ -463,7 +465,7 @@ print([sum(store.read(i).nbytes > 0 for store in stores for i in range(len(store
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of open files")
+@pytest.mark.posix("Windows has no limit of open files")
 def test_many_shards_are_read_with_few_open_files(tmp_path):
     for name in ("a", "b"):
         fill(tmp_path / name, [f"{i}.png" for i in range(60)], shard_bytes=1)

@@ -45,6 +45,7 @@ def flip_byte(root, source):
     path = store.layout.shards / info.name
     data = bytearray(path.read_bytes())
     data[info.tensors["latents"].offset + store.read(i).nbytes * int(store.column("row")[i]) + 3] ^= 8
+    store.release()
     path.write_bytes(data)
     return path
 

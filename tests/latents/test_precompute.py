@@ -427,7 +427,7 @@ def test_an_image_that_comes_twice_is_encoded_once(tmp_path, images):
     assert len(LatentStore(tmp_path / "out")) == len(images)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="names are Unicode there")
+@pytest.mark.posix("names are Unicode there")
 def test_a_name_that_is_no_text_does_not_stop_the_others(tmp_path, images):
     odd = images[0].with_name(os.fsdecode(b"caf\xe9 'a\".png"))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -212,6 +213,8 @@ def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, 
     store.release()  # as where others are mapped in between
     file.write_bytes(damaged)
     assert isinstance(store._tensors(4)["latents"], np.ndarray)
+    assert same(store.gather([4])[0], want["04"])
+    store._files._looked = -math.inf  # Windows keeps a file that is mapped until a later look
     assert same(store.gather([4])[0], want["04"])
     assert not file.exists() or file.read_bytes() != damaged  # it may have been brought again
     assert same(store.gather([4])[0], want["04"])

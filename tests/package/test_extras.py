@@ -1,7 +1,6 @@
 """What error messages tell people to install exists, and is what the extras bring."""
 
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -51,7 +50,7 @@ def test_commands() -> None:
     assert extras.pip_install("ray") == 'pip install "ray[data]"'
 
 
-@pytest.mark.skipif(os.name == "nt", reason="asks a POSIX shell")
+@pytest.mark.posix("asks a POSIX shell")
 @pytest.mark.parametrize("path", ["/a/b.toml", "/my photos/b.toml", "/a & b", "/it's", "/a|b", "/$HOME `id`", "/{1,2}"])
 def test_a_path_in_a_command_is_one_argument(path: str) -> None:
     done = subprocess.run(["sh", "-c", f"printf %s {extras.argument(path)} end"], capture_output=True, text=True)

@@ -37,8 +37,8 @@ ALLOWED = {
      "compression='zstd', store_schema=True)"): "into memory",
     ("latents/store/contents.py", "out.write_table(column)"): "into memory",
     ("images/pixels.py", "smooth.save(file, 'JPEG', quality=85, subsampling=subsampling)"): "into memory",
-    ("images/metadata_cache.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
-    ("images/tar_index.py", "pq.write_table(table, temporary, compression='zstd')"): "for replace_file",
+    ("images/metadata_cache.py", "pq.write_table(table, out, compression='zstd')"): "for replace_file",
+    ("images/tar_index.py", "pq.write_table(table, out, compression='zstd')"): "for replace_file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     ("latents/store/remote_shards.py", "file.truncate(nbytes)"): "of `write_file`",
     ("images/mend_log.py", "open(run / _LOG, 'x', encoding='utf-8', newline='\\n')"): "a log that grows by lines",
@@ -102,10 +102,11 @@ def test_what_is_interrupted_leaves_what_was_there(tmp_path: Path, how: str, old
     if old is not None:
         file.write_bytes(old)
     program = f"""
-import os, pathlib
+import os
 from kohya_bucket.files import GroupedSync, replace_file, write_file
-def half(temporary):
-    pathlib.Path(temporary).write_bytes(b"half")
+def half(out):
+    out.write(b"half")
+    out.flush()
     {"os._exit(9)" if how == "killed" else "raise OSError(28, 'No space left on device')"}
 replace_file({os.fspath(file)!r}, half)
 """

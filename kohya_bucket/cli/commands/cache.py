@@ -111,7 +111,7 @@ def prune(
     would = "would be " if dry_run else ""
     say(
         f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
-        f"about {done.freed / 1e6:.1f} MB {would}freed"
+        f"about {abs(done.freed) / 1e6:.1f} MB {f'{would}freed' if done.freed >= 0 else 'more than before'}"
     )
     store_file = opened.layout.store_file.name
     _end_if_not_removed(done)

@@ -91,15 +91,16 @@ class RemoteShards(MappedShards):
         self._fetcher: _Fetcher | None = None
         self._looked = 0.0
         self._used: set[str] = set()
+        self._spoilt: set[str] = set()  # shards whose copy here is damaged, and in use: on Windows it stays until then
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | super().__getstate__() | {"_asked": {}, "_fetcher": None, "_looked": 0.0, "_used": set()}
 
     def tensors(self, info: ShardInfo) -> Tensors:
         """Arrays over the mapped file where this node has the shard, else `RemoteRows`."""
-        if info.name in self._mapped or self._cache.holds(info.name, info.nbytes):
+        self._look()
+        if info.name not in self._spoilt and (info.name in self._mapped or self._cache.holds(info.name, info.nbytes)):
             self._used.add(info.name)
-            self._look()
             with suppress(LatentStoreError, UnreadableError):  # it was let go of at this instant
                 return super().tensors(info)
         if self.whole:
@@ -141,7 +142,8 @@ class RemoteShards(MappedShards):
         """Give up this node's copy of a shard, and what was asked for."""
         self._asked = {}
         self._mapped.pop(info.name, None)
-        self._cache.discard(info.name)
+        if not self._cache.discard(info.name):
+            self._spoilt.add(info.name)
         return True
 
     def _range(self, wanted: RowRange) -> Range:
@@ -163,6 +165,7 @@ class RemoteShards(MappedShards):
         if now - self._looked < _LOOK:
             return
         self._looked = now
+        self._spoilt = {name for name in self._spoilt if not self._cache.discard(name)}
         used, self._used = self._used, set()  # other threads read, too
         for name in list(used):
             with suppress(OSError):
@@ -252,10 +255,12 @@ class NodeCache:
         except OSError:
             return False
 
-    def discard(self, name: str) -> None:
-        """Let go of a shard, e.g. of one whose bytes are not what they were."""
+    def discard(self, name: str) -> bool:
+        """Let go of a shard, e.g. of one whose bytes are not what they were; returns whether it is gone."""
         with suppress(OSError):
-            (self.folder / name).unlink()
+            (self.folder / name).unlink(missing_ok=True)
+            return True
+        return False
 
     def keep(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> bool:
         """Put a shard there, unless another process is at it or there is no room; returns whether it is there.

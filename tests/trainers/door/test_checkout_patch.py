@@ -77,7 +77,7 @@ def test_a_doubled_block_is_taken_out_whole(patch, checkout, init):
     assert init.read_text(encoding="utf-8") == "x = 1\ny = 2\n"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.posix("links need a privilege there")
 def test_a_link_stays_one(patch, checkout, init):
     real = checkout / "real.py"
     real.write_bytes(b"x = 1\n")

@@ -37,7 +37,7 @@ def found(config: Config, code: str) -> list[Finding]:
 METADATA = "image_dir = 'set'\nmetadata_file = 'meta.json'\n"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="letter case does not count there")
+@pytest.mark.posix("letter case does not count there")
 def test_keys_that_name_no_file_are_looked_up_since_0_10_6() -> None:
     keys = ["a", "b", "c.1", str(Path("set/a").resolve()), "a.png", "gone", "gone.png"]
     Path("meta.json").write_text(json.dumps({key: {"caption": "x"} for key in keys}), encoding="utf-8")

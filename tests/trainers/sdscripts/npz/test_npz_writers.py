@@ -221,7 +221,7 @@ def test_outputs_of_another_caption_leave_none_behind(tmp_path):
         assert sorted(file) == ["lg_out", "mine"]
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links and permissions of another kind")
+@pytest.mark.posix("links and permissions of another kind")
 def test_a_link_stays_one_and_permissions_stay(tmp_path):
     real, link = tmp_path / "elsewhere" / "a.npz", tmp_path / "a_0064x0064_flux.npz"
     real.parent.mkdir()

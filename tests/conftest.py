@@ -1,0 +1,34 @@
+"""Tests run on Linux with what Windows refuses, those marked `posix` without, and on Windows not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.windows import refusals
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if os.name == "nt" and (mark := item.get_closest_marker("posix")):
+        pytest.skip(mark.args[0])
+
+
+@pytest.fixture(autouse=True)
+def _as_windows(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    if sys.platform != "linux" or request.node.get_closest_marker("posix"):
+        yield
+        return
+    folder = str(tmp_path_factory.getbasetemp())
+    monkeypatch.setenv(refusals.FOLDER, folder)
+    monkeypatch.setenv(refusals.ROOT, str(os.getpid()))
+    paths = [str(Path(refusals.__file__).parent / "child"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    undo = refusals.install(folder)
+    yield
+    undo()
