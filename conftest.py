@@ -3,7 +3,8 @@
 import importlib.util
 
 # `compat_tests` run without them: bitsandbytes 0.44, which sd-scripts 0.9 pins, installs a package `tests` of its own
-pytest_plugins = [name for name in ("tests.command_line", "tests.full_disk") if importlib.util.find_spec(name)]
+_PLUGINS = "tests.command_line", "tests.full_disk", "tests.as_windows"
+pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]
 
 if importlib.util.find_spec("hypothesis") is not None:  # `compat_tests` run without it
     from hypothesis import settings

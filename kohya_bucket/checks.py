@@ -6,6 +6,7 @@ import difflib
 import glob
 import operator
 import os
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,10 +116,17 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
             return "correct the path"
         known = {one.stem.lower(): one for one in wrong.parent.iterdir() if counts(one)}
         near = [known[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), known, 1)]
-        meant = next(iter([*near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
+        plain = _as_pasted(os.fspath(path))
+        meant = next(iter([*plain, *near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
     except (OSError, ValueError):
         return "correct the path"
-    return f"did you mean {str(meant)!r}?" if meant else "correct the path"
+    return "did you mean " + repr(str(meant)).replace("\\\\", "\\") + "?" if meant else "correct the path"
+
+
+def _as_pasted(text: str) -> list[Path]:
+    """A path without the quotes around it, and with `%USERPROFILE%` and the like filled in, if that is there."""
+    plain = re.sub(r"%(\w+)%", lambda name: os.environ.get(name[1], name[0]), text.strip("\"' "))
+    return [Path(plain)] if plain not in ("", text) and os.path.exists(plain) else []  # noqa: PTH110  (a NUL)
 
 
 def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketError] = PlanError) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
 
+_PLAIN_HEAD = "    \n    \n -- \n" + "    \n" * 5  # `rich.box.SIMPLE_HEAD` in ASCII
 _FILE_WIDTH = 140
 _ANY_WIDTH = 10_000
 _SECONDS_BETWEEN_LINES = 10
@@ -74,7 +75,11 @@ def print_table(
         total: the last row is set apart.
         look: of `rich.table.Table`.
     """
+    from rich.box import Box
     from rich.table import Table
+
+    if look.get("box") and console.options.ascii_only:  # rich draws bars there, close to what stands between them
+        look["box"] = Box(_PLAIN_HEAD, ascii=True)
 
     def table(without: Sequence[str]) -> Table:
         made = Table(pad_edge=False, **{"box": None, **look})

@@ -19,7 +19,7 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.formats import UnreadableImageError, what_to_do
+from kohya_bucket.images.formats import UnreadableImageError, in_short, what_to_do
 from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Progress
@@ -271,7 +271,7 @@ def column_of(row: Any, column: str, name: str) -> Any:
 
 def explained(name: str, error: Exception) -> KohyaBucketError:
     """The error for a person: which image, and why."""
-    return KohyaBucketError(f"{name}: cannot be read as an image ({error}); {what_to_do(str(error))}")
+    return KohyaBucketError(f"{name}: cannot be read as an image ({in_short(error)}); {what_to_do(str(error))}")
 
 
 class FileSource(CellSource):

@@ -178,5 +178,6 @@ def what_to_do(*reasons: str) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """The text of an error, in one line of at most 120 characters."""
-    return " ".join(str(error).split())[:120]
+    """The text of an error, in one line of at most 120 characters, without the path that the system puts behind it."""
+    text = error.strerror if isinstance(error, OSError) and error.filename is not None else str(error)
+    return " ".join(str(text).split())[:120]

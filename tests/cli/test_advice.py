@@ -188,7 +188,7 @@ def test_enlargement_is_a_column_of_plan_and_a_finding_of_doctor(mixed, tmp_path
     assert any("512x512" in line and line.rstrip().endswith("2 (32x)") for line in lines)
     found = findings("doctor", config, "--quick")
     assert "2 images enlarged 16 to 32 times" in found["enlarged"]["message"]
-    assert [Path(name.partition(":")[0]).name for name in found["too-long"]["names"]] == ["webtoon.png"]
+    assert [Path(name.rpartition(": ")[0] or name).name for name in found["too-long"]["names"]] == ["webtoon.png"]
     assert f"--config {config} --list-bad" in found["enlarged"]["remedy"]
     assert "nothing found that would stop the training, " in run("doctor", config, "--quick", code=1).output
     sharp = write(tmp_path, mixed, bucket_no_upscale=True)

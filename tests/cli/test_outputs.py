@@ -191,7 +191,7 @@ def test_no_folder_is_made_for_a_file(folder: Path, arguments: tuple[str, ...]) 
     words = [a.format(data=folder) for a in arguments]
     result = CliRunner().invoke(app, [*words, str(folder.parent / "repotrs" / "out.svg")])
     assert isinstance(result.exception, KohyaBucketError)
-    assert f"did you mean {str(folder.parent / 'reports')!r}?" in str(result.exception)
+    assert f"did you mean '{folder.parent / 'reports'}'?" in str(result.exception)
     assert not (folder.parent / "repotrs").exists()
 
 

@@ -100,7 +100,7 @@ def changed(path: Path, data: bytes) -> None:
     """As another program writes it; the time is another, however quick this is."""
     before = path.stat().st_mtime_ns
     path.write_bytes(data)
-    os.utime(path, ns=(before + 5, before + 5))
+    os.utime(path, ns=(before + 500, before + 500))
 
 
 def made(folder: Path, kind: str, images: list[bytes]) -> Path:
@@ -140,7 +140,7 @@ def test_what_has_changed_is_read_anew_by_name_and_refused_by_what_was_known(tmp
     image_rows._reader.cache_clear()
     file.unlink()
     assert by_name.stamps()[0].tolist() == [-1] * 20
-    with pytest.raises(KohyaBucketError, match=r"#7: cannot be read as an image \(.*No such file"):
+    with pytest.raises(KohyaBucketError, match=r"#7: cannot be read as an image \((No such file|File not found)"):
         by_name.pixels(7)
 
 
@@ -237,7 +237,9 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.binary(), pa.large_binary(), *([pa.binary_view()] if hasattr(pa, "binary_view") else [])], ids=str
+    "kind",
+    [pa.binary(), pa.large_binary(), *([pa.binary_view()] if int(pa.__version__.split(".")[0]) > 20 else [])],
+    ids=str,
 )
 @pytest.mark.parametrize("inside", [False, True], ids=["plain", "struct"])
 def test_every_type_of_bytes_is_read_or_refused(tmp_path: Path, kind: pa.DataType, inside: bool) -> None:

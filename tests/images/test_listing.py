@@ -57,7 +57,7 @@ def test_a_missing_source_is_named(tree: Path) -> None:
     with pytest.raises(KohyaBucketError, match="absent: no such file or folder"):
         list_images(tree / "absent")
     for meant, typed in (("sub", "sbu"), ("sub", "sbu/deep"), ("b.jpg", "bb.jpeg"), (Path("sub") / "deep", "deep")):
-        with pytest.raises(KohyaBucketError, match=re.escape(f"did you mean {str(tree / meant)!r}?")):
+        with pytest.raises(KohyaBucketError, match=re.escape(f"did you mean '{tree / meant}'?")):
             list_images(tree / typed)
 
 
@@ -65,6 +65,12 @@ def test_what_is_there_is_not_meant_again(tree: Path) -> None:
     assert str(tree / "b.jpg") in path_meant(tree / "b.jpeg")
     assert str(tree / "b.jpg") not in path_meant(tree / "b.jpg")
     assert path_meant(tree / "bb" / "c.jpg") == "correct the path"  # a file is no folder
+
+
+def test_a_path_as_it_was_pasted_is_understood(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PICTURES", str(tree))
+    for pasted in (f'"{tree / "b.jpg"}"', f"'{tree / 'b.jpg'}'", f'{tree / "b.jpg"}"', "%PICTURES%/b.jpg"):
+        assert path_meant(pasted) == f"did you mean '{tree / 'b.jpg'}'?"
 
 
 @pytest.mark.posix("links need rights on Windows")

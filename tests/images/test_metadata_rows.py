@@ -74,8 +74,8 @@ def test_rows_that_cannot_be_are_refused(folder) -> None:
 
 
 def test_many_rows_at_once_are_what_single_ones_are() -> None:
-    rng = np.random.default_rng(0)
-    rows = [MetadataRow(f"/d/{rng.integers(30)}.png", int(rng.integers(1, 99)), 5, i, i) for i in range(120)]
+    rng, folder = np.random.default_rng(0), Path.cwd()
+    rows = [MetadataRow(str(folder / f"{rng.integers(30)}.png"), int(rng.integers(1, 99)), 5, i, i) for i in range(120)]
     one = MetadataCache()
     expected: dict[str, MetadataRow] = {}
     for row in rows:

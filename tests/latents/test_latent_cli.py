@@ -342,6 +342,8 @@ def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
         (tmp_path / "link").symlink_to(tmp_path / "images", target_is_directory=True)
     except OSError:
         pytest.skip("no links here")
+    if not (tmp_path / "link").is_symlink():
+        pytest.skip("Wine makes no links")
     options = ["--vae", "posterior", "-c", bucket_file(tmp_path)]
     run("precompute", tmp_path / "link", *options, "-o", tmp_path / "out")
     assert LatentStore(tmp_path / "out").strings("source") == [path.name for path in images]

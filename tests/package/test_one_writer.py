@@ -135,6 +135,8 @@ def test_a_link_stays_one_and_permissions_stay(tmp_path: Path) -> None:
         link.symlink_to(file)
     except OSError:
         pytest.skip("no links here")
+    if not link.is_symlink():
+        pytest.skip("Wine makes no links")
     replace_file(link, b"new")
     assert link.is_symlink()
     assert (file.read_bytes(), file.stat().st_mode) == (b"new", mode)

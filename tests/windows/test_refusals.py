@@ -72,17 +72,18 @@ def test_a_file_in_use_is_not_replaced_moved_or_removed(files, how, elsewhere):
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
 def test_a_folder_with_a_file_in_use_is_not_renamed(files, elsewhere):
     held, _ = files
-    if sys.platform == "win32" and _is_wine():
+    if _is_wine():
         pytest.skip("Wine renames it")
     with held_by("open", held, elsewhere), pytest.raises(PermissionError):
         held.parent.rename(held.parent.with_name("new"))
 
 
 def test_a_read_only_file_is_neither_replaced_nor_removed_nor_written(files):
+    if _is_wine():
+        pytest.skip("Wine refuses root nothing")
     held, other = files
     held.chmod(0o444)
-    refused = [lambda: held.write_bytes(b""), held.unlink, lambda: other.replace(held)]
-    for refuse in refused[: 2 if sys.platform == "win32" and _is_wine() else 3]:  # Wine replaces it
+    for refuse in (lambda: held.write_bytes(b""), held.unlink, lambda: other.replace(held)):
         with pytest.raises(PermissionError):
             refuse()
     assert held.read_bytes() == b"0123456789"
@@ -94,10 +95,11 @@ def test_names_that_differ_by_letter_case_are_one_file(tmp_path):
     assert (tmp_path / "case.txt").read_text(encoding="utf-8") == "1"
     (tmp_path / "CASE.txt").write_text("2", encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["Case.TXT"]
-    (tmp_path / "Case.TXT").rename(tmp_path / "case.txt")
-    assert [path.name for path in tmp_path.iterdir()] == ["case.txt"]
     with pytest.raises(FileExistsError):
         (tmp_path / "CASE.TXT").mkdir()
+    if not _is_wine():  # which leaves it
+        (tmp_path / "Case.TXT").rename(tmp_path / "case.txt")
+        assert [path.name for path in tmp_path.iterdir()] == ["case.txt"]
 
 
 def test_a_rename_replaces_nothing(files):
@@ -107,6 +109,8 @@ def test_a_rename_replaces_nothing(files):
 
 
 def _is_wine() -> bool:
+    if sys.platform != "win32":
+        return False
     import ctypes
 
-    return hasattr(ctypes.windll.ntdll, "wine_get_version")  # type: ignore[attr-defined]
+    return hasattr(ctypes.windll.ntdll, "wine_get_version")

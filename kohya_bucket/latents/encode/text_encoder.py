@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.latents.hub import only_local
+from kohya_bucket.texts import quoted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.store.exact_arrays import Array
@@ -208,8 +209,8 @@ def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
     except Exception as error:  # of damaged files whatever their parsers raise, such as plain ones for merges.txt
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise KohyaBucketError(
-            f"no text encoder with its tokenizer at {name!r}: {first}. Give a Hugging Face name, or a folder with "
-            "config.json and safetensors"
+            f"no text encoder with its tokenizer at {quoted(name)}: {first}. Give a Hugging Face name, or a folder "
+            "with config.json and safetensors"
         ) from error
     raise ConfigError(f"{name} is of the kind {config['model_type']!r}: what is encoded with here are CLIP and T5")
 

@@ -26,6 +26,7 @@ from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.families import MODEL_FAMILIES, ModelFamily
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.hub import only_local
+from kohya_bucket.texts import quoted
 
 if TYPE_CHECKING:
     import torch
@@ -470,7 +471,7 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
         except Exception as error:  # a config of any content goes through code that expects a good one
             problems.append((str(error).strip() or type(error).__name__).splitlines()[0][:300])
     raise KohyaBucketError(
-        f"no VAE at {name!r}: {'; '.join(dict.fromkeys(problems)).rstrip('.')}. "
+        f"no VAE at {quoted(name)}: {'; '.join(dict.fromkeys(problems)).rstrip('.')}. "
         "Give a Hugging Face name or a folder with config.json and safetensors, or a .safetensors file"
     )
 

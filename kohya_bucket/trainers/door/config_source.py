@@ -17,7 +17,7 @@ from typing import Any
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import parse_json, parse_toml, read_regular
+from kohya_bucket.texts import parse_json, parse_toml, quoted, read_regular
 from kohya_bucket.trainers.door.findings import Findings
 
 TablePath = tuple[str | int, ...]
@@ -63,7 +63,7 @@ def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
     file = Path(path)
     if file.is_dir() or not file.exists():
         what = f"is a folder: {_for_folder(file)}" if file.is_dir() else f"does not exist: {path_meant(file, _ENDINGS)}"
-        raise ConfigError(f"the dataset config {str(file)!r} {what}")
+        raise ConfigError(f"the dataset config {quoted(file)} {what}")
     suffix = file.suffix.lower()
     if suffix not in _ENDINGS:
         raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
-from kohya_bucket.texts import counted, some
+from kohya_bucket.texts import counted, quoted, some
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.keys import CommonKeys, ImageKeys
@@ -46,7 +46,7 @@ def controls_in_folder(
         _check_none(keys, len(paths), place, findings, model)
         return []
     if not os.path.isdir(folder):
-        message = f"control_directory {folder!r} is not a folder, and musubi-tuner stops at that"
+        message = f"control_directory {quoted(folder)} is not a folder, and musubi-tuner stops at that"
         findings.error("missing-folder", place, message, path_meant(folder), (folder,))
         return []
     own = _of_images(paths, found) if keys.what == "image" else [(path, _of_clip(path, folder)) for path in paths]

@@ -17,7 +17,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
-from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.texts import counted, parse_json, quoted, read_text, some
 from kohya_bucket.trainers.door.captions import check_marks
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
@@ -72,7 +72,7 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
     except OSError as error:
         why = "is no folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
-        findings.error("missing-folder", place, f"{folder!r} {why}", path_meant(folder))
+        findings.error("missing-folder", place, f"{quoted(folder)} {why}", path_meant(folder))
         return []
     clips, ending = keys.what == "clip", keys.caption_extension
     paths = _ending_in(names, folder, _VIDEO_ENDINGS if clips else frame_endings())
@@ -118,10 +118,10 @@ def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool)
         text = read_text(file, MAX_TABLE_BYTES)
     except (OSError, ConfigError) as error:
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-        findings.error("missing-list", place, f"{file!r} {why}", path_meant(file))
+        findings.error("missing-list", place, f"{quoted(file)} {why}", path_meant(file))
         return []
     if marked:
-        message = f"{file!r} starts with a byte order mark, at which musubi-tuner stops"
+        message = f"{quoted(file)} starts with a byte order mark, at which musubi-tuner stops"
         findings.error("byte-order-mark", place, message, "save it as 'UTF-8', not 'UTF-8 with BOM'", (file,))
     rows = []
     for line, entry in _entries(file, text, place, findings, beside):
@@ -129,7 +129,7 @@ def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool)
             row = parse_json(entry) if isinstance(entry, str) else entry
             path = _of_line(row, "video_path" if what == "clip" else "image_path")
         except ValueError as error:
-            message = f"{line} of {file!r}, at which musubi-tuner stops: {str(error).removeprefix('line 1, ')}"
+            message = f"{line} of {quoted(file)}, at which musubi-tuner stops: {str(error).removeprefix('line 1, ')}"
             findings.error("bad-line", place, message, 'one object on each line: {"image_path": "…", "caption": "…"}')
             continue
         if beside:
@@ -151,9 +151,7 @@ def _entries(file: str, text: str, place: str, findings: Findings, blank: bool) 
             whole = parse_json(text)
             entries = whole if isinstance(whole, list) else [whole]
             held = f"a list of {counted(len(entries), 'value')}" if isinstance(whole, list) else "one object"
-            message = (
-                f"{file!r} holds one JSON text, {held}, but musubi-tuner reads one object from each line, and stops"
-            )
+            message = f"{quoted(file)} holds one JSON text, {held}, but musubi-tuner reads one object a line, and stops"
             remedy = "write each entry on a line of its own, without the brackets and commas around it"
             findings.error("not-lines", place, message, remedy, (file,))
             return [(f"entry {number}", entry) for number, entry in enumerate(entries, 1)]

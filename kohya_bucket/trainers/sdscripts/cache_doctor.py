@@ -18,6 +18,7 @@ from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, c
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath, is_there
+from kohya_bucket.texts import quoted
 from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.config import Config
@@ -108,7 +109,7 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
 def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -> None:
     lacking = list(parts)
     if folder.is_file():
-        message = f"latent_cache_dir is {str(folder)!r}, which is a file, so no latent can be stored there"
+        message = f"latent_cache_dir is {quoted(folder)}, which is a file, so no latent can be stored there"
         section.findings.error("store", "", message, "name a folder")
         return
     if is_there(Layout(folder).store_file):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import counted, some
+from kohya_bucket.texts import counted, quoted, some
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
@@ -96,7 +96,7 @@ def _images_of(
     try:
         folder = read_folder(subset.image_dir)
     except OSError as error:
-        findings.error("unreadable-folder", where, f"{subset.image_dir!r} cannot be listed: {error.strerror}")
+        findings.error("unreadable-folder", where, f"{quoted(subset.image_dir)} cannot be listed: {error.strerror}")
         return []
     note_ignored(folder, findings, where)
     cache = os.path.join(subset.image_dir, CACHE_FILE)
@@ -196,7 +196,7 @@ def _report_cache_and_split(subset: SubsetConfig, cache: str, fresh: bool, readi
 
 
 def _report_empty(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, findings: Findings) -> None:
-    message = f"image_dir {folder.path!r} holds no image"
+    message = f"image_dir {quoted(folder.path)} holds no image"
     remedy = "sd-scripts reads .png, .jpg, .jpeg, .webp and .bmp"
     inside = ""
     for path in (os.path.join(folder.path, name) for name in folder.folders):
@@ -251,15 +251,15 @@ def list_controlnet(dataset: DatasetConfig, reading: ReadContext) -> Registry:
         subset = dataset.subsets[number - 1]
         message = (
             f"{counted(len(names), 'image', 'has', 'have')} no control image of the same name in "
-            f"{subset.conditioning_data_dir!r}, and sd-scripts stops at that ({some(names)})"
+            f"{quoted(subset.conditioning_data_dir)}, and sd-scripts stops at that ({some(names)})"
         )
         reading.findings.error("missing-control-image", subset.place, message, "add them or remove the images", names)
     for folder in folders.values() if Feature.SKIPPING not in reading.release else ():
         extra = [path for path in folder.images if os.path.splitext(os.path.abspath(path))[0] not in paired]
         if extra:
             message = (
-                f"{counted(len(extra), 'control image', 'has', 'have')} no image in {folder.path!r} that is trained, "
-                f"and sd-scripts stops at that; images held back for validation count as none ({some(extra)})"
+                f"{counted(len(extra), 'control image', 'has', 'have')} no image in {quoted(folder.path)} that is "
+                f"trained, and sd-scripts stops at that; images held back for validation count as none ({some(extra)})"
             )
             reading.findings.error("extra-control-image", dataset.place, message, "remove them", extra)
     return registry

@@ -22,7 +22,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
-from kohya_bucket.texts import counted, some
+from kohya_bucket.texts import counted, quoted, some
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
@@ -105,9 +105,8 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
 def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
     """Say which files of a folder look like images and are passed over."""
     if folder.ignored:
-        message = (
-            f"{counted(len(folder.ignored), 'file', 'is', 'are')} named like an image but not read in {folder.path!r}"
-        )
+        files = counted(len(folder.ignored), "file", "is", "are")
+        message = f"{files} named like an image but not read in {quoted(folder.path)}"
         remedy = "convert to PNG, JPEG or WebP, with .png, .jpg or .webp in all lower or all upper case"
         if not _WITH_PLUGIN.keys().isdisjoint(os.path.splitext(name)[1].lower() for name in folder.ignored):
             remedy += f", or pip install {' '.join(plugin for plugin, _ in _WITH_PLUGIN.values())}"
@@ -123,7 +122,7 @@ def missing_folder(key: str, path: str, findings: Findings, where: str, base: Pa
         remedy = "this is a Windows path, and this system uses forward slashes and no drive letters"
     else:
         remedy = why_missing(path, base)
-    findings.error("missing-folder", where, f"{key} {path!r} {what}", remedy, (path,))
+    findings.error("missing-folder", where, f"{key} {quoted(path)} {what}", remedy, (path,))
 
 
 def why_missing(path: str, base: Path | None) -> str:
@@ -138,7 +137,7 @@ def why_missing(path: str, base: Path | None) -> str:
     if base is not None and not os.path.isabs(path) and (base / path).exists():
         return (
             f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
-            f"run from {str(base)!r}, or write {str(base / path)!r}"
+            f"run from {quoted(base)}, or write {quoted(base / path)}"
         )
     return path_meant(path)
 

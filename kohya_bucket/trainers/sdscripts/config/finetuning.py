@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import json_mistake, some
+from kohya_bucket.texts import json_mistake, quoted, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
     check_stems,
@@ -111,21 +111,21 @@ def _read_metadata(subset: SubsetConfig, reading: ReadContext) -> dict[str, Any]
     if subset.image_dir is not None and not os.path.isdir(subset.image_dir):
         missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
     if not os.path.isfile(path):
-        message = f"metadata_file {path!r} does not exist"
+        message = f"metadata_file {quoted(path)} does not exist"
         findings.error("missing-metadata", where, message, why_missing(path, reading.base), (path,))
         return {}
     try:
         metadata = _parse(path, reading.release)
         _check_entries(metadata, subset)
     except UnicodeDecodeError as error:
-        message = f"metadata_file {path!r} is not UTF-8 ({error}), which makes sd-scripts stop"
+        message = f"metadata_file {quoted(path)} is not UTF-8 ({error}), which makes sd-scripts stop"
         findings.error("broken-metadata", where, message, "save it as UTF-8", (path,))
         return {}
     except (ValueError, OSError, RecursionError) as error:
-        findings.error("broken-metadata", where, f"metadata_file {path!r}: {error}", "correct the file", (path,))
+        findings.error("broken-metadata", where, f"metadata_file {quoted(path)}: {error}", "correct the file", (path,))
         return {}
     if not metadata:
-        message = f"metadata_file {path!r} lists no image, so sd-scripts skips it"
+        message = f"metadata_file {quoted(path)} lists no image, so sd-scripts skips it"
         findings.error("empty-metadata", where, message, "add entries or remove the subset", (path,))
     return metadata
 
@@ -199,5 +199,5 @@ def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: ReadCon
             remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
     elif without_extension and Feature.STEMS not in reading.release:
         remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Feature.STEMS.since}"
-    message = f"{len(missing)} of {len(entries)} images in {subset.metadata_file!r} do not exist ({some(keys)})"
+    message = f"{len(missing)} of {len(entries)} images in {quoted(subset.metadata_file)} do not exist ({some(keys)})"
     reading.findings.error("missing-image", subset.place, message, remedy, keys)

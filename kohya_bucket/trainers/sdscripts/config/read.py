@@ -13,7 +13,7 @@ from typing import Any
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
-from kohya_bucket.texts import counted, some
+from kohya_bucket.texts import counted, quoted, some
 from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -101,7 +101,9 @@ def read_config(
     if dataset_config is not None:
         source = load_source(dataset_config, "sd-scripts")
         if data_dir is not None:
-            message = f"train_data_dir {data_dir!r} is ignored, because dataset_config is {dataset_config!r}"
+            message = (
+                f"train_data_dir {quoted(data_dir)} is ignored, because dataset_config is {quoted(dataset_config)}"
+            )
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
     elif data_dir is not None:
         source = _source_from_folders(data_dir, None if in_json else reg_data_dir, findings, in_json)
@@ -221,17 +223,19 @@ def _source_from_folders(
     """
     if in_json is not None:
         if reg_data_dir is not None:
-            message = f"--reg_data_dir {reg_data_dir!r} is ignored with --in_json: fine-tuning has no regularization"
+            message = (
+                f"--reg_data_dir {quoted(reg_data_dir)} is ignored with --in_json: fine-tuning has no regularization"
+            )
             findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
         return ConfigSource(None, {"datasets": [{"subsets": [subset]}]})
     if not os.path.isdir(train_data_dir):
-        raise ConfigError(f"--train_data_dir {train_data_dir!r} is not a folder: {path_meant(train_data_dir)}")
+        raise ConfigError(f"--train_data_dir {quoted(train_data_dir)} is not a folder: {path_meant(train_data_dir)}")
     subsets = _subsets(train_data_dir, False, findings)
     if reg_data_dir is not None and os.path.isdir(reg_data_dir):
         subsets += _subsets(reg_data_dir, True, findings)
     elif reg_data_dir is not None:
-        message = f"--reg_data_dir {reg_data_dir!r} is not a folder"
+        message = f"--reg_data_dir {quoted(reg_data_dir)} is not a folder"
         findings.error("missing-folder", "", message, path_meant(reg_data_dir), (reg_data_dir,))
     return ConfigSource(None, {"datasets": [{"subsets": subsets}]})
 
@@ -254,7 +258,9 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         )
     loose = read_folder(folder).images
     if not out:
-        message = f"{option} {folder!r} holds no subfolder named like '10_name' (repeats, underscore, class tokens)"
+        message = (
+            f"{option} {quoted(folder)} holds no subfolder named like '10_name' (repeats, underscore, class tokens)"
+        )
         remedy = "put the images into subfolders such as '10_name'"
         if loose and re.match(r"\d+_", os.path.basename(os.path.normpath(folder))):
             remedy = f"give the folder above it, {os.path.dirname(os.path.abspath(folder))!r}"
@@ -264,7 +270,7 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         message = f"{option}: sd-scripts skips folders without repeats in their names ({some(sorted(passed_over))})"
         findings.warning("no-repeat-folders", "", message, "rename them like '10_name'", sorted(passed_over))
     if loose:
-        message = f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {folder!r} itself and not read"
+        message = f"{option}: {counted(len(loose), 'image', 'is', 'are')} in {quoted(folder)} itself and not read"
         message += f" ({some(loose)})"
         findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)
     return out
