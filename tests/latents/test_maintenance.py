@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import shutil
 from pathlib import Path
 
@@ -345,3 +346,34 @@ def test_a_file_that_cannot_be_removed_is_named_with_the_reason_and_exit_code_1(
     code, _, errors = command_line("cache", "prune", root, "--damaged")
     assert (code, f"1 file is not removed: {shard.name} (Permission denied)" in errors) == (1, True)
     assert shard.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="files in use can be removed there")
+def test_what_is_in_use_is_named_and_nothing_is_copied_twice(root, images, command_line):
+    training = LatentStore(root)
+    for i in range(len(training)):
+        training.read(i)
+    images[0].unlink()
+    shards = Layout(root).shards
+    before = {path.name for path in shards.iterdir()}
+    code, out, errors = command_line("cache", "prune", root, "--gone")
+    assert (code, "1 item dropped, 0 files removed" in out, "MB more than before" in out) == (1, True, True)
+    assert "1 file is not removed" in errors
+    assert "close what has it open" in errors
+    assert len(LatentStore(root)) == len(images) - 1  # it is dropped all the same
+    after = {path.name for path in shards.iterdir()}
+    assert len(after - before) == 1
+    code, out, _ = command_line("cache", "prune", root, "--gone")
+    assert (code, "0 items dropped, 0 files removed" in out) == (1, True)
+    assert {path.name for path in shards.iterdir()} == after
+    codes = [command_line("cache", "pack", root)[0] for _ in range(3)]
+    assert codes[1:] == [1, 1]
+    packed = [path.name for path in shards.iterdir()]
+    assert command_line("cache", "pack", root)[1].startswith(f"0 items copied; {len(packed)} shards before")
+    assert sorted(path.name for path in shards.iterdir()) == sorted(packed)
+    training.release()
+    code, out, _ = command_line("cache", "prune", root)
+    assert (code, "MB freed" in out) == (0, True)
+    assert not before & {path.name for path in shards.iterdir()} - after
+    assert command_line("cache", "verify", root)[0] == 0
+    assert len(LatentStore(root)) == len(images) - 1

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Runs a Windows Python under Wine: WIN=FOLDER python.sh ARGUMENTS…   setup.sh makes FOLDER.
+# Output goes through a pipe: with a file as standard output this Python does not start there.
+set -uo pipefail
+: "${WIN:?the folder that setup.sh made}"
+export WINEPREFIX="$WIN/prefix" WINEARCH=win64 WINEDEBUG="${WINEDEBUG--all}"
+export WINEDLLOVERRIDES="mscoree=d;mshtml=d;winemenubuilder.exe=d"
+export KMP_AFFINITY=disabled OMP_NUM_THREADS=1 # torch's OpenMP asks Wine for what it lacks
+wine "$WIN/python/python.exe" "$@" </dev/null 2>&1 | cat
+exit "${PIPESTATUS[0]}"
