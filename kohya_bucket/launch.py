@@ -148,7 +148,8 @@ def _words(command: Any) -> Iterator[str]:
         yield text
         if " " in text:
             with suppress(ValueError):
-                yield from shlex.split(text)
+                windows = os.name == "nt"  # where a command is one text, and its backslashes are those of paths
+                yield from (word.strip('"') if windows else word for word in shlex.split(text, posix=not windows))
 
 
 def _trains_without(program: Path) -> bool:
