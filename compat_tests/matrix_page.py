@@ -23,6 +23,8 @@ environment, with the trainer's real data sets, loaders and trainers.
 - **limited**: what the trainer's own code still does in that version.
 - a version whose name ends in **-by-hand** is an approximation: the checkout before it, with those files of the release
   that could be had and the rest changed by hand after its changelog.
+
+All of this ran on Linux; [what ran on Windows](windows.md) is a page of its own.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")
 _BY_HAND = "-by-hand"  # what the name of a version ends in that was put together from parts of a release

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, reading, why_not_written
 from kohya_bucket.inputs import open_input, read_input
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
 
+_Result = TypeVar("_Result")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp", re.DOTALL)
 MADE_BY = "made by kohya_bucket"  # in the beginning of pages and pictures, by which they are known as ours
 TEMPORARY_AGE = 3600.0  # seconds after which a temporary file counts as abandoned
@@ -127,7 +128,7 @@ def update_file(
 
 
 def _content(path: Path) -> bytes | None:
-    with suppress(FileNotFoundError), reading(path), open_input(path) as file:
+    with suppress(FileNotFoundError), reading(path), _patiently(lambda: open_input(path)) as file:
         if os.fstat(file.fileno()).st_size > _MOST_UPDATED:
             raise LatentStoreError(f"{path} has more than {_MOST_UPDATED >> 30} GiB, so it is left as it is: move it")
         return file.read()
@@ -160,7 +161,7 @@ class _Claims:
         if kind is None or self._replaced:
             for claim in self._own:
                 with suppress(OSError):
-                    claim.unlink()
+                    _patiently(claim.unlink)
 
     def take(self, before: bytes | None, holder: str) -> None:
         """Return once `holder`, a temporary file beside, may be renamed; `_PassedOverError` where it may not."""
@@ -208,7 +209,7 @@ class _Claims:
 
 def _said(claim: Path) -> str | None:
     with suppress(FileNotFoundError):
-        text = os.fsdecode(read_input(claim, 1 << 12))
+        text = os.fsdecode(_patiently(lambda: read_input(claim, 1 << 12)))
         return text if final_name(text) else ""
     return None
 
@@ -348,12 +349,15 @@ def user_cache() -> Path:
 
 
 def _rename_over(source: Path, target: Path) -> None:
-    """`os.replace`, tried again for a while where Windows refuses because a reader has the target open."""
+    _patiently(lambda: os.replace(source, target))
+
+
+def _patiently(call: Callable[[], _Result]) -> _Result:
+    """Tried again for a while where Windows refuses, because another has the file open, or just now removes it."""
     deadline = time.monotonic() + _RETRY_SECONDS
     while True:
         try:
-            os.replace(source, target)
-            return
+            return call()
         except PermissionError:
             if os.name != "nt" or time.monotonic() > deadline:
                 raise

@@ -10,7 +10,7 @@ PYTHONPATH="Z:$(pwd | tr / '\\')" # also of the processes that tests start
 export PYTHONPATH
 if [ "${1:-}" = quick ]; then # sizes, plan, store: written, read, packed, verified, pruned, by several processes
   parts=("tests/windows tests/images/test_metadata_cache.py tests/latents/test_latent_store.py
-    tests/latents/test_maintenance.py tests/planning/test_planner.py")
+    tests/latents/test_maintenance.py tests/planning/test_plan_placements.py tests/cli/test_plan.py")
 else
   parts=(tests/*/ tests/trainers/*/)
   parts=("${parts[@]/tests\/trainers\/}")
