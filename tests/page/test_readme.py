@@ -1,5 +1,6 @@
 """What the README and the tutorials show on a terminal is what the commands print."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_what_commands_print(page, examples, command_line, tmp_path, monkeypatch
     assert len(found) == examples
     for arguments, lines in found:
         _, out, _ = command_line(*(names.get(word, word) for word in arguments))
-        printed = [" ".join(line.split()) for line in out.splitlines()]
+        printed = [" ".join(line.replace(os.sep, "/").split()) for line in out.splitlines()]
         assert [line for line in lines if line not in (*printed, "…")] == []
 
 

@@ -3,6 +3,7 @@
 - A file that this or another process has open or mapped is not replaced, renamed, removed or, while it is mapped,
   truncated; nor is a folder renamed or removed in which there is one. (Python opens files without `FILE_SHARE_DELETE`.)
 - A read-only file is neither replaced, removed nor opened to write.
+- Text without an encoding is read and written as cp1252.
 - Names that differ by letter case are one file.
 
 Who has a file open is read from `/proc`. `tests/windows/test_refusals.py` runs the same cases on Windows itself.
@@ -101,13 +102,16 @@ def install(folder: str) -> Callable[[], None]:
         return _REAL["open"](path, flags, mode, dir_fd=dir_fd)
 
     def open_file(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        options.update(zip(("buffering", "encoding", "errors", "newline", "closefd", "opener"), args, strict=False))
         if not isinstance(file, int):
             file = there(file)
+            if "b" not in mode and options.get("encoding") in (None, "locale") and _is_below(below, file):
+                options["encoding"] = "cp1252"
             if set(mode) & set("wa+"):
                 _check_writable(below, file)
             if "w" in mode:
                 _refuse(below, file, mapped=True)
-        return _REAL["builtin open"](file, mode, *args, **options)
+        return _REAL["builtin open"](file, mode, **options)
 
     for name in ("stat", "lstat", "access", "chmod", "utime", "scandir", "listdir"):
         setattr(os, name, looking(name))

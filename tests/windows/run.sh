@@ -20,7 +20,7 @@ for part in "${parts[@]}"; do
   [ -n "$part" ] || continue
   echo "== $part"
   # shellcheck disable=SC2086
-  "$here/python.sh" -m pytest $part --timeout 300 --tb=short
+  "$here/python.sh" -m pytest $part --timeout 600 --tb=short
   status=$?
   [ "$status" = 0 ] || [ "$status" = 5 ] || failed=1 # 5: no test there
 done

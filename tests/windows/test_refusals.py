@@ -102,6 +102,15 @@ def test_names_that_differ_by_letter_case_are_one_file(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["case.txt"]
 
 
+def test_text_without_an_encoding_is_cp1252(tmp_path):
+    if sys.platform == "win32" and sys.flags.utf8_mode:
+        pytest.skip("this Python was told to use UTF-8")
+    (tmp_path / "text").write_text("Jörg")
+    assert (tmp_path / "text").read_bytes() == b"J\xf6rg"
+    with pytest.raises(UnicodeEncodeError), open(tmp_path / "text", "w") as file:
+        file.write("猫")
+
+
 def test_a_rename_replaces_nothing(files):
     held, other = files
     with pytest.raises(FileExistsError):
