@@ -14,9 +14,11 @@ from __future__ import annotations
 import builtins
 import functools
 import io
+import mmap
 import os
 import shutil
 import stat
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -33,6 +35,24 @@ _REAL: dict[str, Any] = {
 }  # fmt: skip
 _REAL["builtin open"] = builtins.open
 _BY_NUMBER = shutil._use_fd_functions  # type: ignore[attr-defined]
+
+
+_mapped: weakref.WeakSet[_Map] = weakref.WeakSet()
+
+
+class _Map(mmap.mmap):
+    """A mapping that is known to `_holders`."""
+
+    path: str
+
+    def __new__(cls, fileno: int, *args: Any, **options: Any) -> _Map:
+        self = super().__new__(cls, fileno, *args, **options)
+        if fileno >= 0:
+            self.path = os.readlink(f"/proc/self/fd/{fileno}")
+            _mapped.add(self)
+        return self
+
+    __hash__ = object.__hash__
 
 
 def install(folder: str) -> Callable[[], None]:
@@ -122,6 +142,7 @@ def install(folder: str) -> Callable[[], None]:
         setattr(os, name, moving(name))
     os.truncate, os.open = truncate, open_fd
     builtins.open = io.open = open_file
+    mmap.mmap = _Map
     shutil._use_fd_functions = False  # type: ignore[attr-defined]  # it removes by path, as on Windows
 
     def undo() -> None:
@@ -129,6 +150,7 @@ def install(folder: str) -> Callable[[], None]:
             if name != "builtin open":
                 setattr(os, name, real)
         builtins.open = io.open = _REAL["builtin open"]
+        mmap.mmap = _Map.__base__
         shutil._use_fd_functions = _BY_NUMBER  # type: ignore[attr-defined]
 
     return undo
@@ -191,6 +213,11 @@ def _holders(real: str, *, mapped_only: bool = False) -> Iterator[int]:
                         target = os.readlink(f"/proc/{process}/fd/{number}")
                         if target == real or target.startswith(inside):
                             yield process
+            if process == os.getpid():  # without its table, which is long where torch is loaded
+                for one in list(_mapped):
+                    if not one.closed and (one.path == real or one.path.startswith(inside)):
+                        yield process
+                continue
             with _REAL["builtin open"](f"/proc/{process}/maps", "rb") as maps:
                 found = maps.read()
             if mark in found:
