@@ -22,7 +22,10 @@ def _as_windows(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     is_other = not request.path.is_relative_to(Path(__file__).parent)  # of real trainers
-    if sys.platform != "linux" or is_other or request.node.get_closest_marker("posix"):
+    free = any(
+        request.node.get_closest_marker(name) for name in ("posix", "slow", "weekly")
+    )  # slow ones: many processes
+    if sys.platform != "linux" or is_other or free:
         yield
         return
     folder = str(tmp_path_factory.getbasetemp())
