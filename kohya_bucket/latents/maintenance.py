@@ -266,8 +266,8 @@ def remove_shards(
     store.release()
     for path in [*others, *(store.layout.shards / name for name in names)]:
         remove_file(path, done)
-    left = store.layout.shard_sizes().values()
-    done.shards, done.freed = len(left), done.freed - sum(left)
+    left = [*store.shards.values(), *(info for info in emptied if info.name not in done.removed)]
+    done.shards, done.freed = len(left), done.freed - sum(info.nbytes for info in left)
 
 
 def remove_file(path: StorePath, done: MaintenanceReport) -> None:
@@ -319,7 +319,7 @@ def pack(
         write_manifest(store)
         done.shards = len(store.shards)
         return done
-    done.freed = sum(store.layout.shard_sizes().values())
+    done.freed = sum(info.nbytes for info in store.shards.values())
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
     done.copied = len(keep)
@@ -388,7 +388,7 @@ def prune(
         store.layout.check_own()
     elif lost_root:
         store.layout.create(images_root)
-    done.freed = sum(store.layout.shard_sizes().values())
+    done.freed = sum(info.nbytes for info in store.shards.values())
     with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     remove_shards(store, loose, done, old, bad_files)
