@@ -120,7 +120,12 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
         meant = next(iter([*plain, *near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
     except (OSError, ValueError):
         return "correct the path"
-    return "did you mean " + repr(str(meant)).replace("\\\\", "\\") + "?" if meant else "correct the path"
+    return f"did you mean {quoted(meant)}?" if meant else "correct the path"
+
+
+def quoted(path: object) -> str:
+    """A path in quotes, with the backslashes that it has; what cannot be printed is escaped."""
+    return repr(str(path)).replace("\\\\", "\\")
 
 
 def _as_pasted(text: str) -> list[Path]:

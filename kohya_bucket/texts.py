@@ -26,11 +26,6 @@ def one_line(text: object) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
 
 
-def quoted(path: object) -> str:
-    """A path in quotes, with the backslashes that it has."""
-    return f"'{one_line(path)}'"
-
-
 def some(names: Sequence[str], limit: int = 3) -> str:
     """The first few names, and how many more there are."""
     shown = ", ".join(names[:limit])

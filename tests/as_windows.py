@@ -1,4 +1,4 @@
-"""Tests run on Linux with what Windows refuses, those marked `posix` without, and on Windows not at all."""
+"""Fast tests run on Linux with what Windows refuses; those marked `posix` run without, and on Windows not at all."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ def _as_windows(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     is_other = not request.path.is_relative_to(Path(__file__).parent)  # of real trainers
-    free = any(
-        request.node.get_closest_marker(name) for name in ("posix", "slow", "weekly")
-    )  # slow ones: many processes
+    # slow ones start many processes
+    free = any(request.node.get_closest_marker(name) for name in ("posix", "slow", "weekly"))
     if sys.platform != "linux" or is_other or free:
         yield
         return

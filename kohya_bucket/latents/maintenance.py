@@ -261,13 +261,14 @@ def remove_shards(
     """Index what is there without `names`, whose items are in other shards or to be dropped; then delete those, and
     `others`, and count what the shards take now. Nothing is read any more once something is deleted."""
     emptied = [store.shards[name] for name in names]
+    before = sum(info.nbytes for info in store.shards.values())
     store.refresh(without=names)
     write_manifest(store, emptied=emptied, given_up=given_up)
     store.release()
     for path in [*others, *(store.layout.shards / name for name in names)]:
         remove_file(path, done)
     left = [*store.shards.values(), *(info for info in emptied if info.name not in done.removed)]
-    done.shards, done.freed = len(left), done.freed - sum(info.nbytes for info in left)
+    done.shards, done.freed = len(left), before - sum(info.nbytes for info in left)
 
 
 def remove_file(path: StorePath, done: MaintenanceReport) -> None:
@@ -319,7 +320,6 @@ def pack(
         write_manifest(store)
         done.shards = len(store.shards)
         return done
-    done.freed = sum(info.nbytes for info in store.shards.values())
     with StoreWriter(store.layout.root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
         copy_items(store, keep, writer)
     done.copied = len(keep)
@@ -388,7 +388,6 @@ def prune(
         store.layout.check_own()
     elif lost_root:
         store.layout.create(images_root)
-    done.freed = sum(info.nbytes for info in store.shards.values())
     with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in loose for i in live[name]], writer)
     remove_shards(store, loose, done, old, bad_files)

@@ -18,7 +18,6 @@ from tests.faults import PASSING, Faults  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
 from tests.thinned import one_in  # noqa: E402
 
-pytestmark = pytest.mark.posix("calls are counted there")
 SEEDS = int(os.environ.get("KOHYA_BUCKET_SEEDS", "12"))  # of each command; docs/reliability.md has counts of more
 
 

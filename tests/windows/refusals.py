@@ -30,7 +30,7 @@ _REAL: dict[str, Any] = {
     name: getattr(os, name)
     for name in (
         "stat", "lstat", "access", "chmod", "utime", "scandir", "listdir", "open", "mkdir", "rmdir", "unlink", "remove",
-        "rename", "replace", "truncate", "link",
+        "rename", "replace", "truncate",
     )
 }  # fmt: skip
 _REAL["builtin open"] = builtins.open

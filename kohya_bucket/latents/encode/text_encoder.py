@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kohya_bucket.checks import quoted
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.fingerprint import sampled_hash
 from kohya_bucket.latents.hub import only_local
-from kohya_bucket.texts import quoted
 
 if TYPE_CHECKING:
     from kohya_bucket.latents.store.exact_arrays import Array

@@ -293,7 +293,7 @@ class NodeCache:
             if self.holds(name, nbytes):  # Windows: another process was quicker, and has it open
                 return True
             if not self._said:
-                why: object = f"{self.root}: {error.strerror}" if isinstance(error, OSError) else error
+                why: object = f"{self.root}: {error.strerror or error}" if isinstance(error, OSError) else error
                 _log.warning("a shard is not kept on this node, and is read by requests: %s", one_line(why))
             self._said = True
             return False

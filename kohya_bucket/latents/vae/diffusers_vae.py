@@ -19,14 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kohya_bucket.checks import number_of_launch
+from kohya_bucket.checks import number_of_launch, quoted
 from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.families import MODEL_FAMILIES, ModelFamily
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.hub import only_local
-from kohya_bucket.texts import quoted
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.checks import path_meant
+from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import parse_json, parse_toml, quoted, read_regular
+from kohya_bucket.texts import parse_json, parse_toml, read_regular
 from kohya_bucket.trainers.door.findings import Findings
 
 TablePath = tuple[str | int, ...]

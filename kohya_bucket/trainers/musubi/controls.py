@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kohya_bucket.checks import path_meant
+from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
-from kohya_bucket.texts import counted, quoted, some
+from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.keys import CommonKeys, ImageKeys

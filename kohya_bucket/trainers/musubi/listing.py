@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kohya_bucket.checks import path_meant
+from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
-from kohya_bucket.texts import counted, parse_json, quoted, read_text, some
+from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.door.captions import check_marks
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.musubi.architectures import ANY, Family

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from kohya_bucket.buckets.sizes import size_keys
+from kohya_bucket.checks import quoted
 from kohya_bucket.errors import LatentStoreError, StorageError, UnreadableError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.fingerprint import Stale
@@ -18,7 +19,6 @@ from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, c
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath, is_there
-from kohya_bucket.texts import quoted
 from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.config import Config

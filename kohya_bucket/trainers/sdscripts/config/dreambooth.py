@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from kohya_bucket.checks import quoted
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import counted, quoted, some
+from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (

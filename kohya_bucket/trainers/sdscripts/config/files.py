@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.checks import path_meant
+from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
-from kohya_bucket.texts import counted, quoted, some
+from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions

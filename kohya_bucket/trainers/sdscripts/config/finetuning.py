@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from kohya_bucket.checks import quoted
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import json_mistake, quoted, some
+from kohya_bucket.texts import json_mistake, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
     check_stems,
