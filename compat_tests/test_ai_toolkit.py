@@ -3,6 +3,7 @@
 Set AI_TOOLKIT_DIR to a checkout; its loader and data sets run unmodified, without a model.
 """
 
+import ast
 import json
 import os
 import shutil
@@ -11,13 +12,17 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 from renaming import unseen, with_other_behaviour
 
+from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
+from kohya_bucket.trainers.ai_toolkit.config import KEYS, OTHER_KEYS, read_job
+from kohya_bucket.trainers.ai_toolkit.plan import overview
 
 CHECKOUT = os.environ.get("AI_TOOLKIT_DIR", "")
 pytestmark = pytest.mark.skipif(not CHECKOUT, reason="AI_TOOLKIT_DIR names no checkout of ai-toolkit")
@@ -229,3 +234,79 @@ def test_other_buckets_of_the_same_names_are_noticed(change):
     found = with_other_behaviour("ai_toolkit", Path(CHECKOUT), change)
     assert found["active"]
     assert list(found["left_alone"]) == (["planning"] if change else [])
+
+
+@pytest.mark.parametrize(("ranks", "keys"), [
+    (1, [{"resolution": [128, 96], "num_repeats": 2}]), (1, [{"flip_x": True, "flip_y": True}, {"square_crop": True}]),
+    (2, [{"resolution": 128, "scale": 0.8, "batch_size": 3}]),
+])  # fmt: skip
+def test_plan_shows_what_its_loader_trains(pictures, tmp_path, ranks, keys):
+    listed = [{"folder_path": str(pictures), "resolution": 128, **one} for one in keys]
+    process = {"datasets": listed, "train": {"batch_size": BATCH}, "model": {"arch": "zimage"}}
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"job": "extension", "config": {"name": "x", "process": [process]}}), encoding="utf-8")
+    (data,) = [overview(read_job(file), [ranks])]
+    split = [{**one, "resolution": r} for one in listed
+             for r in (one["resolution"] if isinstance(one["resolution"], list) else [one["resolution"]])]  # fmt: skip
+    steps = data.gpus[0].steps
+    logs, _ = run(tmp_path / "out", [{"num_workers": 0, **one} for one in split], steps, ranks)
+    assert {row["length"] for rows in logs for row in rows} == {steps}
+    seen = Counter()
+    for row in (row for rows in logs for row in rows):
+        for item in row["items"]:
+            seen[(item[0], *row["shape"][:-3:-1])] += 1  # resolution, width, height
+    shown = Counter()
+    for one in data.datasets:
+        for row in one.rows:
+            shown[(one.keys.resolution, *row.bucket[:2])] += row.samples
+    assert seen == shown
+
+
+def test_the_keys_of_a_data_set_are_all_known():
+    source = Path(CHECKOUT, "toolkit", "config_modules.py").read_text(encoding="utf-8")
+    cls = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "DatasetConfig")
+    calls = (n for n in ast.walk(cls) if isinstance(n, ast.Call) and ast.unparse(n.func) == "kwargs.get")
+    asked = {ast.literal_eval(call.args[0]) for call in calls}
+    assert asked == OTHER_KEYS | KEYS.keys()
+
+
+def test_the_step_of_every_model_is_known():
+    """Of each class with an `arch`, what its `get_bucket_divisibility` returns, of constants in its own code."""
+    files = [p for folder in ("toolkit/models", "extensions_built_in") for p in Path(CHECKOUT, folder).rglob("*.py")]
+    sources = [p.read_text(encoding="utf-8") for p in [*files, Path(CHECKOUT, "toolkit/stable_diffusion_model.py")]]
+    sources = [text for text in sources if "class " in text]  # others are prompts, of which one is no Python
+    classes = {n.name: n for text in sources for n in ast.parse(text).body if isinstance(n, ast.ClassDef)}
+    found = {}
+    for cls in classes.values():
+        arch = next((n.value.value for n in cls.body if isinstance(n, ast.Assign)
+                     and ast.unparse(n.targets[0]) == "arch" and isinstance(n.value, ast.Constant)), None)  # fmt: skip
+        if isinstance(arch, str) and cls.name != "ExampleModel" and not arch.startswith("ace_step"):
+            found[arch] = _step_of(cls, classes)
+    legacy = {name: _step_of(classes["StableDiffusion"], classes, is_flux=name == "flux", is_v3=name == "sd3")
+              for name in _legacy_names()}  # fmt: skip
+    assert found | legacy | {"flex1": legacy["flux"]} == STEPS
+
+
+def _legacy_names():
+    source = Path(CHECKOUT, "toolkit", "config_modules.py").read_text(encoding="utf-8")
+    literal = next(n.value for n in ast.parse(source).body
+                   if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "ModelArch")  # fmt: skip
+    names = [one.value for one in literal.slice.elts]
+    return [name for name in names if name not in ("flex1", "flex2", "wan21", "anima")]
+
+
+def _step_of(cls, classes, **flags):
+    line = [cls]
+    while (base := next((b.id for b in line[-1].bases if isinstance(b, ast.Name)), None)) in classes:
+        line.append(classes[base])
+    numbers = {"is_flux": False, "is_v3": False, **flags}
+    for node in (n for one in reversed(line) for n in ast.walk(one) if isinstance(n, ast.Assign)):
+        name = ast.unparse(node.targets[0])
+        if name in ("self.patch_size", "self.vae_scale_factor"):
+            constant = isinstance(node.value, ast.Constant)
+            numbers[name.removeprefix("self.")] = node.value.value if constant else 2  # Krea's stands in a table
+    method = next(n for one in line for n in one.body if getattr(n, "name", "") == "get_bucket_divisibility")
+    space = {}
+    exec(compile(ast.Module([method], []), "", "exec"), space)
+    vae = SimpleNamespace(config={"block_out_channels": [1, 2, 4, 4]})
+    return space["get_bucket_divisibility"](SimpleNamespace(vae=vae, **numbers))

@@ -24,6 +24,7 @@ EXTRAS = {
     "remote": (("fsspec",), "images in object storage"),
     "s3": (("s3fs",), "stores of latents in S3"),
     "video": (("av",), "frames, sizes and rates of clips"),
+    "yaml": (("pyyaml",), "jobs of ai-toolkit"),
 }
 
 

@@ -137,6 +137,9 @@ class AIToolkitBuckets(RuleBase):
         positive(resolution=resolution, divisibility=divisibility)
         self.resolution, self.divisibility = resolution, divisibility
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.resolution}, divisibility={self.divisibility})"
+
     def _assign(self, sizes: IntArray) -> OwnSizes:
         return _assign_readable(sizes, self._sizes)
 

@@ -14,7 +14,7 @@ from kohya_bucket.cli.configs import musubi_config
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleArguments, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.reports.trainers import is_musubi_config
+from kohya_bucket.reports.trainers import MUSUBI_TUNER, trainer_of
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.musubi.architectures import architecture_named
 from kohya_bucket.trainers.musubi.keys import ClipKeys, CommonKeys, ImageKeys
@@ -89,7 +89,7 @@ def ways_to_train(
 def _of_config(
     context: typer.Context, config: Path, how: ClipOptions, clip: Clip | None, own: list[str]
 ) -> list[WayToTrain]:
-    if not is_musubi_config(config):
+    if trainer_of(config) != MUSUBI_TUNER:
         raise ConfigError(f"{config} is no config of musubi-tuner, the only one here that trains clips")
     refuse_beside(context, f"--config {config} brings its own rules", own)
     out, read = [], musubi_config(config, how.arch)

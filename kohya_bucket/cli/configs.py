@@ -11,17 +11,22 @@ import typer
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
-from kohya_bucket.reports.trainers import checkout_named, content_of, is_musubi_config
+from kohya_bucket.reports.trainers import AI_TOOLKIT, SD_SCRIPTS, checkout_named, content_of, trainer_of
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.cli.options import RuleArguments
+    from kohya_bucket.trainers.ai_toolkit.config import JobConfig
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.musubi.config import MusubiConfig
     from kohya_bucket.trainers.sdscripts.config import Config
 
 
-def adapter_options(read: Config | MusubiConfig) -> AdapterOptions:
+SETTINGS = (".toml", ".json", ".yaml", ".yml")
+"""How the names of configs end."""
+
+
+def adapter_options(read: Config | MusubiConfig | JobConfig) -> AdapterOptions:
     """The `[kohya_bucket]` table of a config, over that of the environment; `ConfigError` with all mistakes in it."""
     from kohya_bucket.trainers.door.options import required
 
@@ -42,6 +47,8 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     from kohya_bucket.trainers.sdscripts.config import Severity, read_config
     from kohya_bucket.trainers.sdscripts.config.files import skipped_images
 
+    if trainer_of(path) == AI_TOOLKIT:
+        return _rules_of_job(path)
     read = read_config(path, check_captions=False)
     harmless = ("missing-folder", "no-images", "cache-conflict")
     wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in harmless]
@@ -59,6 +66,16 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
             width, height = keys.resolution
             rules.append((f"dataset {number} ({width}x{height}){but}", rule_for(keys, adapter)))
     return rules
+
+
+def _rules_of_job(path: Path) -> list[tuple[str, BucketRule]]:
+    from kohya_bucket.trainers.ai_toolkit.config import read_job
+    from kohya_bucket.trainers.ai_toolkit.plan import rule_of
+
+    job = read_job(path)
+    if not job.datasets:
+        raise ConfigError(f"{path}: {next(iter(job.findings)).text}")
+    return [(f"{keys.place} (for {job.arch})", rule_of(keys, job.step)) for keys in job.datasets]
 
 
 def only_one(argument: Path | None, option: Path | None) -> Path | None:
@@ -89,14 +106,14 @@ def given_config(
 
 
 def _is_settings(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() in (".toml", ".json")
+    return path.is_file() and path.suffix.lower() in SETTINGS
 
 
-def refuse_musubi(path: Path, command: str) -> None:
-    """Raise `ConfigError` for a config of musubi-tuner, for a command that knows sd-scripts' only."""
-    if is_musubi_config(path):
+def refuse_others(path: Path, command: str) -> None:
+    """Raise `ConfigError` for a config of another trainer, for a command that knows sd-scripts' only."""
+    if (trainer := trainer_of(path)) != SD_SCRIPTS:
         others = "plan, analyze, simulate and doctor take this one"
-        raise ConfigError(f"{path} is a config of musubi-tuner, and {command} takes those of sd-scripts; {others}")
+        raise ConfigError(f"{path} is a config of {trainer}, and {command} takes those of sd-scripts; {others}")
 
 
 def musubi_config(path: Path, arch: str | None) -> MusubiConfig:

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from kohya_bucket.checks import number_of_launch
-from kohya_bucket.cli.configs import adapter_options, refuse_musubi
+from kohya_bucket.cli.configs import adapter_options, refuse_others
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
@@ -118,7 +118,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
 
     `gpus` is "" for the number that this run has.
     """
-    refuse_musubi(config, "precompute")
+    refuse_others(config, "precompute")
     given = {} if train_batch_size is None else {"train_batch_size": train_batch_size}
     read = read_config(config, given, release=release_at_hand(sd_scripts or None)[0])
     if errors := read.findings.of(Severity.ERROR):

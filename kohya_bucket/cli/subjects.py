@@ -24,6 +24,8 @@ from kohya_bucket.images.parallel import Engine
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.ai_toolkit.config import read_job
+from kohya_bucket.trainers.ai_toolkit.plan import files_of, rule_of
 from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Finding, Severity
 from kohya_bucket.trainers.door.placing import focus_of
@@ -196,6 +198,30 @@ def from_musubi_config(
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])
         raise ConfigError(f"{path}: no data set with images or clips in it: {reasons}")
+    return subjects, findings
+
+
+def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
+    """The same of a job of ai-toolkit; clips are left out."""
+    job = read_job(path)
+    subjects, trainer = [], Trainer(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step})
+    for keys in job.datasets:
+        paths = [path for path in files_of(keys, job.findings) if not is_video(path)]
+        if not paths:
+            continue
+        images = reading.table(paths)
+        images = images.without(reading.undecodable(images))
+        sideways = images.orientation > 4
+        images = replace(
+            images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
+            sizes=np.where(sideways[:, None], images.sizes[:, ::-1], images.sizes),
+        )  # fmt: skip
+        name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
+        how = str(path), trainer, None, None, adapter_options(job)
+        subjects.append(Subject(name, images, rule_of(keys, job.step), batch_size or keys.batch_size, *how))
+    findings = _serious(job.findings)
+    if not subjects:
+        raise ConfigError(f"{path}: no data set with images in it: {'; '.join(f.text for f in findings[:3])}")
     return subjects, findings
 
 

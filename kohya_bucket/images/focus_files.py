@@ -25,9 +25,10 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.focus import NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
-from kohya_bucket.checks import path_meant
+from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError, as_damage
 from kohya_bucket.images.arrow_files import bounded_table, holds_plain, numpy_of
+from kohya_bucket.images.formats import in_short
 from kohya_bucket.images.listing import are_there, file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
@@ -64,8 +65,8 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         raise
     except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
         raise ConfigError(
-            f"focus is {where!r}, which cannot be read ({error}): name a .jsonl or .parquet file, or {BESIDE!r} for "
-            f"files beside the images; {path_meant(where)}"
+            f"focus is {quoted(where)}, which cannot be read ({in_short(error)}): name a .jsonl or .parquet file, or "
+            f"{BESIDE!r} for files beside the images; {path_meant(where)}"
         ) from None
     asked = [_inside(path if is_url(path) else file_key(path), folder) for path in paths]
     wanted = set(asked)

@@ -19,6 +19,8 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.wording import rule_text
 
 if TYPE_CHECKING:
+    from kohya_bucket.trainers.ai_toolkit.config import JobLength
+    from kohya_bucket.trainers.ai_toolkit.plan import JobData
     from kohya_bucket.trainers.musubi.config import MusubiConfig
     from kohya_bucket.trainers.musubi.plan import PlacedData
     from kohya_bucket.trainers.sdscripts.config import Config
@@ -67,7 +69,7 @@ class Plan:
     options: AdapterOptions
     accumulate: int
     unplanned: Sequence[int]
-    length: RunLength | None = None
+    length: RunLength | JobLength | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """What `--json` prints, as `plan.schema.json` says. Keys are added; another change makes a new version."""
@@ -282,3 +284,47 @@ def _clip_rows(data: PlacedData) -> list[Mapping[str, Any]]:
             }
         out.append(row)
     return out
+
+
+def plan_job(
+    path: Path, gpus: Sequence[int], accumulate: int | None, images: bool, progress: Progress | None = None
+) -> Plan:
+    """The same of a job of ai-toolkit; `accumulate` is, where not given, what the job says."""
+    from kohya_bucket.trainers.ai_toolkit.config import read_job
+    from kohya_bucket.trainers.ai_toolkit.plan import overview
+
+    job = read_job(path)
+    batches = accumulate or job.accumulate
+    seen = overview(job, gpus, batches, progress)
+    datasets = [_of_job_data(data, job.arch, images) for data in seen.datasets]
+    head = {"config": str(path), "architecture": job.arch}
+    return Plan("ai-toolkit", job.findings, head, datasets, seen.gpus, seen.options, batches, (), job.length)
+
+
+def _of_job_data(data: JobData, arch: str, images: bool) -> PlannedData:
+    keys, items = data.keys, data.items
+    rows = [
+        {"path": path, "bucket": bucket, "crop_loss": float(loss), "size": size}
+        for path, size, bucket, loss in zip(
+            data.paths, data.sizes.tolist(), data.placement.bucket_sizes.tolist(), data.placement.crop_loss, strict=True
+        )
+        if min(bucket)
+    ]
+    entry: dict[str, Any] = {
+        "kind": "regularization" if keys.is_reg else "images",
+        "keys": asdict(keys),
+        "files": len(data.paths),
+        "items": len(items.keys),
+        "samples": sum(row.samples for row in data.rows),
+        "batches": sum(row.batches for row in data.rows),
+        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
+        "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
+    }
+    if images:
+        entry["rows"] = rows
+    turns = f", each in {len(keys.flips)} turns" if len(keys.flips) > 1 else ""
+    source = f"{keys.source}: {counted(len(data.paths), 'file')}{_times([max(keys.num_repeats, 1)])}{turns}"
+    kind = "square crops" if keys.square_crop else "buckets"
+    title = f"{keys.resolution}x{keys.resolution}, {kind}, for {arch}, "
+    title += f"batch size {keys.batch_size}{', regularization' * keys.is_reg}"
+    return PlannedData(keys.number, title, [source], entry, (), rows if images else [])

@@ -14,8 +14,8 @@ from typing import Any
 from kohya_bucket.checks import whole
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
-from kohya_bucket.reports.config_plan import plan_musubi, plan_sdscripts
-from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.reports.config_plan import plan_job, plan_musubi, plan_sdscripts
+from kohya_bucket.reports.trainers import AI_TOOLKIT, MUSUBI_TUNER, release_at_hand, trainer_at_hand, trainer_of
 from kohya_bucket.trainers.door.findings import Severity
 
 
@@ -99,8 +99,10 @@ def preview(
     """
     counts = None if gpus is None else [whole("gpus", gpus, 1)]
     with _file_of(config) as file:
-        if is_musubi_config(file):
+        if (whose := trainer_of(file)) == MUSUBI_TUNER:
             plan = plan_musubi(file, arch, counts or [1], 1, True)
+        elif whose == AI_TOOLKIT:
+            plan = plan_job(file, counts or [1], None, True)
         else:
             from kohya_bucket.trainers.sdscripts.config import read_config
 

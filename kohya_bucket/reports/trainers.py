@@ -15,18 +15,26 @@ if TYPE_CHECKING:
 
 
 def content_of(path: Path) -> Any:
-    """What a TOML or JSON file holds; None where it holds neither."""
+    """What a TOML, JSON or YAML file holds; None where it holds none of these."""
+    from kohya_bucket.trainers.ai_toolkit.config import YAML, parse_yaml
+
     try:
-        return (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
+        text, ending = read_text(path), path.suffix.lower()
+        return parse_yaml(text) if ending in YAML else parse_json(text) if ending == ".json" else parse_toml(text)
     except (OSError, ValueError):
         return None
 
 
-def is_musubi_config(path: Path) -> bool:
-    """Whether a file is a dataset config of musubi-tuner, and not of sd-scripts."""
+SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT = "sd-scripts", "musubi-tuner", "ai-toolkit"
+
+
+def trainer_of(config: Path | None) -> str:
+    """Whose config a file is: sd-scripts' where it looks like no other trainer's, or there is none."""
+    from kohya_bucket.trainers.ai_toolkit.config import is_job
     from kohya_bucket.trainers.musubi.config import is_musubi
 
-    return is_musubi(content_of(path))
+    data = None if config is None else content_of(config)
+    return AI_TOOLKIT if is_job(data) else MUSUBI_TUNER if is_musubi(data) else SD_SCRIPTS
 
 
 _VERSION = re.compile(r"v?\d+(\.\w+)*|main")

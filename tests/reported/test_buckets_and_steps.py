@@ -49,7 +49,7 @@ SEVEN = [(512, 512)] * 5 + [(512, 768)] * 2
 )
 def test_a_side_below_one_step(command_line: Command) -> None:
     found = planned(command_line, config([(2000, 50), (500, 400)], "bucket_no_upscale = true"))
-    assert [one["image"] for one in found["datasets"][0]["not_trained"]] == ["img/0.png"]
+    assert [one["image"] for one in found["datasets"][0]["not_trained"]] == [str(Path("img/0.png"))]
     assert "a side is shorter than one bucket step" in found["datasets"][0]["not_trained"][0]["reason"]
     assert found["gpus"][0]["samples"] == 1
 

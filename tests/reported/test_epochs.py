@@ -196,6 +196,7 @@ def test_ranks_that_read_in_another_order_stop(streams: dict[str, list[dict]]) -
     command="StreamingBuckets.from_hf(stream, rule, batch_size)",
     origin="no batch is trained",
 )
+@pytest.mark.slow
 def test_a_stream_that_is_split_already_is_refused(streams: dict[str, list[dict]]) -> None:
     for case, why in (("split", "do not split it by rank"), ("hf split", "without split_dataset_by_node")):
         for row in streams.get(case, []):

@@ -5,7 +5,7 @@
 set -uo pipefail
 : "${WIN:?the folder that setup.sh made}"
 export WINEPREFIX="$WIN/prefix" WINEARCH=win64 WINEDEBUG="${WINEDEBUG--all}"
-export WINEDLLOVERRIDES="mscoree=d;mshtml=d;winemenubuilder.exe=d"
+export WINEDLLOVERRIDES="mscoree=d;mshtml=d;winemenubuilder.exe=d;winedbg.exe=d" # a crash ends the process
 export KMP_AFFINITY=disabled OMP_NUM_THREADS=1 # torch's OpenMP asks Wine for what it lacks
 wine "$WIN/python/python.exe" "$@" </dev/null > >(cat) 2>&1
 status=$?

@@ -12,7 +12,8 @@ if [ "${1:-}" = quick ]; then # sizes, plan, store: written, read, packed, verif
   parts=("tests/windows tests/images/test_metadata_cache.py tests/latents/test_latent_store.py
     tests/latents/test_maintenance.py tests/planning/test_plan_placements.py tests/cli/test_plan.py")
 else
-  parts=(tests/*/)
+  # a process for each file: torch, used after hundreds of tests in one, ends the process at times there
+  mapfile -t parts < <(find tests -name 'test_*.py' | sort)
 fi
 failed=0
 for part in "${parts[@]}"; do

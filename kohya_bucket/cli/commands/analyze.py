@@ -26,7 +26,7 @@ from kohya_bucket.cli.options import (
     refuse_beside,
 )
 from kohya_bucket.files import MADE_BY, replace_file
-from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.reports.trainers import AI_TOOLKIT, MUSUBI_TUNER, release_at_hand, trainer_at_hand, trainer_of
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def analyze(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
-    config: Path | None = opt(None, "A dataset config of sd-scripts or musubi-tuner."),
+    config: Path | None = opt(None, "A dataset config of sd-scripts or musubi-tuner, or a job of ai-toolkit."),
     batch_size: int | None = opt(None, "Images per step; 1, or the config's.", "--batch-size", "-b", min=1),
     arch: Arch = None,
     *,
@@ -97,13 +97,15 @@ def _subjects(
     context: typer.Context, path: list[str], config: Path | None, options: RuleArguments, batch_size: int | None,
     arch: str | None, reading: Reading,
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
-    from kohya_bucket.cli.subjects import from_config, from_folders, from_musubi_config
+    from kohya_bucket.cli.subjects import from_config, from_folders, from_job, from_musubi_config
 
     if config is not None:
         what = f"--config {config} brings its own images and rules"
         refuse_beside(context, what, (*options.fields, "recursive"), path)
-        if is_musubi_config(config):
+        if (whose := trainer_of(config)) == MUSUBI_TUNER:
             return from_musubi_config(config, arch, batch_size, reading)
+        if whose == AI_TOOLKIT:
+            return from_job(config, batch_size, reading)
     release, checkout = release_at_hand(None)
     reading = replace(reading, trainer=trainer_at_hand(arch, checkout, config), release=release)
     if config is None:

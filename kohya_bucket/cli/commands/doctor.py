@@ -13,7 +13,7 @@ from kohya_bucket.cli.configs import Arch, only_one
 from kohya_bucket.cli.console import plain_console, say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, refuse_beside
-from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.reports.trainers import AI_TOOLKIT, SD_SCRIPTS, release_at_hand, trainer_at_hand, trainer_of
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ def doctor(
     input.
     """
     config = only_one(config, config_option)
-    if config is not None and is_musubi_config(config):
-        own = ("sd_scripts", "resolution", "train_batch_size", "cache_latents", "cache_text_encoder_outputs")
-        refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
-        sections = [*_musubi_sections(config, arch, quick)]
+    whose = trainer_of(config)
+    if config is not None and whose != SD_SCRIPTS:
+        own = ["sd_scripts", "resolution", "train_batch_size", "cache_latents", "cache_text_encoder_outputs"]
+        own += ["arch"] * (whose == AI_TOOLKIT)
+        refuse_beside(context, f"{config} is a config of {whose}, which says all itself", own)
+        sections = [*_other_sections(config, whose, arch, quick)]
     else:
         given = {
             "resolution": resolution, "train_batch_size": train_batch_size, "cache_latents": cache_latents or None,
@@ -83,14 +85,18 @@ def _sections(
         yield cache_section(examined)
 
 
-def _musubi_sections(config: Path, arch: str | None, quick: bool) -> Iterator[Section]:
+def _other_sections(config: Path, trainer: str, arch: str | None, quick: bool) -> Iterator[Section]:
+    from kohya_bucket.trainers.ai_toolkit.plan import job_section
     from kohya_bucket.trainers.musubi.architectures import architecture_named
     from kohya_bucket.trainers.musubi.plan import config_section
     from kohya_bucket.trainers.sdscripts.doctor import packages_section
 
     model = architecture_named(arch)
     yield packages_section()
-    yield config_section(config, model, scan_progress, decode=not quick)
+    if trainer == AI_TOOLKIT:
+        yield job_section(config, scan_progress, decode=not quick)
+    else:
+        yield config_section(config, model, scan_progress, decode=not quick)
 
 
 def _print(console: Console, section: Section) -> None:

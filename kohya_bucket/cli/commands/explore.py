@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch
+from kohya_bucket.cli.configs import SETTINGS, Arch
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
@@ -44,7 +44,7 @@ def explore(
     check_output("--out", out, "a web page", [source])
     if out is None and not open_:
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
-    of_config = source is not None and Path(source).suffix.lower() in (".toml", ".json") and Path(source).is_file()
+    of_config = source is not None and Path(source).suffix.lower() in SETTINGS and Path(source).is_file()
     if of_config:
         refuse_beside(context, f"{source} brings its own resolution", ("resolution",))
     from kohya_bucket.cli.subjects import Reading
@@ -82,7 +82,7 @@ def _of_folder(source: str | None, reading: Reading, options: RuleArguments) -> 
 
 
 def _of_config(path: Path, reading: Reading) -> str:
-    from kohya_bucket.cli.configs import adapter_options, refuse_musubi
+    from kohya_bucket.cli.configs import adapter_options, refuse_others
     from kohya_bucket.cli.subjects import images_of_config
     from kohya_bucket.reports.explorer_page import GivenConfig, GivenFocus, render_explorer
     from kohya_bucket.texts import read_text
@@ -90,7 +90,7 @@ def _of_config(path: Path, reading: Reading) -> str:
     from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
     from kohya_bucket.trainers.sdscripts.config.model import refuse_random_crops
 
-    refuse_musubi(path, "explore")
+    refuse_others(path, "explore")
     config, read, findings = images_of_config(path, reading)
     adapter, tables, focus = adapter_options(config), [images for _, images in read], None
     if adapter.focus:

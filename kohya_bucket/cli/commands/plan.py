@@ -14,7 +14,7 @@ from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, RuleArguments, TrainerArguments, gpu_counts, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import argument
-from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand, trainer_at_hand
+from kohya_bucket.reports.trainers import AI_TOOLKIT, SD_SCRIPTS, release_at_hand, trainer_at_hand, trainer_of
 
 
 def plan(
@@ -22,7 +22,8 @@ def plan(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="dataset config of sd-scripts or musubi-tuner, file for --config_file, or preset of the GUI"
+            help="dataset config of sd-scripts or musubi-tuner, job of ai-toolkit, file for --config_file, or "
+            "preset of the GUI"
         ),
     ] = None,
     config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
@@ -45,16 +46,22 @@ def plan(
     Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
     """
     from kohya_bucket.cli.plan_view import show
-    from kohya_bucket.reports.config_plan import plan_musubi, plan_sdscripts
+    from kohya_bucket.reports.config_plan import plan_job, plan_musubi, plan_sdscripts
     from kohya_bucket.trainers.door.findings import Severity
     from kohya_bucket.trainers.sdscripts.config import read_config, read_folders
 
     config, counts, hint = only_one(config, config_option), None if gpus is None else gpu_counts(gpus), ""
-    if config is not None and is_musubi_config(config):
+    whose = trainer_of(config)
+    if config is not None and whose != SD_SCRIPTS:
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
-        refuse_beside(context, f"{config} is a config of musubi-tuner, which says all itself", own)
+        own += ("arch",) * (whose == AI_TOOLKIT)
+        refuse_beside(context, f"{config} is a config of {whose}, which says all itself", own)
         with scan_progress("reading images and clips") as progress:
-            found, left_out = plan_musubi(config, arch, counts or [1], accumulate or 1, images, progress), False
+            if whose == AI_TOOLKIT:
+                found = plan_job(config, counts or [1], accumulate, images, progress)
+            else:
+                found = plan_musubi(config, arch, counts or [1], accumulate or 1, images, progress)
+        left_out = False
     else:
         release, checkout = release_at_hand(sd_scripts)
         trainer = trainer_at_hand(arch, checkout, config)

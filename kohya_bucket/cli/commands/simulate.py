@@ -30,7 +30,7 @@ from kohya_bucket.extras import argument
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.inputs import open_input
-from kohya_bucket.reports.trainers import is_musubi_config, release_at_hand
+from kohya_bucket.reports.trainers import AI_TOOLKIT, MUSUBI_TUNER, release_at_hand, trainer_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,8 +66,8 @@ def simulate(
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
     arch, clip_options = clip_options.family()
     options = options.for_arch(context, arch)
-    clip, foreign = None, ""
-    for_clips = clip_options != ClipOptions() or (config is not None and is_musubi_config(config))
+    clip, foreign, whose = None, "", trainer_of(config)
+    for_clips = clip_options != ClipOptions() or whose == MUSUBI_TUNER
     if Path(image).is_dir() and not for_clips:
         raise KohyaBucketError(
             f"{image} is a folder, and one image is simulated: name one in it, or `kohya-bucket analyze "
@@ -84,6 +84,8 @@ def simulate(
             from kohya_bucket.cli.sources import not_read
 
             foreign = not_read([image]).get(image, "")
+            if whose == AI_TOOLKIT and orientation > 4:
+                size = size[::-1]
     check_output("--preview", preview, "a picture", [file, config])
     rules: list[WayToTrain]
     if is_clip or for_clips:
@@ -130,7 +132,11 @@ def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Pa
 
     if config is None:
         options = asked(AdapterOptions())
-    elif is_musubi_config(config):
+    elif (whose := trainer_of(config)) == AI_TOOLKIT:
+        if given is not None:
+            raise KohyaBucketError(f"{config} is a job of ai-toolkit, which cuts in the middle: leave out --focus")
+        return None
+    elif whose == MUSUBI_TUNER:
         from kohya_bucket.trainers.musubi.config import check_options
 
         of_musubi = musubi_config(config, arch)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.ai_toolkit.config import conflicts
 from kohya_bucket.trainers.door.door import TrainerDoor
-from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
+from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, note_use
 from kohya_bucket.trainers.door.seams import SeamGroup
 
 _PACKAGE = "toolkit"
 _HOME = f"{_PACKAGE}.data_loader"
 _DATASET = "AiToolkitDataset"
-_OPTIONS = {
-    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels",
-    "max_tokens", "max_cost", "model", "cost",
-}  # fmt: skip
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -32,16 +28,6 @@ class _Printed(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"kohya_bucket: {record.getMessage()}", flush=True)
-
-
-def conflicts(options: AdapterOptions) -> Iterator[str]:
-    """What to change, for options that have no place in ai-toolkit."""
-    for field in fields(options):
-        if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
-            yield (
-                f"[{TABLE}] {field.name} is set, but images are placed, cut and cached by ai-toolkit itself: leave it "
-                f"out; {', '.join(sorted(_OPTIONS))} can be set"
-            )
 
 
 class AiToolkitDoor(TrainerDoor):
@@ -69,7 +55,7 @@ class AiToolkitDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        for conflict in conflicts(options):
+        for conflict in conflicts(options, cached=False):
             raise ConfigError(conflict)
 
     def is_group(self, dataset: Any) -> bool:
@@ -93,12 +79,8 @@ class AiToolkitDoor(TrainerDoor):
         note_use()
         datasets, options = arguments["dataset"].datasets, self.options()
         with exit_with_message():
-            if options.moving and any(one.is_caching_latents for one in datasets):
-                names = " and ".join(f"{name} = {policy.name!r}" for name, policy in options.moving.items())
-                raise ConfigError(
-                    f"[{TABLE}] {names} trains images at other sizes, but cache_latents keeps one size of each: use "
-                    "'keep', 'pad' or 'drop', or train without cache_latents and cache_latents_to_disk"
-                )
+            for conflict in conflicts(options, cached=any(one.is_caching_latents for one in datasets)):
+                raise ConfigError(conflict)
             items = [FileItems.of(one) for one in datasets]
             sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
         if is_first_process():

@@ -222,6 +222,29 @@ class ItemsInBuckets:
         return np.zeros(len(self.bucket_keys), dtype=np.intp)
 
 
+@dataclass(frozen=True)
+class PlannedItems(ItemsInBuckets):
+    """N items of one data set, with the share of each one's resized picture that is cropped off."""
+
+    crop_loss: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], times: int, batch_size: int,
+        crop_loss: npt.NDArray[np.float64],
+    ) -> PlannedItems:  # fmt: skip
+        """N items whose buckets are given one by one, of clips with their frames; each is trained `times` an epoch."""
+        found = sorted(set(buckets))
+        position = {bucket: k for k, bucket in enumerate(found)}
+        ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
+        repeats = np.full(len(names), times, dtype=np.int64)
+        return cls(names, repeats, ids, found, [(*b, 1)[2] for b in found], max(batch_size, 1), crop_loss)
+
+    def rows(self, counts: BucketCounts) -> list[BucketRow]:
+        """One for each bucket; `counts` are of the epoch's plan."""
+        return bucket_rows(self.bucket_keys, self.bucket_ids, self.crop_loss, counts)
+
+
 InBuckets = PlacedDataset | ItemsInBuckets
 """What a plan can be made of."""
 

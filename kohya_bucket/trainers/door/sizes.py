@@ -48,7 +48,7 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
             file.parent.mkdir(parents=True, exist_ok=True)
             (fresh if cache is None else _with_others(fresh, cache)).save(file)
             logger.info("image sizes kept in %s", one_line(file))
-        except (KohyaBucketError, OSError) as error:
+        except (KohyaBucketError, OSError, ValueError) as error:  # a name that no file can have
             logger.warning("image sizes could not be kept: %s", one_line(error))
     return fresh.scan()
 

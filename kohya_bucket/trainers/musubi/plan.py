@@ -16,48 +16,23 @@ from kohya_bucket.buckets import placing
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
-from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import BucketRow, ItemsInBuckets, bucket_rows
+from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
 from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.listing import list_items
-
-
-@dataclass(frozen=True)
-class PlannedItems(ItemsInBuckets):
-    """N items of one data set, with the share of each one's resized picture that is cropped off."""
-
-    crop_loss: npt.NDArray[np.float64]
-
-    @classmethod
-    def of(
-        cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], keys: CommonKeys,
-        crop_loss: npt.NDArray[np.float64],
-    ) -> PlannedItems:  # fmt: skip
-        """N items whose buckets are given one by one, of clips with their frames."""
-        found = sorted(set(buckets))
-        position = {bucket: k for k, bucket in enumerate(found)}
-        ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
-        times = np.full(len(names), keys.times, dtype=np.int64)
-        frames = [bucket[2] if keys.what == "clip" else 1 for bucket in found]
-        return cls(names, times, ids, found, frames, max(keys.batch_size, 1), crop_loss)
-
-    def rows(self, counts: BucketCounts) -> list[BucketRow]:
-        """One for each bucket; `counts` are of the epoch's plan."""
-        return bucket_rows(self.bucket_keys, self.bucket_ids, self.crop_loss, counts)
 
 
 @dataclass(frozen=True)
@@ -115,9 +90,9 @@ def _place(
     placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
-    buckets = [(int(w), int(h)) for w, h in placement.bucket_sizes[kept].tolist()]
+    buckets = list(map(as_pair, placement.bucket_sizes[kept]))
     names = [os.path.basename(paths[i]) for i in kept.tolist()]
-    items = PlannedItems.of(names, buckets, keys, placement.crop_loss[kept])
+    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, placement.crop_loss[kept])
     return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
 
 
@@ -143,7 +118,8 @@ def _place_clips(
         names += [f"{name}-{section:04d}" for section in range(count)] if model.in_sections else [name]
     of_item = np.repeat(np.arange(len(sections)), sections)
     buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
-    items = PlannedItems.of(names, buckets, keys, placed.picture.crop_loss[spans.clip[of_item]])
+    losses = placed.picture.crop_loss[spans.clip[of_item]]
+    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, losses)
     return PlacedData(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
 
 

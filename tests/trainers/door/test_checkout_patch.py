@@ -1,6 +1,7 @@
 """The marked block in a checkout of sd-scripts or musubi-tuner."""
 
 import py_compile
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,7 @@ def test_a_gui_without_its_submodule_is_told_how_to_get_it(tmp_path, cloned, rem
     assert remedy in str(refused)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_the_patch_file_is_the_same_block_and_only_inserts(tmp_path):
     file = ROOT / "patches" / "library-init.patch"
     added = [

@@ -1,0 +1,297 @@
+"""`read_job`: what a job of ai-toolkit trains, and what is wrong with it. No file beside it is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import pip_install
+from kohya_bucket.texts import counted, parse_json, read_text
+from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
+from kohya_bucket.trainers.door.config_source import (
+    FLAG,
+    MOST_REPEATS,
+    NUMBER,
+    ONE_OR_MORE,
+    TEXT,
+    WHOLE,
+    ConfigSource,
+    Type,
+    check_range,
+    near_key,
+    read_table,
+)
+from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
+
+YAML = (".yaml", ".yml")
+
+KEYS: dict[str, Type] = {
+    "folder_path": TEXT, "dataset_path": TEXT, "resolution": WHOLE, "batch_size": WHOLE, "num_repeats": WHOLE,
+    "scale": NUMBER, "num_frames": WHOLE, "caption_ext": TEXT,
+} | dict.fromkeys((
+    "buckets", "square_crop", "flip_x", "flip_y", "is_reg", "fast_image_size", "auto_frame_count", "cache_latents",
+    "cache_latents_to_disk",
+), FLAG)  # fmt: skip
+_OTHER = """
+alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_tolerance
+cache_clip_vision_to_disk cache_latents_num_workers cache_tensors_to_disk cache_text_embeddings
+caption_dropout_rate caption_type clip_image_augmentations clip_image_from_same_folder clip_image_path
+clip_image_shuffle_augmentations control_from_same_folder control_path control_path_1 control_path_2
+control_path_3 control_transparent_color controls debug default_caption diff_output_preservation
+diff_output_preservation_class do_audio do_i2v extra_values fps full_size_control_images guidance_type
+inpaint_path invert_mask keep_tokens load_image_when_caching_latents loss_multiplier mask_min_value mask_path
+network_weight num_controls_from_same_folder num_workers poi prefetch_factor prior_reg random_crop random_scale
+random_triggers random_triggers_max replacements replay_transforms shrink_video_to_frames shuffle_augmentations
+shuffle_tokens standardize_images token_dropout_rate trigger_word trim_auto_frame_count_tail type
+unconditional_path use_short_captions
+"""
+OTHER_KEYS = frozenset(_OTHER.split())
+"""What a data set may say besides: nothing of it decides a bucket or a batch."""
+
+
+@dataclass(frozen=True)
+class JobKeys:
+    """One data set at one resolution, as ai-toolkit names its keys, with its defaults.
+
+    Attributes:
+        number: which of the job's, from 1.
+        source: a folder, or a JSON file whose keys are paths.
+    """
+
+    number: int
+    source: str
+    resolution: int = 512
+    batch_size: int = 1
+    num_repeats: int = 1
+    scale: float = 1.0
+    num_frames: int = 1
+    caption_ext: str = ".txt"
+    buckets: bool = True
+    square_crop: bool = False
+    flip_x: bool = False
+    flip_y: bool = False
+    is_reg: bool = False
+    fast_image_size: bool = False
+    auto_frame_count: bool = False
+    cache_latents: bool = False
+    cache_latents_to_disk: bool = False
+
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+        return f"dataset {self.number}, {self.resolution}"
+
+    @property
+    def of_clips(self) -> bool:
+        """Whether clips are trained, beside images."""
+        return self.num_frames > 1 or self.auto_frame_count
+
+    @property
+    def flips(self) -> list[tuple[bool, bool]]:
+        """(across, upside down) of each turn in which an epoch trains every image."""
+        across = [(False, False), (True, False)] if self.flip_x else [(False, False)]
+        return across + [(flipped, True) for flipped, _ in across] if self.flip_y else across
+
+
+@dataclass(frozen=True)
+class JobLength:
+    """How long a job trains: its `steps`."""
+
+    steps: int
+
+    def text(self, steps: int) -> str:
+        """The whole training, for a reader, where an epoch has so many steps."""
+        epochs, more = divmod(self.steps, max(steps, 1))
+        rest = f" and {counted(more, 'step')} of the next" if more else ""
+        return f"{counted(self.steps, 'step')} are {epochs:,} epoch{'s' * (epochs != 1)}{rest}"
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """All that a job says of its data sets.
+
+    Attributes:
+        datasets: one for each resolution of each, in ai-toolkit's order.
+        arch: the model's, as the job names it.
+        step: what every side of a bucket is a multiple of.
+        accumulate: batches for one step.
+        length: how long it trains; None where it does not say.
+        options: those under its key `kohya_bucket`, over the environment's; None where a finding says what is wrong.
+    """
+
+    path: Path
+    datasets: tuple[JobKeys, ...]
+    arch: str
+    step: int
+    accumulate: int
+    length: JobLength | None
+    options: AdapterOptions | None
+    findings: Findings
+
+
+def is_job(data: Any) -> bool:
+    """Whether a file holds a job of ai-toolkit."""
+    return isinstance(data, Mapping) and "job" in data and isinstance(data.get("config"), Mapping)
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text holds, numbers as ai-toolkit reads them. ValueError for what is not YAML."""
+    try:
+        import yaml
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"a YAML file is read by PyYAML, which is not installed: {pip_install('yaml')}") from missing
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{where}{getattr(error, 'problem', None) or 'it is not YAML'}") from error
+
+
+def read_job(path: str | os.PathLike[str]) -> JobConfig:
+    """Read a job, `.yaml`, `.yml` or `.json`.
+
+    Raises:
+        ConfigError: the file is no job, or has no data set. Everything else is in `findings`.
+    """
+    file, findings = Path(path), Findings()
+    try:
+        data = (parse_yaml if file.suffix.lower() in YAML else parse_json)(read_text(file))
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if not is_job(data):
+        raise ConfigError(f"{file} is no job of ai-toolkit: it has no keys job and config")
+    config = _named(data["config"])
+    processes = [one for one in config.get("process") or [] if isinstance(one, Mapping) and one.get("datasets")]
+    if not processes:
+        raise ConfigError(f"{file}: no process in it has datasets, so there is nothing to train")
+    if len(processes) > 1:
+        message = f"{len(processes)} processes have datasets; the first one is shown"
+        findings.note("several-processes", "", message, "plan each in a file of its own")
+    process = processes[0]
+    train, model = (process.get(name) or {} for name in ("train", "model"))
+    batch_size, steps = train.get("batch_size", 1), train.get("steps")
+    arch = _arch(model)
+    step = STEPS.get(arch)
+    if step is None:
+        step = 16
+        message = f"the model is {arch!r}, whose step is not known: buckets are shown in steps of 16"
+        findings.warning("unknown-model", "", message, "ai-toolkit prints the sizes of its buckets: compare them")
+    source = ConfigSource(file, data, {})
+    tables = [found[TABLE] for found in (data, data["config"]) if TABLE in found]
+    options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}, {}), findings)
+    datasets = [keys for i, one in enumerate(_list(process["datasets"]))
+                for keys in _datasets(one, i + 1, batch_size, source, findings)]  # fmt: skip
+    return JobConfig(
+        file, tuple(datasets), arch, step, _whole(train.get("gradient_accumulation")),
+        JobLength(steps) if isinstance(steps, int) else None, options, findings,
+    )  # fmt: skip
+
+
+def _named(config: Any) -> Any:
+    """A config with `[name]` replaced by its name, as ai-toolkit does it."""
+    name = str(config.get("name", ""))
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: replaced(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [replaced(one) for one in value]
+        return value.replace("[name]", name) if isinstance(value, str) else value
+
+    return replaced(config)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+_LEGACY = {"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart": "pixart", "is_pixart_sigma": "pixart_sigma",
+           "is_auraflow": "auraflow", "is_flux": "flux", "is_lumina2": "lumina2", "is_vega": "vega",
+           "is_ssd": "ssd"}  # fmt: skip
+
+
+def _arch(model: Mapping[str, Any]) -> str:
+    """The architecture that a job names, in one of ai-toolkit's ways; `qwen_image:2512` is `qwen_image`."""
+    named = model.get("arch")
+    if isinstance(named, str):
+        return named.split(":")[0]
+    return next((arch for key, arch in _LEGACY.items() if model.get(key)), "sd1")
+
+
+def _datasets(table: Any, number: int, batch_size: Any, source: ConfigSource, findings: Findings) -> Iterator[JobKeys]:
+    """One data set at each of its resolutions."""
+    name = f"dataset {number}"
+    if not isinstance(table, Mapping):
+        findings.error("not-a-table", name, f"it is {table!r}, not keys with values")
+        return
+
+    for key in [key for key in table if key not in KEYS and key not in OTHER_KEYS]:
+        near = near_key(str(key), {*KEYS, *OTHER_KEYS})
+        message = f"ai-toolkit ignores {key!r} without a word: it has no such key"
+        findings.warning("unknown-key", name, message, f"did you mean {near!r}?" if near else "remove it", (str(key),))
+    resolutions = _list(table.get("resolution", 512))
+    own = {key: table[key] for key in KEYS if table.get(key) is not None and key != "resolution"}
+    taken = read_table(own, KEYS, ("config",), name, source, findings, lambda key: ("unknown-key", key, ""))
+    paths = [taken.pop(key, None) for key in ("dataset_path", "folder_path")]
+    path = next(filter(None, paths), None)
+    if path is None:
+        findings.error("no-source", name, "it names no images", "set folder_path")
+        return
+    taken["batch_size"] = taken.get("batch_size", _whole(batch_size))
+    for resolution in resolutions:
+        if not WHOLE.fits(resolution) or isinstance(resolution, bool) or resolution < 1:
+            findings.error("wrong-type", name, f"resolution is {resolution!r}, but must be whole numbers of 1 or more")
+            continue
+        keys = JobKeys(number, path, **{**taken, "resolution": resolution})
+        if _check(keys, findings):
+            yield keys
+
+
+def _check(keys: JobKeys, findings: Findings) -> bool:
+    """Whether buckets follow from the keys of a data set; what is wrong with them is added."""
+    before = len(findings)
+    check_range("batch_size", keys.batch_size, ONE_OR_MORE, keys.place, findings)
+    if keys.num_repeats > MOST_REPEATS:
+        message = f"num_repeats is {keys.num_repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
+        findings.error("num-repeats", keys.place, message, "lower it")
+    if not 0 < keys.scale < float("inf"):
+        findings.error("scale", keys.place, f"scale is {keys.scale}, but must be above 0")
+    if not keys.buckets:
+        message = "buckets is false: ai-toolkit then crops every image anew, and draws batches of all alike"
+        findings.warning("no-buckets", keys.place, message, "leave it out, if images have several sizes")
+    if keys.auto_frame_count:
+        message = "auto_frame_count lets each clip keep its own length, which depends on the model's code"
+        findings.warning("auto-frames", keys.place, f"{message}: its buckets are not shown", "set num_frames")
+    return len(findings) == before
+
+
+_OPTIONS = {
+    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels",
+    "max_tokens", "max_cost", "model", "cost",
+}  # fmt: skip
+
+
+def conflicts(options: AdapterOptions, *, cached: bool) -> Iterator[str]:
+    """What to change, for options that have no place in ai-toolkit, or none beside latents that are cached."""
+    for field in fields(options):
+        if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
+            yield (
+                f"[{TABLE}] {field.name} is set, but images are placed, cut and cached by ai-toolkit itself: leave it "
+                f"out; {', '.join(sorted(_OPTIONS))} can be set"
+            )
+    if cached and options.moving:
+        names = " and ".join(f"{name} = {policy.name!r}" for name, policy in options.moving.items())
+        yield (
+            f"[{TABLE}] {names} trains images at other sizes, but cache_latents keeps one size of each: use 'keep', "
+            "'pad' or 'drop', or train without cache_latents and cache_latents_to_disk"
+        )

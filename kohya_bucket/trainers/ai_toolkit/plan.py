@@ -1,0 +1,187 @@
+"""What training a job will be: its images placed and planned by the objects that train them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from kohya_bucket.buckets import BucketRule, Placement
+from kohya_bucket.buckets.rules.fixed import OneBucket
+from kohya_bucket.buckets.sizes import IntArray, as_pair
+from kohya_bucket.buckets.trainers import AIToolkitBuckets
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images.clips import read_clips
+from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.trainers.ai_toolkit.config import JobConfig, JobKeys, conflicts, read_job
+from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress
+from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
+from kohya_bucket.trainers.door.sizes import scan_sizes
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp")
+_CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
+
+
+@dataclass(frozen=True)
+class JobData:
+    """One data set at one resolution.
+
+    Attributes:
+        paths: [N] its images and clips.
+        sizes: [N, 2] as ai-toolkit counts them: upright.
+        items: what is trained of them, each turn of one an item.
+        placement: [N] where each goes.
+        left_out: (path, reason) of what is not trained.
+        rows: one for each bucket, with what the epoch's plan trains of it.
+    """
+
+    keys: JobKeys
+    paths: list[str]
+    sizes: IntArray
+    items: PlannedItems
+    placement: Placement
+    left_out: tuple[tuple[str, str], ...]
+    rows: tuple[BucketRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The data sets of a job, and the epoch of its images on each number of GPUs, without regularization."""
+
+    options: AdapterOptions
+    datasets: tuple[JobData, ...]
+    gpus: tuple[GpuRow, ...]
+
+
+def rule_of(keys: JobKeys, step: int) -> BucketRule:
+    """What gives an image of a data set its bucket."""
+    return OneBucket((keys.resolution,) * 2) if keys.square_crop else AIToolkitBuckets(keys.resolution, step)
+
+
+def files_of(keys: JobKeys, findings: Findings) -> list[str]:
+    """The images, and where clips are trained the clips, of a data set, in an order that no file system decides."""
+    if os.path.isdir(keys.source):
+        found = sorted(_files_below(keys.source, _IMAGES + _CLIPS if keys.of_clips else _IMAGES))
+    else:
+        try:
+            found = list(parse_json(read_text(Path(keys.source))))
+        except (OSError, ValueError, TypeError) as error:
+            message = f"{keys.source} is neither a folder nor a JSON file whose keys are paths ({error})"
+            findings.error("missing-folder", keys.place, message, "correct folder_path")
+            return []
+    found = [path for path in found if os.path.basename(os.path.dirname(path)) != "_controls"]
+    if not found:
+        kinds = "images or clips" if keys.of_clips else "images"
+        message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(_IMAGES)})"
+        findings.error("no-images", keys.place, message, "correct folder_path, or convert them")
+    return found
+
+
+def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (
+            os.path.join(root, name) for name in names if name.lower().endswith(endings) and not name.startswith(".")
+        )
+
+
+def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | None) -> JobData:
+    paths = files_of(keys, findings)
+    is_clip = np.array([keys.of_clips and path.lower().endswith(_CLIPS) for path in paths], dtype=np.bool_)
+    sizes = np.zeros((len(paths), 2), dtype=np.int32)
+    reasons: dict[int, str] = {}
+    for clips in (False, True):
+        rows = np.flatnonzero(is_clip == clips)
+        if not len(rows):
+            continue
+        mine = [paths[i] for i in rows.tolist()]
+        if clips:
+            scan = read_clips(mine, progress=progress)
+            sizes[rows], failures = scan.sizes, scan.failures
+        else:
+            images = scan_sizes(mine, progress=progress)
+            sizes[rows] = images.sizes if keys.fast_image_size else images.upright_sizes()
+            failures = images.failures
+        reasons |= {int(rows[i]): why for i, _, why in failures}
+    placement = rule_of(keys, step).place((sizes * keys.scale).astype(np.int32))
+    left_out = tuple((paths[i], reasons.get(i, "it is too small for any bucket"))
+                     for i in np.flatnonzero(~placement.placed).tolist())  # fmt: skip
+    if left_out:
+        first = some([f"{path}: {why}" for path, why in left_out], 1)
+        message = f"{counted(len(left_out), 'file')} that ai-toolkit leaves out ({first})"
+        remedy = what_to_do(*(why for _, why in left_out))
+        findings.warning("not-trained", keys.place, message, remedy, [path for path, _ in left_out])
+    kept, turns = np.flatnonzero(placement.placed).tolist(), keys.flips
+    buckets = [(*as_pair(placement.bucket_sizes[i]), keys.num_frames if is_clip[i] else 1) for i in kept]
+    items = PlannedItems.of(
+        [paths[i] for i in kept] * len(turns),
+        [bucket if keys.of_clips else bucket[:2] for bucket in buckets] * len(turns),
+        max(keys.num_repeats, 1), keys.batch_size, np.tile(placement.crop_loss[kept], len(turns)),
+    )  # fmt: skip
+    return JobData(keys, paths, sizes, items, placement, left_out)
+
+
+def overview(
+    job: JobConfig, gpus: Sequence[int] = (1,), accumulate: int = 1, progress: Progress | None = None
+) -> Overview:
+    """Place and plan what a job trains. What its files show to be wrong is added to its findings.
+
+    Raises:
+        KohyaBucketError: options from which no plan follows.
+    """
+    options = job.options
+    if options is None:
+        return Overview(AdapterOptions(), (), ())
+    cached = any(keys.cache_latents or keys.cache_latents_to_disk for keys in job.datasets)
+    for conflict in conflicts(options, cached=cached):
+        raise ConfigError(f"{job.path}: {conflict}")
+    placed = [_place(keys, job.step, job.findings, progress) for keys in job.datasets]
+    placed = [data for data in placed if len(data.items.keys)]
+    rows: tuple[GpuRow, ...] = ()
+    out = []
+    for is_reg in (False, True):
+        mine = [data for data in placed if data.keys.is_reg == is_reg]
+        counts, of_gpus = epoch_of([data.items for data in mine], options, gpus, accumulate)
+        rows = rows or of_gpus
+        out += [replace(data, rows=tuple(data.items.rows(own))) for data, own in zip(mine, counts, strict=True)]
+    return Overview(options, tuple(out), rows)
+
+
+def job_section(path: Path, show: ShowProgress, *, decode: bool) -> Section:
+    """What `kohya-bucket doctor` says of a job: its mistakes, and the files that will fail.
+
+    Raises:
+        KohyaBucketError: the job cannot be read at all.
+    """
+    job = read_job(path)
+    section = Section(f"job {path}, of ai-toolkit", [("model", f"{job.arch}, in steps of {job.step}")], job.findings)
+    try:
+        with show("reading images") as progress:
+            seen = overview(job, progress=progress)
+    except KohyaBucketError as error:
+        section.findings.error("settings", "", str(error))
+        return section
+    for data in seen.datasets:
+        batches = sum(row.batches for row in data.rows)
+        text = f"{counted(len(data.paths), 'file')} in {counted(len(data.items.bucket_keys), 'bucket')}, "
+        section.facts.append((data.keys.place, f"{text}{counted(batches, 'batch')} an epoch"))
+    if decode:
+        known = {path for data in seen.datasets for path, _ in data.left_out}
+        files = dict.fromkeys(p for data in seen.datasets for p in data.paths if p.lower().endswith(_IMAGES))
+        with show("decoding every image") as progress:
+            bad = undecodable([path for path in files if path not in known], progress)
+        section.facts.append(("decoded", counted(len(files), "image")))
+        if bad:
+            names = [f"{path}: {reason}" for path, reason in bad]
+            message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}), for which ai-toolkit "
+            message += "trains another one, drawn at random"
+            section.findings.warning("undecodable", "", message, what_to_do(*(why for _, why in bad)), names)
+    return section

@@ -1,0 +1,164 @@
+"""Jobs of ai-toolkit: read, planned, and shown by the commands."""
+
+import json
+import shutil
+from collections import Counter
+
+import pytest
+from PIL import Image
+
+import kohya_bucket
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.ai_toolkit.config import read_job
+from tests.cli.test_preview import mistakes
+from tests.command_line import command_line
+from tests.pictures import make_pictures
+
+pytest.importorskip("yaml")
+__all__ = ["command_line"]
+SIZES = [(300, 200), (200, 300), (300, 200), (256, 256), (310, 205)]
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A file that is made of a data set's keys, and of others for the process and for the whole."""
+    make_pictures(tmp_path / "images", SIZES, caption="caption")
+    hidden = tmp_path / "images" / ".thumbs"
+    hidden.mkdir()
+    shutil.copy(tmp_path / "images" / "0.png", hidden)
+
+    def make(*datasets, whole=None, **process):
+        listed = [{"folder_path": str(tmp_path / "images"), **keys} for keys in datasets or ({},)]
+        process = {"type": "sd_trainer", "datasets": listed, "train": {"batch_size": 2, "steps": 101}, **process}
+        data = {"job": "extension", "config": {"name": "x", "process": [process]}, **(whole or {})}
+        file = tmp_path / "job.yaml"
+        file.write_text(json.dumps(data), encoding="utf-8")  # JSON is YAML
+        return file
+
+    return make
+
+
+def test_each_resolution_and_turn_is_planned(job, command_line):
+    file = job({"resolution": [128, 64], "flip_x": True, "num_repeats": 3}, model={"arch": "zimage"})
+    code, out, err = command_line("plan", file, "--json", "--images", "--gpus", "1,2")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert mistakes(found) == []
+    assert (found["architecture"], [data["keys"]["resolution"] for data in found["datasets"]]) == ("zimage", [128, 64])
+    for data in found["datasets"]:
+        assert (data["files"], data["items"], data["samples"]) == (5, 10, 30)
+        assert {row["path"][-5:] for row in data["rows"]} == {f"{i}.png" for i in range(5)}
+        assert all(side % 16 == 0 for row in data["buckets"] for side in row["bucket"])
+    assert [(row["gpus"], row["samples"], row["missed"]) for row in found["gpus"]] == [(1, 60, 0), (2, 60, 0)]
+
+
+def test_a_table_says_how_many_epochs_the_steps_are(job, command_line):
+    code, out, _ = command_line("plan", job({"resolution": 128}))
+    assert code == 0
+    assert "128x128, buckets, for sd1, batch size 2" in out
+    assert "101 steps are 25 epochs and 1 step of the next" in out
+
+
+def test_preview_takes_a_job(job):
+    found = kohya_bucket.preview(str(job({"resolution": 128})))
+    assert sum(bucket.samples for bucket in found.buckets) == len(SIZES)
+    assert Counter(name[-5:] for bucket in found.buckets for name in bucket.files) == {f"{i}.png": 1 for i in range(5)}
+
+
+def test_regularization_has_epochs_of_its_own(job, command_line):
+    code, out, _ = command_line("plan", job({"resolution": 64}, {"resolution": 64, "is_reg": True}), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [data["kind"] for data in found["datasets"]] == ["images", "regularization"]
+    assert found["gpus"][0]["samples"] == len(SIZES)
+
+
+def test_options_stand_in_the_job(job, command_line):
+    whole = {"kohya_bucket": {"remainder": "merge", "merge_max_crop": 0.5}}
+    found = [json.loads(command_line("plan", job({"resolution": 128}, whole=w), "--json")[1]) for w in ({}, whole)]
+    assert [one["settings"]["remainder"] for one in found] == ["keep", "merge"]
+    assert found[1]["gpus"][0]["steps"] < found[0]["gpus"][0]["steps"]
+    assert found[1]["gpus"][0]["moved"] > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "whole", "words"),
+    [
+        ({"bach_size": 3}, {}, "ignores 'bach_size' without a word: it has no such key: did you mean 'batch_size'"),
+        ({"batch_size": "2"}, {}, "batch_size is '2', but must be a whole number"),
+        ({"resolution": "512x512"}, {}, "resolution is '512x512', but must be whole numbers"),
+        ({"folder_path": None}, {}, "it names no images"),
+        ({"folder_path": "nowhere"}, {}, "nowhere is neither a folder nor a JSON file"),
+        ({"buckets": False}, {}, "buckets is false"),
+        ({"num_frames": 9, "auto_frame_count": True}, {}, "auto_frame_count lets each clip keep its own length"),
+        ({"num_repeats": 10**6}, {}, "no more than 100,000 can be planned"),
+        ({}, {"kohya_bucket": {"remaindr": "pad"}}, "remaindr"),
+    ],
+)
+def test_what_is_wrong_is_said(keys, whole, words, job, command_line):
+    code, out, err = command_line("plan", job({"resolution": 64, **keys}, whole=whole), "--strict")
+    assert code == 1
+    assert words in " ".join((out + err).split())
+
+
+@pytest.mark.parametrize(
+    ("keys", "whole", "words"),
+    [
+        ({}, {"kohya_bucket": {"rule": "novelai"}}, "images are placed, cut and cached by ai-toolkit itself"),
+        ({"cache_latents": True}, {"kohya_bucket": {"remainder": "merge"}}, "cache_latents keeps one size of each"),
+    ],
+)
+def test_options_that_cannot_stand_there_are_refused_as_in_training(keys, whole, words, job, command_line):
+    code, _, err = command_line("plan", job({"resolution": 64, **keys}, whole=whole))
+    assert code == 2
+    assert words in err
+
+
+def test_files_that_are_no_jobs(tmp_path):
+    for text, words in (("a: [", "line 1"), ("a: 1", "no job of ai-toolkit"),
+                        ("{job: x, config: {process: [{type: y}]}}", "nothing to train")):  # fmt: skip
+        file = tmp_path / "job.yaml"
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=words):
+            read_job(file)
+
+
+def test_images_count_upright(tmp_path, job, command_line):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for file in (tmp_path / "images").glob("*.png"):
+        file.unlink()
+    Image.new("RGB", (300, 200)).save(tmp_path / "images" / "turned.jpg", exif=exif)
+    file = job({"resolution": 128})
+    out = json.loads(command_line("plan", file, "--json", "--images")[1])
+    (row,) = out["datasets"][0]["rows"]
+    assert row["size"] == [200, 300]
+    assert row["bucket"][0] < row["bucket"][1]
+    shown = command_line("simulate", tmp_path / "images" / "turned.jpg", "--config", file)[1]
+    assert f"{row['bucket'][0]}x{row['bucket'][1]}" in shown
+    report = json.loads(command_line("analyze", "--config", file, "--json")[1])
+    assert [[one["width"], one["height"]] for one in report["datasets"][0]["buckets"]] == [row["bucket"]]
+
+
+def test_doctor_and_commands_that_do_not_take_it(tmp_path, job, command_line):
+    file = job({"resolution": 128})
+    (tmp_path / "images" / "broken.png").write_bytes(b"no image")
+    code, out, _ = command_line("doctor", file, "--quick")
+    assert code == 0
+    assert "1 file that ai-toolkit leaves out" in out
+    assert "sd1, in steps of 16" in out
+    for arguments in (
+        ("explore", file, "--no-open", "--out", tmp_path / "p.html"),
+        ("precompute", "--config", file, "--vae", "x"),
+    ):
+        code, _, err = command_line(*arguments)
+        assert code == 2
+        assert "is a config of ai-toolkit" in err
+
+
+def test_a_list_of_paths_and_square_crops(tmp_path, job, command_line):
+    paths = {str(tmp_path / "images" / f"{i}.png"): {"caption": "x"} for i in (0, 1, 3)}
+    (tmp_path / "list.json").write_text(json.dumps(paths), encoding="utf-8")
+    listed = {"folder_path": None, "dataset_path": str(tmp_path / "list.json"), "resolution": 64, "square_crop": True}
+    found = json.loads(command_line("plan", job(listed), "--json")[1])["datasets"][0]
+    assert [(row["bucket"], row["items"]) for row in found["buckets"]] == [([64, 64], 3)]
