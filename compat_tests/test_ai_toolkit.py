@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 from renaming import unseen, with_other_behaviour
 
+from kohya_bucket.originals.loaders import run_loader
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
 from kohya_bucket.trainers.ai_toolkit.config import KEYS, OTHER_KEYS, read_job
@@ -102,6 +103,10 @@ def test_alone_it_fills_slots_with_repeats(pictures, tmp_path):
     assert sum(seen.values()) > COUNT * 1.2
     batches = [{tuple(sorted(map(tuple, r["items"]))) for r in rows if r["epoch"] == epoch} for epoch in (0, 1)]
     assert batches[0] == batches[1]
+    with_sizes = {item[1]: tuple(row["shape"][-2:]) for row in rows for item in row["items"]}
+    ids = np.unique(list(with_sizes.values()), axis=0, return_inverse=True)[1].reshape(-1)
+    restated = run_loader("ai-toolkit", ids, np.ones(len(ids)), BATCH)
+    assert (restated.steps, restated.repeated) == (steps, sum(seen.values()) - COUNT)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

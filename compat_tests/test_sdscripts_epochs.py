@@ -5,9 +5,12 @@ import multiprocessing
 import os
 import random
 
+import numpy as np
 import pytest
 import torch
 from sdscripts_support import build_groups, random_sizes, write_images, write_metadata
+
+from kohya_bucket.originals.loaders import run_loader
 
 BATCH = 2
 
@@ -81,6 +84,19 @@ def test_the_original_misses_images_with_two_workers(unpatched, tmp_path):
     group, _ = build_groups(unpatched, group_config(tmp_path))
     missed = [41 - len({k for batch in epoch for k in batch}) for epoch in train(unpatched, group, workers=2)]
     assert max(missed) > 0
+
+
+def test_what_the_original_misses_is_what_compare_shows(unpatched, tmp_path):
+    """With its default 8 workers; the numbers are drawn, so means over epochs are compared."""
+    group, _ = build_groups(unpatched, group_config(tmp_path, count=150))
+    buckets = group.datasets[0].bucket_manager.buckets
+    ids = [k for k, bucket in enumerate(buckets) for _ in bucket]
+    epochs = [[key for batch in epoch for key in batch] for epoch in train(unpatched, group, epochs=8, workers=8)]
+    left_out = np.mean([150 - len(set(epoch)) for epoch in epochs])
+    repeated = np.mean([len(epoch) - len(set(epoch)) for epoch in epochs])
+    restated = run_loader("sd-scripts", ids, [1] * len(buckets), BATCH, epochs=200)
+    assert left_out == pytest.approx(restated.left_out, abs=3)
+    assert repeated == pytest.approx(restated.repeated, abs=3)
 
 
 @pytest.mark.slow

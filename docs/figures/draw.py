@@ -1,4 +1,4 @@
-"""Draws the figures of docs/rules.md into this folder: python docs/figures/draw.py"""
+"""Draws the figures of docs/rules.md and docs/epochs.md into this folder: python docs/figures/draw.py"""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
 from kohya_bucket.buckets import BucketRule, ExactBuckets, FixedBuckets, KohyaBuckets, load_preset  # noqa: E402
+from kohya_bucket.buckets.choices import TRAINERS  # noqa: E402
+from kohya_bucket.originals.loaders import LOADERS  # noqa: E402
 from kohya_bucket.reports.chart import Drawing, aspect_chart  # noqa: E402
+from kohya_bucket.reports.compare import Compared, compare_rules  # noqa: E402
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1180, 420, 64, 24, 96, 44
 _COLOURS = ("#1f5fa8", "#d9650b", "#2b8a3e", "#9c36b5", "#c92a2a", "#0b7285", "#5f3dc4", "#846300", "#555555")
@@ -38,7 +41,42 @@ def figures() -> dict[str, Drawing]:
             "512x512 with and without a bound of 10%: gaps are aspects without a bucket",
         ),
         "sets-1024.svg": loss_chart(sets, "1024x1024: what a set crops off"),
+        "epochs.svg": epochs_chart(),
     }
+
+
+def example_runs(gpus: int) -> list[Compared]:
+    """What loaders make of the 200 pictures of docs/epochs.md."""
+    rng = np.random.default_rng(7)
+    formats = [(3000, 2000), (2000, 3000), (4000, 3000), (1920, 1080), (1080, 1920), (1024, 1024), (1080, 1350)]
+    aspect = np.exp(rng.normal(0, 0.3, 80))[:, None]
+    free = 1200 * np.concatenate([aspect**0.5, aspect**-0.5], axis=1)
+    sizes = np.concatenate([np.array(formats)[rng.integers(0, 7, 120)], free]).astype(np.int32)
+    kohya = KohyaBuckets(1024, 256, 2048)
+    rules = [(name, kohya) for name in ("kohya", "sd-scripts", "anima_lora", "NovelAI's program")]
+    rules += [(name, TRAINERS[name].load()(1024)) for name in LOADERS if name in TRAINERS]
+    return compare_rules(rules, sizes, 4, gpus)
+
+
+def epochs_chart() -> Drawing:
+    """A bar for each trainer: images that an epoch trains and leaves out, and slots that repeat one."""
+    runs, row, left, scale = example_runs(1), 34, 190, 3.4
+    drawing = Drawing(_WIDTH, _TOP + row * len(runs) + 24, "200 images, batches of 4: what an epoch trains")
+    drawing.text(24, 28, drawing.title, size=18, bold=True)
+    kinds = (("trained", "#2b8a3e"), ("left out", "#c92a2a"), ("repeated once more", "#d9650b"))
+    for k, (kind, colour) in enumerate(kinds):
+        drawing.box(left + 200 * k, 48, 14, 14, colour)
+        drawing.text(left + 200 * k + 22, 60, kind)
+    for k, one in enumerate(runs):
+        run, x, y = one.trained, float(left), _TOP + row * k
+        assert run is not None
+        drawing.text(left - 12, y + 16, "this package" if one.name == "kohya" else one.name, anchor="end")
+        for count, (_, colour) in zip((200 - run.left_out, run.left_out, run.repeated), kinds, strict=True):
+            drawing.box(x, y, count * scale, 22, colour)
+            if count >= 8:
+                drawing.text(x + count * scale / 2, y + 16, f"{count:.0f}", colour="#ffffff", anchor="middle")
+            x += count * scale
+    return drawing
 
 
 def loss_chart(rules: Sequence[tuple[str, BucketRule]], title: str, reach: float = 4.0, steps: int = 1200) -> Drawing:

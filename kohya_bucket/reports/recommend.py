@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from kohya_bucket.buckets import (
     BucketSet,
     FixedBuckets,
     KohyaBuckets,
-    Reason,
     list_presets,
     load_preset,
 )
@@ -37,7 +36,6 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.sdscripts.families import Trainer
@@ -121,58 +119,6 @@ def _percent(share: float) -> str:
     if share == 0:
         return "0%"
     return f"{100 * share:.2f}%" if share < 0.1 else f"{100 * share:.1f}%"
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One rule over the images.
-
-    Attributes:
-        name: as asked for.
-        summary: its numbers; see `Summary`.
-        reasons: how many readable images have no bucket, by reason.
-    """
-
-    name: str
-    summary: Summary
-    reasons: dict[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Flat, for JSON."""
-        return {"rule": self.name, **asdict(self.summary), "reasons": self.reasons}
-
-
-def compare_rules(rules: Sequence[tuple[str, BucketRule]], sizes: IntArray, batch_size: int = 1) -> list[Compared]:
-    """Each rule over [N, 2] sizes; unreadable rows (a side below 1) are left out of all counts."""
-    readable = sizes[sizes.min(axis=1, initial=1) > 0]
-    images = ImageTable.of([""] * len(readable), readable)
-    out = []
-    for name, rule in rules:
-        placement = rule.place(readable)
-        counts = Subject(name, images, rule, batch_size).counts(placement, rule)
-        missed = np.bincount(placement.reasons[~placement.placed]).tolist()
-        reasons = {Reason(i).text: n for i, n in enumerate(missed) if n}
-        out.append(Compared(name, summarize(readable, placement, counts), reasons))
-    return out
-
-
-def conclusion(results: Sequence[Compared]) -> str:
-    """Which rule loses least, and what that gains and costs against the first one.
-
-    An image without a bucket counts as lost whole.
-    """
-
-    def lost(one: Compared) -> float:
-        s = one.summary
-        return (s.mean_crop * s.placed + s.unplaced) / max(s.placed + s.unplaced, 1)
-
-    first, best = results[0], min(results, key=lost)
-    if best is first:
-        return f"{first.name} loses least: {lost(first):.2%}"
-    gain, cost = differences(first.summary, best.summary)
-    text = f"{best.name} loses least: {lost(best):.2%}, and {first.name} {lost(first):.2%}"
-    better = f". Better than {first.name}: {gain}" if gain else ""
-    return text + better + (f". Worse: {cost}" if cost else "")
 
 
 Mask = npt.NDArray[np.bool_]

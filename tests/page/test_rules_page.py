@@ -1,4 +1,4 @@
-"""docs/rules.md and docs/rules-compared.md: their outputs and figures are what the code gives."""
+"""docs/rules.md, docs/rules-compared.md and docs/epochs.md: their outputs and figures are what the code gives."""
 
 import doctest
 import importlib.util
@@ -14,7 +14,7 @@ from kohya_bucket.buckets.rules.registry import rule_choices
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "least"), [("rules.md", 25), ("rules-compared.md", 4)])
+@pytest.mark.parametrize(("page", "least"), [("rules.md", 25), ("rules-compared.md", 4), ("epochs.md", 10)])
 def test_every_output_on_the_page(page, least) -> None:
     failures, examples = doctest.testfile(str(DOCS / page), module_relative=False, encoding="utf-8")
     assert failures == 0
@@ -28,7 +28,9 @@ def _draw():
     return module.figures()
 
 
-@pytest.mark.parametrize("name", ["kohya-512.svg", "switching-512.svg", "max-crop-512.svg", "sets-1024.svg"])
+@pytest.mark.parametrize(
+    "name", ["kohya-512.svg", "switching-512.svg", "max-crop-512.svg", "sets-1024.svg", "epochs.svg"]
+)
 def test_every_figure_is_what_the_code_draws(name) -> None:
     number = re.compile(r"-?\d+\.?\d*")
     kept, drawn = (DOCS / "figures" / name).read_text(encoding="utf-8"), _draw()[name].to_svg()
@@ -38,8 +40,9 @@ def test_every_figure_is_what_the_code_draws(name) -> None:
     np.testing.assert_allclose(*pairs, atol=0.11)
 
 
-def test_the_page_names_every_figure() -> None:
-    named = set(re.findall(r"figures/([\w-]+\.svg)", (DOCS / "rules.md").read_text(encoding="utf-8")))
+def test_the_pages_name_every_figure() -> None:
+    text = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("rules.md", "epochs.md"))
+    named = set(re.findall(r"figures/([\w-]+\.svg)", text))
     assert named == set(_draw()) == {p.name for p in (DOCS / "figures").glob("*.svg")}
 
 

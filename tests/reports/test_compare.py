@@ -6,7 +6,7 @@ import pytest
 from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets
 from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.choices import TRAINERS
-from kohya_bucket.reports.recommend import compare_rules, conclusion
+from kohya_bucket.reports.compare import compare_rules, conclusion
 
 SIZES = np.random.default_rng(0).integers(300, 3000, (400, 2)).astype(np.int32)
 RULES = {

@@ -26,17 +26,20 @@ from kohya_bucket.cli.options import (
     with_option_groups,
 )
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.reports.trainers import SD_SCRIPTS
 from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.sizes import IntArray
     from kohya_bucket.cli.sources import SizedImages
-    from kohya_bucket.reports.recommend import Compared
+    from kohya_bucket.originals.loaders import LoaderRun
+    from kohya_bucket.reports.compare import Compared
 
 _LEGEND = (
-    "mean crop, 95% and worst: shares of images cropped off; upscaled: images smaller than their bucket; short: "
-    "batches that are not full"
+    "mean crop, 95% and worst: shares of images cropped off; upscaled: images smaller than their bucket; steps, left "
+    "out and repeats: of an epoch of each GPU, in another trainer's own loader, else by this package's plan; never: "
+    "images that none of ten epochs trains; idle: time in which GPUs wait for one another"
 )
 
 
@@ -53,6 +56,7 @@ def compare(
     *,
     arch: Family = None,
     batch_size: int = opt(4, "Images per step.", "--batch-size", "-b", min=1),
+    gpus: int = opt(1, "GPUs that train together.", min=1),
     as_json: AsJson = False,
     options: RuleArguments,
     recursive: Recursive = True,
@@ -62,7 +66,7 @@ def compare(
     from kohya_bucket.cli.sources import sizes_of
     from kohya_bucket.images.formats import VIDEO_EXTENSIONS
     from kohya_bucket.images.listing import list_images
-    from kohya_bucket.reports.recommend import compare_rules
+    from kohya_bucket.reports.compare import compare_rules
 
     options = options.for_arch(context, arch)
     names = names_of(rules, comparable(), groups())
@@ -71,24 +75,25 @@ def compare(
         say(f"{counted(len(clips), 'clip')} left out: only images are compared", err=True)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     chosen = [(name, compared_rule(name, options, images.sizes)) for name in names]
-    results = compare_rules(chosen, images.sizes, batch_size)
+    results = compare_rules(chosen, images.sizes, batch_size, gpus)
     if as_json:
-        counts = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size}
+        counts = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size, "gpus": gpus}
         typer.echo(json.dumps(counts | {"rules": [result.as_dict() for result in results]}, indent=2))
     else:
-        _print(images, results, options.size, batch_size)
+        _print(images, results, options.size, batch_size, gpus)
 
 
-def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int) -> None:
-    from kohya_bucket.reports.recommend import conclusion
+def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int, gpus: int) -> None:
+    from kohya_bucket.reports.compare import conclusion
 
     console = wide_console()
-    console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}")
+    on = f" on each of {gpus} GPUs" if gpus > 1 else ""
+    console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}{on}")
     rows = []
-    for s, name in ((result.summary, one_line(result.name)) for result in results):
+    for s, trained, name in ((result.summary, result.trained, one_line(result.name)) for result in results):
         row = {"rule": name, "buckets": str(s.buckets), "mean crop": f"{s.mean_crop:.2%}", "95%": f"{s.p95_crop:.2%}"}
         row |= {"worst": f"{s.worst_crop:.2%}", "upscaled": f"{s.enlarged:.1%}", "no bucket": str(s.unplaced)}
-        rows.append(row | {"batches": str(s.batches), "short": str(s.short_batches)})
+        rows.append(row | _of_epoch(trained, gpus))
     print_table(console, rows)
     console.print(_LEGEND, style="dim", soft_wrap=True)
     for result in results:
@@ -96,6 +101,14 @@ def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], 
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)
     if len(results) > 1:
         console.print(conclusion(results), soft_wrap=True)
+
+
+def _of_epoch(trained: LoaderRun | None, gpus: int) -> dict[str, str]:
+    if trained is None:
+        return dict.fromkeys(("steps", "left out", "never", "repeats", *["idle"] * (gpus > 1)), "?")
+    row = {"steps": trained.steps, "left out": trained.left_out, "never": trained.never, "repeats": trained.repeated}
+    idle = {"idle": f"{trained.idle:.0%}"} if gpus > 1 else {}
+    return {name: f"{round(number):,}" for name, number in row.items()} | idle
 
 
 def _own() -> dict[str, Mapping[str, Any]]:
@@ -109,12 +122,17 @@ def _own() -> dict[str, Mapping[str, Any]]:
 
 
 def comparable() -> list[str]:
-    return [*_own(), *(name for name, rule in rule_choices().items() if rule.argument), *TRAINERS]
+    return [*_own(), *(name for name, rule in rule_choices().items() if rule.argument), *_trainers()]
+
+
+def _trainers() -> list[str]:
+    """Each with its own loader, where that is known here."""
+    return [SD_SCRIPTS, *TRAINERS]
 
 
 def groups() -> dict[str, list[str]]:
     """Names that stand for several."""
-    return {"trainers": [*TRAINERS], "all": [*_own(), *TRAINERS]}
+    return {"trainers": _trainers(), "all": [*_own(), *_trainers()]}
 
 
 def names_of(text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
@@ -134,7 +152,7 @@ def compared_rule(name: str, options: RuleArguments, sizes: IntArray) -> BucketR
         width, height = options.size
         rule: BucketRule = TRAINERS[name].load()(round((width * height) ** 0.5))
         return rule
-    own = _own()
+    own = _own() | {SD_SCRIPTS: {"rule": "kohya"}}
     if name not in own and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
     return replace(options, **own.get(name) or {"rule": name, **named_rule(name).not_taken}).make(sizes)
