@@ -79,6 +79,19 @@ def test_every_epoch_trains_each_image_exactly_its_repeats(patched, tmp_path, wo
     assert_exact(train(patched, group, **workers), group)
 
 
+def test_the_largest_batch_comes_first(patched, tmp_path):
+    config = {**group_config(tmp_path), "kohya_bucket": {"largest_first": True}}
+    group, _ = build_groups(patched, config)
+    seen = train(patched, group, workers=2)
+    assert_exact(seen, group)
+    shapes = {key: info.bucket_reso for dataset in group.datasets for key, info in dataset.image_data.items()}
+    for epoch in seen:
+        pixels = [len(batch) * np.prod(shapes[batch[0]]) for batch in epoch]
+        head = len(set(shapes.values()))
+        assert pixels[0] == max(pixels)
+        assert {shapes[batch[0]] for batch in epoch[:head]} == set(shapes.values())
+
+
 def test_the_original_misses_images_with_two_workers(unpatched, tmp_path):
     """What the adapter is for; if this ever fails, sd-scripts has mended it."""
     group, _ = build_groups(unpatched, group_config(tmp_path))

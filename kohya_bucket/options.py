@@ -64,6 +64,12 @@ def is_weight(value: Any) -> bool:
     return is_number(value) and 0 <= value < math.inf
 
 
+def flag(value: Any) -> str:
+    """True or False, numpy's too."""
+    is_flag = type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+    return "" if is_flag else "True or False"
+
+
 def share(value: Any) -> str:
     """A share of an image, below 1."""
     return "" if is_number(value) and 0 <= value < 1 else "a share of the image from 0 to less than 1, e.g. 0.05 for 5%"

@@ -121,6 +121,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
     console.print(_LEGEND, style="dim", soft_wrap=True)
     if all(row.gpus != 1 for row in rows):
         console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
+    if len(largest := {row.largest for row in rows if row.largest}) == 1:
+        console.print(f"the batch that needs most memory: {largest.pop()}", style="dim", soft_wrap=True)
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)

@@ -15,7 +15,17 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import array_of, known_keyword
 from kohya_bucket.errors import PlanError
-from kohya_bucket.options import above_zero, choice, option, read_value, share, weights, whole_number, without_effect
+from kohya_bucket.options import (
+    above_zero,
+    choice,
+    flag,
+    option,
+    read_value,
+    share,
+    weights,
+    whole_number,
+    without_effect,
+)
 from kohya_bucket.planning.batch_sizes import Budget
 from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
 from kohya_bucket.planning.orders import ORDERS, Order
@@ -49,11 +59,6 @@ def _two_floats(value: Any) -> tuple[float, float]:
     return a, b
 
 
-def _flag(value: Any) -> str:
-    is_flag = type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
-    return "" if is_flag else "True or False"
-
-
 @dataclass(frozen=True, kw_only=True)
 class EpochOptions:
     """What a user may choose for epochs, in a trainer as in the library. The defaults train what was asked for.
@@ -67,6 +72,8 @@ class EpochOptions:
             not be enlarged, pixels lost by scaling down count too.
         order: `shuffled` mixes the batches and spreads each bucket evenly; `ORDERS` has the others.
         run_length: steps of one shape in a row, with order `runs`.
+        largest_first: every epoch begins with one batch of each shape, the costliest first, so that what does not fit
+            into memory and what is compiled shows in the first minute.
         open_shards: with order `local`, shards of one bucket each that are being read at any step: so many at most, or
             so many times `nodes` by all nodes together, of which one may read more than its part.
         resolution_mode: how several resolutions of an image are used; see `RESOLUTION_MODES`.
@@ -90,6 +97,9 @@ class EpochOptions:
     order: str = choice("shuffled", lambda: ORDERS)
     run_length: int = option(
         8, whole_number(1, 31), int, needs=(lambda o: o.arrangement.uses_run_length, "order = 'runs'")
+    )
+    largest_first: bool = option(
+        False, flag, bool, needs=(lambda o: not o.arrangement.uses_shards, "an order that takes any batch first")
     )
     open_shards: int = option(
         64, whole_number(2, 31), int, needs=(lambda o: o.arrangement.uses_shards, "order = 'local'")
@@ -173,7 +183,7 @@ class PlanOptions(EpochOptions):
     )  # fmt: skip
     bucket_groups: npt.ArrayLike | None = None
     no_upscale: npt.ArrayLike = False
-    equal_epochs: bool = option(False, _flag, bool)
+    equal_epochs: bool = option(False, flag, bool)
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -294,6 +304,7 @@ class PlanOptions(EpochOptions):
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
             "step_shapes": "one" if self.one_shape else "equal_cost",
             "item_costs": self.item_costs if self.by_cost else None,
+            **({"largest_first": True} if self.largest_first else {}),
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.uses_shards else {}),
         }
 

@@ -83,6 +83,18 @@ def _order_sorted(cut: BatchLayout, rng: np.random.RandomState, run_length: int)
     return np.arange(len(cut.bucket))
 
 
+def with_largest_first(bucket: npt.NDArray[np.int32], cost: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+    """[S] numbers of the steps, with the costliest of each bucket at the head, the costliest of all first.
+
+    Args:
+        bucket, cost: [S, W] what each rank trains in a step, and what it costs.
+    """
+    falling = np.argsort(-cost.ravel(), kind="stable")
+    _, first = np.unique(bucket.ravel()[falling], return_index=True)
+    head = list(dict.fromkeys((falling[np.sort(first)] // bucket.shape[1]).tolist()))
+    return np.concatenate([np.array(head, dtype=np.intp), np.setdiff1d(np.arange(len(bucket)), head)])
+
+
 ORDERS: dict[str, Order] = {
     order.name: order
     for order in (

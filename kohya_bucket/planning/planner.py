@@ -18,8 +18,10 @@ from kohya_bucket.planning.demand import Demand, sequence_items, smallest_ids
 from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
 from kohya_bucket.planning.equal_cost import equal_cost, step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
+from kohya_bucket.planning.idle import rank_costs
 from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.options import PlanOptions, known_options
+from kohya_bucket.planning.orders import with_largest_first
 from kohya_bucket.planning.plan import EpochPlan, MixedSteps
 from kohya_bucket.planning.remainders import KEEP, apply_policies
 from kohya_bucket.planning.resume import EpochPosition
@@ -106,6 +108,10 @@ class EpochPlanner:
         self.global_batch = per_rank * self.world_size
         self.full_batch = per_rank if chosen.by_cost else self.global_batch
         self._context = chosen.context(self.global_batch)
+        if chosen.largest_first and chosen.item_costs is None:
+            raise PlanError(
+                "largest_first is set, but the buckets' sizes are unknown: give bucket_sizes or bucket_tokens"
+            )
         self._shards: npt.NDArray[np.int32] | None = None
         if chosen.arrangement.uses_shards and chosen.shards is not None:
             self._shards = checked_shards(chosen.shards, len(ids))
@@ -257,6 +263,12 @@ class EpochPlanner:
             item_costs=options.item_costs,
             mixed=MixedSteps() if met is None else met.mixed,
         )
+        if options.largest_first:
+            buckets = np.stack([plan.rank_buckets(rank) for rank in range(ranks)], axis=1)
+            first = with_largest_first(buckets, rank_costs(plan))
+            plan = replace(
+                plan, start=plan.start[first], length=plan.length[first], bucket_of_step=plan.bucket_of_step[first]
+            )
         return plan.with_ledger(asked, changes)
 
 

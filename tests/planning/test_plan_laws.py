@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason
+from kohya_bucket.planning.idle import rank_costs
+from kohya_bucket.planning.options import STEP_SHAPES
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 any_order = st.sampled_from(list(ORDERS))
@@ -169,6 +171,29 @@ def test_runs_are_as_long_as_asked(case: dict) -> None:
     for k in np.flatnonzero(per_bucket):
         lengths = runs[plan.bucket_of_step[starts] == k]
         assert np.count_nonzero(lengths % run) <= 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    case=cases(),
+    order=st.sampled_from([name for name in ORDERS if name != "local"]),
+    step_shapes=st.sampled_from([*STEP_SHAPES]),
+)
+def test_the_costliest_batch_of_each_shape_comes_first(case: dict, order: str, step_shapes: str) -> None:
+    case |= {"step_shapes": step_shapes, "order": order, "repeats": None}
+    usual, first = plan_epoch(**case), plan_epoch(**case, largest_first=True)
+    ranks = range(usual.world_size)
+    steps = [
+        sorted(tuple(tuple(plan.indices(s, r).tolist()) for r in ranks) for s in range(plan.steps))
+        for plan in (usual, first)
+    ]
+    assert steps[0] == steps[1]  # the same steps, each once
+    buckets, costs = np.stack([first.rank_buckets(r) for r in ranks], axis=1), rank_costs(first)
+    shapes = np.unique(buckets)
+    head = len(shapes)
+    for k in shapes.tolist():
+        assert costs[:head][buckets[:head] == k].max() == costs[buckets == k].max()
+    assert first.steps == 0 or costs[0].max() == costs.max()
 
 
 @every_order

@@ -167,7 +167,7 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     # Not in it: updates do not change steps, and budgets only change the global batch.
     of_shards = {"shards", "open_shards", "nodes"}
     assert {one.name for one in fields(PlanOptions)} - fingerprint.keys() == of_shards | {
-        "accumulate", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
+        "accumulate", "largest_first", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
     }  # fmt: skip
     assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()
 
@@ -178,6 +178,8 @@ def test_what_saved_states_know_keeps_its_names() -> None:
         ({"merge_max_crop": 0.05}, "merge_max_crop is 0.05, which has no effect without remainder = 'merge': set that"),
         ({"run_length": 3}, "run_length is 3, .* without order = 'runs'"),
         ({"open_shards": 3}, "open_shards is 3, .* without order = 'local'"),
+        ({"largest_first": True, "order": "local", "shards": IDS, "bucket_sizes": SIZES[:2]}, "largest_first is True"),
+        ({"largest_first": True}, "largest_first is set, but the buckets' sizes are unknown"),
         ({"nodes": 2}, "nodes is 2, .* without order = 'local'"),
         ({"base_bucket": 1}, "base_bucket is 1, .* without remainder = 'catch_all'"),
         ({"token_cost": (1, 0.5)}, "token_cost is .*, which has no effect without bucket_tokens"),

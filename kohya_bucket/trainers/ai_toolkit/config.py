@@ -276,8 +276,8 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
 
 
 _OPTIONS = {
-    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels",
-    "max_tokens", "max_cost", "model", "cost",
+    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "largest_first", "step_shapes",
+    "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost",
 }  # fmt: skip
 
 

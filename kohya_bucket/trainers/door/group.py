@@ -17,7 +17,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlanner
 from kohya_bucket.planning.fingerprint import digest_of
-from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
+from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of, rank_costs
 from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.plan import BucketCounts, EpochPlan
 from kohya_bucket.planning.planner import never_full, never_trained
@@ -58,12 +58,12 @@ class GroupPlanner:
             [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
-        frames = [n for i in images for n in i.frames]
+        self.frames = [n for i in images for n in i.frames]
         if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
             pixels = self.bucket_sizes.astype(np.int64).prod(axis=1)
-            self._tokens = pixels * ((np.array(frames, dtype=np.int64) + 3) // 4)
+            self._tokens = pixels * ((np.array(self.frames, dtype=np.int64) + 3) // 4)
         else:
-            self._tokens = TOKEN_GRIDS[options.model].tokens(self.bucket_sizes, frames)
+            self._tokens = TOKEN_GRIDS[options.model].tokens(self.bucket_sizes, self.frames)
 
     def planner(self, world_size: int) -> EpochPlanner:
         """What plans any epoch for a number of processes."""
@@ -192,6 +192,7 @@ class GpuRow:
         left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
             epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
+        largest: the batch of one GPU that costs most: `4 of 1024x1024`.
     """
 
     gpus: int
@@ -206,10 +207,22 @@ class GpuRow:
     ledger: str
     left_over: str
     never_trained: tuple[str, ...]
+    largest: str
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
+
+
+def _largest(group: GroupPlanner, plan: EpochPlan) -> str:
+    costs = rank_costs(plan)
+    if not costs.size:
+        return ""
+    step, rank = np.unravel_index(int(np.argmax(costs)), costs.shape)
+    bucket = int(plan.rank_buckets(int(rank))[step])
+    frames = group.frames[bucket]
+    size = "x".join(map(str, [*group.bucket_sizes[bucket].tolist(), *[frames] * (frames > 1)]))
+    return f"{int(plan.rank_lengths(int(rank))[step])} of {size}"
 
 
 def epoch_of(
@@ -233,7 +246,7 @@ def epoch_of(
         rows.append(
             GpuRow(
                 n, steps, -(-steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved, idle,
-                independent, ledger.text, line, never,
+                independent, ledger.text, line, never, _largest(planner, plan),
             )
         )  # fmt: skip
     return planner.counts(alone), tuple(rows)

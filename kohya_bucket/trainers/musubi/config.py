@@ -259,8 +259,8 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Family, findings: Fin
 
 
 _OPTIONS = {
-    "remainder", "small_buckets", "order", "run_length", "step_shapes", "on_bad_image", "max_pixels", "max_tokens",
-    "max_cost", "model", "cost", "focus",
+    "remainder", "small_buckets", "order", "run_length", "largest_first", "step_shapes", "on_bad_image", "max_pixels",
+    "max_tokens", "max_cost", "model", "cost", "focus",
 }  # fmt: skip
 
 
