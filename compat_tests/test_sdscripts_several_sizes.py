@@ -89,6 +89,17 @@ def test_rotate_trains_each_image_at_each_resolution_in_turn(patched, tmp_path):
         assert both.get_resolutions() == [(128, 128), (192, 192)]
 
 
+def test_a_schedule_of_resolutions(patched, tmp_path):
+    table = {"resolutions": [128, 192], "resolution_mode": "schedule", "resolution_epochs": [2]}
+    group, _ = build_groups(patched, config_of(tmp_path, table))
+    epochs = batches_of(patched, group, epochs=4, workers=2)
+    assert {len(epoch) for epoch in epochs} == {len(group)}
+    for epoch, counts in enumerate(trained(epochs)):
+        assert sum(counts.values()) == COUNT
+        assert {key for key, _ in counts} == set(group.datasets[0].image_data)
+        assert {width * height > 128 * 128 for _, (width, height) in counts} == {epoch >= 2}
+
+
 def test_without_upscaling_nothing_is_enlarged(patched, tmp_path):
     for table in (MERGE, {**ROTATE, **MERGE}, TABLES["all"]):
         group, _ = build_groups(patched, config_of(tmp_path, table, bucket_no_upscale=True))

@@ -34,7 +34,7 @@ def show(plan: Plan, images: bool, as_json: bool) -> None:
     if plan.gpus:
         _print_gpus(console, plan.gpus, plan.accumulate, plan.trainer)
     if plan.length is not None:
-        for row in plan.gpus:
+        for row in (row for row in plan.gpus if row.epochs == plan.gpus[0].epochs):  # all epochs are equally long
             where = f"on {counted(row.gpus, 'GPU')}: " if len(plan.gpus) > 1 else ""
             say(where + plan.length.text(row.updates))
     if len(plan.findings):
@@ -112,7 +112,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
     console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
     cells = []
     for row in rows:
-        line = {"GPUs": f"{row.gpus}", "steps": f"{row.steps:,}"}
+        line = {"epochs": row.epochs} if row.epochs else {}
+        line |= {"GPUs": f"{row.gpus}", "steps": f"{row.steps:,}"}
         line |= {"updates": f"{row.updates:,}"} if accumulate > 1 else {}
         line |= {name: f"{getattr(row, name):,}" for name in ("samples", "missed", "repeated")}
         cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
@@ -121,8 +122,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
     console.print(_LEGEND, style="dim", soft_wrap=True)
     if all(row.gpus != 1 for row in rows):
         console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
-    if len(largest := {row.largest for row in rows if row.largest}) == 1:
-        console.print(f"the batch that needs most memory: {largest.pop()}", style="dim", soft_wrap=True)
+    if largest := dict.fromkeys(row.largest for row in rows if row.largest):
+        console.print(f"the batch that needs most memory: {'; '.join(largest)}", style="dim", soft_wrap=True)
     for row in rows:
         if row.missed or row.repeated or row.moved:
             console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,13 @@ from kohya_bucket.checks import array_of
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.demand import Demand, smallest_ids
 from kohya_bucket.planning.options import PlanOptions
-from kohya_bucket.planning.resolutions import RESOLUTION_MODES, choose_columns, cycle_places, weighted_cycle
+from kohya_bucket.planning.resolutions import (
+    RESOLUTION_MODES,
+    choose_columns,
+    cycle_places,
+    stage_starts,
+    weighted_cycle,
+)
 from kohya_bucket.planning.stream import Purpose, stream
 
 Ids = npt.NDArray[np.integer]
@@ -64,6 +71,9 @@ class DemandModel:
         self.regularization = _as_mask(options.regularization, len(ids))
         self.uses = options.regularization_uses
         self.cycle = weighted_cycle(options.resolution_weights, ids.shape[1]) if mode and mode.by_weight else None
+        self.stages = np.zeros(1, dtype=np.int64)
+        if mode and mode.by_schedule:
+            self.stages = stage_starts(options.resolution_epochs, ids.shape[1])
         self.several_buckets = ids.ndim == 2
         self._places: tuple[int, Times] | None = None
         self.unplaced = np.zeros(0, dtype=np.intp)
@@ -97,7 +107,10 @@ class DemandModel:
             at_image, at_column = np.nonzero(ids >= 0)
             return at_image.astype(np.int32), ids[at_image, at_column]
         if self.mode is not None:
-            column = choose_columns(ids, self.cycle, self._places_of(seed), epoch)
+            cycle = self.cycle
+            if self.mode.by_schedule:
+                cycle = np.searchsorted(self.stages, [epoch], side="right") - 1
+            column = choose_columns(ids, cycle, self._places_of(seed), epoch)
             ids = ids[np.arange(n), column]
             if len(self.unplaced):
                 ids = np.where(column >= 0, ids, -1)
@@ -113,16 +126,18 @@ class DemandModel:
             self._places = (seed, cycle_places(self.ids, seed, repeats if differ else None))
         return self._places[1]
 
-    def period(self) -> int | None:
-        """After how many epochs the number of trainings of every bucket comes round; None if it may not."""
+    def distinct_epochs(self) -> Sequence[int] | None:
+        """Epochs of which one trains as much of every bucket as any other does; None if there may be no such few."""
         if self.regularization is not None or not self.repeats.are_whole:
             return None
         if self.cycle is not None:
-            return len(self.cycle)
+            return range(len(self.cycle))
         if self.mode is None or not self.mode.one_per_epoch:
-            return 1
+            return range(1)
+        if self.mode.by_schedule:
+            return list(map(int, self.stages))
         available = np.unique((self.ids >= 0).sum(axis=1))
-        return int(np.lcm.reduce(available[available > 0], initial=1))
+        return range(int(np.lcm.reduce(available[available > 0], initial=1)))
 
     def most_times(self) -> Times:
         """[N] how often an epoch asks for each image at most."""

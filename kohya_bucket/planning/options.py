@@ -50,6 +50,11 @@ def _token_cost(value: Any) -> str:
     return "" if 0 <= a < math.inf and 0 <= b < math.inf and a + b > 0 else "two numbers a, b, 0 or more and not both 0"
 
 
+def _stages(value: Any) -> str:
+    good = isinstance(value, (list, tuple)) and len(value) > 0 and not any(map(whole_number(1, 31), value))
+    return "" if good else "a list of whole numbers of epochs, 1 or more"
+
+
 def _anything(value: Any) -> str:  # noqa: ARG001
     return ""
 
@@ -78,6 +83,8 @@ class EpochOptions:
             so many times `nodes` by all nodes together, of which one may read more than its part.
         resolution_mode: how several resolutions of an image are used; see `RESOLUTION_MODES`.
         resolution_weights: one number per resolution, for `weighted`: [3, 1] is three epochs out of four.
+        resolution_epochs: for `schedule`, for how many epochs each resolution but the last is trained: [4, 2] trains
+            four epochs at the first, two at the second, and all others at the third.
         step_shapes: `equal_cost`: where a bucket has too few batches for all ranks, batches of nearly equal cost meet
             in a step; a remainder is what does not fill a batch of one rank. `one`: all ranks train one bucket in a
             step, and a remainder is what does not fill all of them. By default `equal_cost`, with order `local` `one`.
@@ -106,6 +113,9 @@ class EpochOptions:
     )
     resolution_weights: tuple[float, ...] | None = option(
         None, weights, tuple, needs=(lambda o: o.mode is not None and o.mode.by_weight, "resolution_mode = 'weighted'")
+    )
+    resolution_epochs: tuple[int, ...] | None = option(
+        None, _stages, tuple, needs=(lambda o: bool(o.mode and o.mode.by_schedule), "resolution_mode = 'schedule'")
     )
     max_pixels: int | None = option(None, whole_number(1), int)
     max_tokens: int | None = option(None, whole_number(1), int)
@@ -305,6 +315,7 @@ class PlanOptions(EpochOptions):
             "step_shapes": "one" if self.one_shape else "equal_cost",
             "item_costs": self.item_costs if self.by_cost else None,
             **({"largest_first": True} if self.largest_first else {}),
+            **({"resolution_epochs": self.resolution_epochs} if self.resolution_epochs else {}),
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.uses_shards else {}),
         }
 

@@ -89,7 +89,7 @@ class EpochPlanner:
         demand_model: what epochs are asked to train.
         global_batch: [K] images that fill a step of each bucket, on all ranks together.
         full_batch: [K] images that leave no remainder: what fills a rank's batch; with step_shapes="one", a global one.
-        period: with `equal_epochs`, the epochs after which what is trained of every bucket comes round.
+        epochs: with `equal_epochs`, those that all others are like, in how much they train of every bucket.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class EpochPlanner:
         if chosen.arrangement.uses_shards and chosen.shards is not None:
             self._shards = checked_shards(chosen.shards, len(ids))
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)
-        period = self.demand_model.period() if chosen.equal_epochs else 1
-        if period is None:
+        epochs = self.demand_model.distinct_epochs() if chosen.equal_epochs else range(1)
+        if epochs is None:
             raise PlanError(
                 "equal_epochs is set with fractional repeats or regularization: what an epoch trains then never comes "
                 "round, so no length fits all epochs; use whole repeats, or leave equal_epochs out"
             )
-        self.period = period
+        self.epochs = epochs
         self._longest: dict[tuple[int, int, bytes], int] = {}
         self._last: tuple[EpochPosition, EpochPlan] | None = None
         self.fingerprint = fingerprint_of(
@@ -186,7 +186,7 @@ class EpochPlanner:
         if not self.options.equal_epochs:
             raise PlanError("moves are only known for all epochs with equal_epochs=True")
         found: set[tuple[int, int]] = set()
-        for epoch in range(self.period):
+        for epoch in self.epochs:
             demand = self.demand_model.for_epoch(0, epoch).demand
             for rows in self._remainder(demand, demand, self.full_batch, 0, epoch, 0)[1]:
                 found.update(rows[["bucket", "to_bucket"]].tolist())
@@ -194,13 +194,13 @@ class EpochPlanner:
 
     def _steps_of_longest(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> int:
         """Steps of the longest epoch; 0 where all are equally long by themselves."""
-        if self.period == 1:
+        if len(self.epochs) == 1:
             return 0
         key = (seed, ranks, global_batch.tobytes())
         group = ranks if self.options.by_cost else 1  # without, a step is a batch of all ranks
         if key not in self._longest:
             lengths = []
-            for epoch in range(self.period):
+            for epoch in self.epochs:
                 demand = self.demand_model.for_epoch(seed, epoch).demand
                 counts = self._remainder(demand, demand, global_batch // group, seed, epoch, 0)[0].per_bucket()
                 lengths.append(step_count(counts, global_batch, group))
@@ -321,10 +321,10 @@ def never_trained(planner: EpochPlanner) -> npt.NDArray[np.intp]:
 
 def _most_asked(model: DemandModel) -> npt.NDArray[np.int64]:
     """[K] trainings of each bucket in the epoch that asks most of it; where epochs never come round, no fewer."""
-    period = model.period()
-    if period is not None:
+    epochs = model.distinct_epochs()
+    if epochs is not None:
         # As in `moved_pairs`: images change from seed to seed, numbers do not.
-        asked = [model.for_epoch(0, epoch).demand.per_bucket() for epoch in range(period)]
+        asked = [model.for_epoch(0, epoch).demand.per_bucket() for epoch in epochs]
         most: npt.NDArray[np.int64] = np.stack(asked).max(axis=0)
         return most
     ids, times = model.ids if model.several_buckets else model.ids[:, None], model.most_times()

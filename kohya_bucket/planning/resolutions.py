@@ -1,7 +1,8 @@
-"""One image at several resolutions: all of them in each epoch, one after another, or by weight."""
+"""One image at several resolutions: all of them in each epoch, in turn, by weight, or by a schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -26,12 +27,14 @@ class ResolutionMode:
         text: for tables and help.
         one_per_epoch: at one of them; otherwise at each.
         by_weight: weights say how often at which.
+        by_schedule: all images at the first one for some epochs, then at the next.
     """
 
     name: str
     text: str
     one_per_epoch: bool = True
     by_weight: bool = False
+    by_schedule: bool = False
 
 
 RESOLUTION_MODES = {
@@ -40,6 +43,7 @@ RESOLUTION_MODES = {
         ResolutionMode("all", "each image at each", one_per_epoch=False),
         ResolutionMode("rotate", "one per epoch in turn"),
         ResolutionMode("weighted", "one per epoch by weight", by_weight=True),
+        ResolutionMode("schedule", "one after another, each for some epochs", by_schedule=True),
     )
 }
 """By name, as they are offered."""
@@ -85,7 +89,7 @@ def choose_columns(
 
     Args:
         bucket_ids: [N, R], -1 where an image has no bucket at that resolution.
-        cycle: the cycle of "weighted"; None for "rotate".
+        cycle: the cycle of "weighted", or the one resolution of a stage of "schedule"; None for "rotate".
         places: [N] from `cycle_places`.
     """
     n, r = bucket_ids.shape
@@ -107,6 +111,21 @@ def choose_columns(
     if not everywhere:
         chosen = np.where(np.logical_or.reduce(has), chosen, -1)
     return chosen.astype(np.intp)
+
+
+def stage_starts(epochs: Sequence[int] | None, n_columns: int) -> npt.NDArray[np.int64]:
+    """[R] the epoch at which a schedule begins with each resolution.
+
+    Raises:
+        PlanError: another number of stages than resolutions.
+    """
+    given = list(epochs or ())
+    if len(given) != n_columns - 1:
+        raise PlanError(
+            f"resolution_epochs is {given}, but must hold {n_columns - 1} of {n_columns} resolutions: for how many "
+            "epochs each but the last is trained"
+        )
+    return np.cumsum([0, *given])
 
 
 def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray[np.intp]:

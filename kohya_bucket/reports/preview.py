@@ -128,7 +128,7 @@ def preview(
         why, mend = "it is in buckets that fill no batch", {"small_buckets": "keep"}
         without += [NotTrained(0, name, why, mend) for name in row["never_trained"]]
     errors = tuple(one["message"] for one in data["findings"] if one["severity"] == Severity.ERROR.value)
-    steps = sum(row["steps"] for row in data["gpus"])
+    steps = next((row["steps"] for row in data["gpus"]), 0)
     return Preview(steps, tuple(buckets), tuple(without), errors, data)
 
 

@@ -267,3 +267,14 @@ def test_resolutions() -> None:
         for s in range(plan.steps):
             shares[plan.step_indices(s), int(plan.bucket_of_step[s] >= 3)] += 1
     assert shares[1:].tolist() == [[3, 1]] * 59
+
+
+def test_a_schedule_trains_one_resolution_after_another() -> None:
+    ids = np.stack([np.arange(60) % 3, 3 + np.arange(60) % 2, np.full(60, 5)], axis=1)
+    ids[0, 1] = -1
+    for epoch, column in enumerate([0, 0, 1, 2, 2]):
+        plan = plan_epoch(ids, 4, resolution_mode="schedule", resolution_epochs=[2, 1], epoch=epoch)
+        assert (trained(plan) == 1).all()
+        for s in range(plan.steps):
+            at = ids[plan.step_indices(s)]
+            assert (plan.bucket_of_step[s] == np.where(at[:, column] < 0, at[:, 2], at[:, column])).all()

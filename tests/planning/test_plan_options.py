@@ -105,9 +105,9 @@ def test_a_new_policy_may_move_images_and_need_sizes(monkeypatch) -> None:
 def test_the_adapter_offers_what_is_registered() -> None:
     from kohya_bucket.trainers.door.options import AdapterOptions
 
-    for remainder, mode in zip(REMAINDERS, [*RESOLUTION_MODES, "all", "all"], strict=True):
-        weights = {"resolution_weights": [1, 2]} if RESOLUTION_MODES[mode].by_weight else {}
-        table = {"remainder": remainder, "resolutions": [256, 512], "resolution_mode": mode, **weights}
+    for remainder, mode in zip(REMAINDERS, [*RESOLUTION_MODES, "all"], strict=True):
+        needed = {"weighted": {"resolution_weights": [1, 2]}, "schedule": {"resolution_epochs": [1]}}.get(mode, {})
+        table = {"remainder": remainder, "resolutions": [256, 512], "resolution_mode": mode, **needed}
         assert AdapterOptions.from_tables(("here", table)).remainder == remainder
     for order, value in ORDERS.items():
         if value.shuffles:
@@ -167,7 +167,8 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     # Not in it: updates do not change steps, and budgets only change the global batch.
     of_shards = {"shards", "open_shards", "nodes"}
     assert {one.name for one in fields(PlanOptions)} - fingerprint.keys() == of_shards | {
-        "accumulate", "largest_first", "max_pixels", "max_tokens", "max_cost", "bucket_tokens", "token_cost"
+        "accumulate", "largest_first", "resolution_epochs", "max_pixels", "max_tokens", "max_cost", "bucket_tokens",
+        "token_cost",
     }  # fmt: skip
     assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()
 
@@ -184,6 +185,7 @@ def test_what_saved_states_know_keeps_its_names() -> None:
         ({"base_bucket": 1}, "base_bucket is 1, .* without remainder = 'catch_all'"),
         ({"token_cost": (1, 0.5)}, "token_cost is .*, which has no effect without bucket_tokens"),
         ({"small_buckets": "pad"}, "small_buckets is 'pad', .* without remainder = 'drop'"),
+        ({"resolution_epochs": [1]}, "resolution_epochs is .* without resolution_mode = 'schedule'"),
         ({"resolution_weights": [1, 3]}, "resolution_weights is .* without resolution_mode = 'weighted'"),
         ({"regularization_uses": 3}, "regularization_uses is 3, .* without regularization"),
     ],

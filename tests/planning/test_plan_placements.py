@@ -18,13 +18,14 @@ def several(draw: st.DrawFn) -> dict:
     ids = rng.choice(3, (n, r), p=[0.7, 0.2, 0.1]) + 3 * np.arange(r)
     ids[rng.random_sample((n, r)) < draw(st.sampled_from([0.0, 0.2]))] = -1
     ids[(ids < 0).all(axis=1), 0] = 0
-    weighted = draw(st.booleans())
+    mode = draw(st.sampled_from(["rotate", "weighted", "schedule"]))
     return {
         "bucket_ids": ids,
         "batch_size": [draw(st.integers(1, 6))] * (3 * r),
         "world_size": draw(st.sampled_from([1, 2, 4])),
-        "resolution_mode": "weighted" if weighted else "rotate",
-        "resolution_weights": draw(st.permutations(range(1, r + 1))) if weighted else None,
+        "resolution_mode": mode,
+        "resolution_weights": draw(st.permutations(range(1, r + 1))) if mode == "weighted" else None,
+        "resolution_epochs": draw(st.permutations(range(1, r))) if mode == "schedule" else None,
         "repeats": rng.choice([1, 2], n) if draw(st.booleans()) else None,
         "step_shapes": "one",
     }
@@ -33,7 +34,7 @@ def several(draw: st.DrawFn) -> dict:
 @settings(max_examples=15, deadline=None)
 @given(case=several(), seed=st.integers(0, 2**40))
 def test_epochs_of_one_length_train_what_they_train_otherwise(case: dict, seed: int) -> None:
-    period = EpochPlanner(**case, equal_epochs=True).period
+    period = 1 + max(EpochPlanner(**case, equal_epochs=True).epochs)
     plain = [plan_epoch(**case, seed=seed, epoch=e) for e in range(period)]
     equal = [plan_epoch(**case, seed=seed, epoch=e, equal_epochs=True) for e in range(2 * period)]
     assert {p.steps for p in equal} == {max(p.steps for p in plain)}

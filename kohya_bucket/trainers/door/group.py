@@ -193,6 +193,7 @@ class GpuRow:
             epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
         largest: the batch of one GPU that costs most: `4 of 1024x1024`.
+        epochs: which ones, `1 to 4`, where resolutions follow a schedule.
     """
 
     gpus: int
@@ -208,6 +209,7 @@ class GpuRow:
     left_over: str
     never_trained: tuple[str, ...]
     largest: str
+    epochs: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -230,23 +232,43 @@ def epoch_of(
 ) -> tuple[list[BucketCounts], tuple[GpuRow, ...]]:
     """Plan an epoch of some data sets; `accumulate` batches make one update.
 
-    Returns what it trains of the buckets of each data set on one GPU, and what it is on each number of GPUs.
+    Returns what it trains of the buckets of each data set on one GPU, and what it is on each number of GPUs. Of a
+    schedule of resolutions it is an epoch of each stage, and their sum.
     """
     if not any(len(one.keys) for one in images):
         return [BucketCounts(*np.zeros((5, 0), dtype=np.int64)) for _ in images], ()
     planner = GroupPlanner(images, options)
-    alone, rows = planner.planner(1).plan(0, 1), []
-    own = options.own_batches
+    starts = [1]
+    if options.resolution_epochs is not None:
+        starts = np.cumsum([1, *options.resolution_epochs]).tolist()
+    rows: list[GpuRow] = []
+    for start, end in itertools.zip_longest(starts, starts[1:]):
+        name = "" if len(starts) == 1 else f"from {start}" if end is None else f"{start} to {end - 1}"
+        rows += _rows(planner, start, gpus, accumulate, name)
+    plans = [planner.counts(planner.planner(1).plan(0, start)) for start in starts]
+    return [_together(stages) for stages in zip(*plans, strict=True)], tuple(rows)
+
+
+def _together(stages: Sequence[BucketCounts]) -> BucketCounts:
+    """What several epochs train of the same buckets, of which nearly each is trained in one of them."""
+    samples, batches, short = (np.sum([one[k] for one in stages], axis=0) for k in range(3))
+    smallest = np.min([np.where(one.samples > 0, one.smallest, np.iinfo(np.int64).max) for one in stages], axis=0)
+    return BucketCounts(samples, batches, short, np.where(samples > 0, smallest, 0), stages[0].full)
+
+
+def _rows(group: GroupPlanner, epoch: int, gpus: Sequence[int], accumulate: int, name: str) -> list[GpuRow]:
+    alone, rows = group.planner(1).plan(0, epoch), []
+    own = group.options.own_batches
     for n in gpus:
         ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
-        plan = planner.planner(ranks).plan(0, 1)
+        plan = group.planner(ranks).plan(0, epoch)
         ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
-        never, line = left_over(planner, ranks)
+        never, line = left_over(group, ranks)
         idle = independent if own else idle_share_of(plan)
         rows.append(
             GpuRow(
                 n, steps, -(-steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved, idle,
-                independent, ledger.text, line, never, _largest(planner, plan),
+                independent, ledger.text, line, never, _largest(group, plan), name,
             )
         )  # fmt: skip
-    return planner.counts(alone), tuple(rows)
+    return rows

@@ -26,7 +26,7 @@ from kohya_bucket.options import Check, choice, option, read_value, weights, wit
 from kohya_bucket.planning.options import STEP_SHAPES, EpochOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import RemainderPolicy
-from kohya_bucket.planning.resolutions import RESOLUTION_MODES, weighted_cycle
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES, stage_starts, weighted_cycle
 from kohya_bucket.texts import counted, parse_json, parse_toml, read_text
 from kohya_bucket.trainers.door.config_source import ConfigSource
 from kohya_bucket.trainers.door.findings import Findings
@@ -125,6 +125,8 @@ class AdapterOptions(RuleOptions, EpochOptions):
         own = {one.name: getattr(self, one.name) for one in fields(EpochOptions)}
         return own | {
             "resolution_mode": self.resolution_mode if self.resolutions else None,
+            # trainers count epochs from 1
+            "resolution_epochs": (one := self.resolution_epochs) and (one[0] + 1, *one[1:]),
             # each process has its own batches: a plan for one
             "step_shapes": None if self.step_shapes == "any" else self.step_shapes,
         }
@@ -248,6 +250,11 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
     mode, shares = options.resolution_mode, options.resolution_weights
     if RESOLUTION_MODES[mode].by_weight and shares is None:
         yield f"resolution_mode is {mode!r} without resolution_weights: say how often at which, e.g. [3, 1]"
+    elif RESOLUTION_MODES[mode].by_schedule:
+        try:
+            stage_starts(options.resolution_epochs, len(resolutions))
+        except PlanError as error:
+            yield str(error)
     elif shares is not None and len(shares) != len(resolutions):
         numbers = counted(len(shares), "number")
         yield f"resolution_weights has {numbers} for {counted(len(resolutions), 'resolution')}"

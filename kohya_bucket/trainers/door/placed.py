@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -63,6 +63,9 @@ def by_bucket(values: npt.NDArray[Any], bucket: IntArray, count: int) -> list[np
     return np.split(values[order], np.searchsorted(bucket[order], np.arange(1, count)))[:count]
 
 
+OF_RESOLUTIONS = ("resolution_mode", "resolution_weights", "resolution_epochs")
+
+
 @dataclass(frozen=True)
 class PlacedDataset:
     """N images of one dataset, placed.
@@ -75,7 +78,7 @@ class PlacedDataset:
         batch_size: images per process and step.
         per_resolution: one placement per resolution where there are several; none otherwise.
         sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
-        mode, weights: how several resolutions are used; see `plan_epoch`.
+        of_resolutions: how several resolutions are used: the options of `plan_epoch` in `OF_RESOLUTIONS`.
         no_upscale: whether no image may be trained in a bucket that is larger than its own.
         focus: [N, 4] the rectangle that each image's crop keeps, NaN where it has none; None: the crops are in the
             middle.
@@ -88,11 +91,15 @@ class PlacedDataset:
     batch_size: int
     per_resolution: tuple[Placement, ...] = ()
     sizes: IntArray | None = None
-    mode: str | None = None
-    weights: tuple[float, ...] | None = None
+    of_resolutions: Mapping[str, Any] = field(default_factory=dict)
     no_upscale: bool = False
     focus: FloatArray | None = None
     left_out: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def mode(self) -> str | None:
+        """How several resolutions are used; None where there is one."""
+        return self.of_resolutions.get("resolution_mode")
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
@@ -173,7 +180,7 @@ class PlacedDataset:
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
         """[K] trainings asked of the first epoch: images times repeats, each resolution in its turn."""
-        options = PlanOptions(repeats=self.repeats, resolution_mode=self.mode, resolution_weights=self.weights)
+        options = PlanOptions(repeats=self.repeats, **self.of_resolutions)
         return DemandModel(self.bucket_ids, len(self.buckets), options).for_epoch(0, 1).demand.per_bucket()
 
     def rows(self, counts: BucketCounts) -> list[BucketRow]:

@@ -22,7 +22,7 @@ from kohya_bucket.errors import BucketSettingsError, ConfigError
 from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for, without_effect_on
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import PlacedDataset, first_placed
+from kohya_bucket.trainers.door.placed import OF_RESOLUTIONS, PlacedDataset, first_placed
 from kohya_bucket.trainers.door.ranks import warn_once
 
 logger = logging.getLogger("kohya_bucket")
@@ -140,8 +140,7 @@ def place_images(
         batch_size,
         per_resolution=columns if several else (),
         sizes=sizes if options.several_sizes else None,
-        mode=options.resolution_mode if several else None,
-        weights=options.resolution_weights if several else None,
+        of_resolutions={name: options.of_epochs()[name] for name in OF_RESOLUTIONS if several},
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
         focus=focus,
         left_out=left_out,

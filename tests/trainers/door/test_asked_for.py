@@ -31,8 +31,10 @@ VALUES: dict[str, list[Any]] = {
     "small_buckets": ["pad", "drop", "merge"],
     "merge_max_crop": [0.9, 0.0],
     "resolutions": [[512, 768]],
-    "resolution_mode": ["rotate", "weighted"],
+    "resolution_mode": ["rotate", "weighted", "schedule"],
     "resolution_weights": [[5, 1]],
+    "resolution_epochs": [[1]],
+    "largest_first": [True],
     "order": ["runs", "local"],
     "run_length": [2],
     "open_shards": [2],
@@ -85,7 +87,7 @@ def trained(options: AdapterOptions, case: int, folder: Path, *, no_upscale: boo
 def test_what_is_asked_for_matters_or_is_refused_or_said(no_upscale: bool, tmp_path: Path) -> None:
     draw = random.Random(7 + no_upscale)
     silent, checked = [], 0
-    for _ in range(250):
+    for _ in range(270):
         table = drawn(draw)
         try:
             options = read(table)

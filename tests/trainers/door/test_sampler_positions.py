@@ -28,6 +28,7 @@ TABLES = [
     {"remainder": "catch_all"},
     {"resolutions": [256, 384], "resolution_mode": "rotate"},
     {"resolutions": [256, 384], "resolution_mode": "rotate", "remainder": "catch_all"},
+    {"resolutions": [256, 384], "resolution_mode": "schedule", "resolution_epochs": [1]},
 ]
 
 

@@ -22,6 +22,7 @@ TABLES = [
     {"resolutions": [256, 384, [512, 256]], "resolution_mode": "rotate"},
     {"resolutions": [256, 384], "resolution_mode": "weighted", "resolution_weights": [3, 1]},
     {"resolutions": [256, 384], "resolution_mode": "rotate", "remainder": "merge", "merge_max_crop": 0.5},
+    {"resolutions": [256, 384], "resolution_mode": "schedule", "resolution_epochs": [3]},
 ]
 
 
@@ -152,10 +153,18 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
         ({"resolutions": [512, "a"]}, "must be a list of sides"),
         ({"resolutions": [512, [512, 512]]}, "without repeats"),
         ({"resolution_mode": "rotate"}, "resolution_mode is 'rotate', which has no effect without resolutions"),
-        ({"resolutions": [512], "resolution_mode": "sometimes"}, "must be one of all, rotate, weighted"),
+        ({"resolutions": [512], "resolution_mode": "sometimes"}, "must be one of all, rotate, weighted, schedule"),
         (
             {"resolutions": [512, 768], "resolution_mode": "weighted"},
             "'weighted' without resolution_weights: say how often",
+        ),
+        (
+            {"resolutions": [512, 768], "resolution_mode": "schedule"},
+            r"resolution_epochs is \[\], but must hold 1 of 2 res",
+        ),
+        (
+            {"resolutions": [512, 768], "resolution_mode": "schedule", "resolution_epochs": [0]},
+            r"resolution_epochs is \[0\], but must be a list of whole numbers of epochs, 1 or more",
         ),
         ({"resolutions": [512, 768], "resolution_weights": [1, 2]}, "no effect without resolution_mode = 'weighted'"),
         (
