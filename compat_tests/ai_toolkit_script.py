@@ -72,9 +72,24 @@ class Training:
         from toolkit.data_loader import get_dataloader_from_datasets, trigger_dataloader_setup_epoch
 
         model = Model()
+        if self.settings.get("latent_names"):
+            from toolkit.data_loader import AiToolkitDataset
+
+            def name_latents(data: Any) -> None:
+                for item in data.file_list:
+                    item.get_latent_path(recalculate=True)
+
+            AiToolkitDataset.cache_latents_all_latents = name_latents
+            for config in self.datasets:
+                config.cache_latents_to_disk = True
         loaders = {"main": get_dataloader_from_datasets(self.datasets, self.settings["batch_size"], model)}
         if self.datasets_reg:
             loaders["reg"] = get_dataloader_from_datasets(self.datasets_reg, self.settings["batch_size"], model)
+        if self.settings.get("latent_names"):
+            items = loaders["main"].dataset.datasets[0].file_list
+            print(json.dumps({Path(item.path).name: item.get_latent_path() for item in items}), flush=True)
+            (self.folder / f"rank{rank}.jsonl").touch()
+            return
         drawn = {name: iter(loader) for name, loader in loaders.items()}
         epochs = dict.fromkeys(loaders, 0)
         with (self.folder / f"rank{rank}.jsonl").open("a", encoding="utf-8") as log:

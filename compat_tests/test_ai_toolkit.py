@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from renaming import unseen, with_other_behaviour
+from safetensors.numpy import save_file
 
 from kohya_bucket.originals.loaders import run_loader
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
@@ -315,3 +316,38 @@ def _step_of(cls, classes, **flags):
     exec(compile(ast.Module([method], []), "", "exec"), space)
     vae = SimpleNamespace(config={"block_out_channels": [1, 2, 4, 4]})
     return space["get_bucket_divisibility"](SimpleNamespace(vae=vae, **numbers))
+
+
+def test_latents_of_other_files_are_made_anew(pictures, tmp_path):
+    """Without a model: which file each image's latents are looked for in, and written to."""
+    folder = tmp_path / "own"
+    shutil.copytree(pictures, folder)
+
+    def named(**how):
+        _, said = run(tmp_path / "out", [data(folder)], 1, latent_names=True, **how)
+        return json.loads(next(line for line in said.splitlines() if line.startswith("{"))), said
+
+    alone, first = named(plan=False)[0], named()[0]
+    assert alone == first
+    for name in first.values():
+        Path(name).parent.mkdir(exist_ok=True)
+        save_file({"latent": np.zeros(4, np.float32)}, name)
+    assert named()[0] == first
+    edited, cut = sorted(first)[:2]
+    later = Path(first[edited]).stat().st_mtime + 5
+    os.utime(folder / edited, (later, later))
+    Path(first[cut]).write_bytes(Path(first[cut]).read_bytes()[:-3])
+    second, said = named()
+    assert {name for name in first if second[name] != first[name]} == {edited, cut}
+    assert "latents of 2 items were made of other files" in said
+    assert named(plan=False)[0] == first
+    for name in (edited, cut):
+        assert Path(first[name]).is_file()
+        save_file({"latent": np.ones(4, np.float32)}, second[name])
+        os.utime(second[name], (later + 5, later + 5))
+    assert named()[0] == second
+
+
+def test_a_cache_that_grows_is_named(pictures, tmp_path):
+    _, said = run(tmp_path / "out", [data(pictures, random_crop=True)], 1, latent_names=True)
+    assert "the cache grows with every run" in said

@@ -35,7 +35,7 @@ KEYS: dict[str, Type] = {
     "scale": NUMBER, "num_frames": WHOLE, "caption_ext": TEXT,
 } | dict.fromkeys((
     "buckets", "square_crop", "flip_x", "flip_y", "is_reg", "fast_image_size", "auto_frame_count", "cache_latents",
-    "cache_latents_to_disk",
+    "cache_latents_to_disk", "random_crop",
 ), FLAG)  # fmt: skip
 _OTHER = """
 alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_tolerance
@@ -45,7 +45,7 @@ clip_image_shuffle_augmentations control_from_same_folder control_path control_p
 control_path_3 control_transparent_color controls debug default_caption diff_output_preservation
 diff_output_preservation_class do_audio do_i2v extra_values fps full_size_control_images guidance_type
 inpaint_path invert_mask keep_tokens load_image_when_caching_latents loss_multiplier mask_min_value mask_path
-network_weight num_controls_from_same_folder num_workers poi prefetch_factor prior_reg random_crop random_scale
+network_weight num_controls_from_same_folder num_workers poi prefetch_factor prior_reg random_scale
 random_triggers random_triggers_max replacements replay_transforms shrink_video_to_frames shuffle_augmentations
 shuffle_tokens standardize_images token_dropout_rate trigger_word trim_auto_frame_count_tail type
 unconditional_path use_short_captions
@@ -80,6 +80,7 @@ class JobKeys:
     auto_frame_count: bool = False
     cache_latents: bool = False
     cache_latents_to_disk: bool = False
+    random_crop: bool = False
 
     @property
     def place(self) -> str:
@@ -272,7 +273,11 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     if keys.auto_frame_count:
         message = "auto_frame_count lets each clip keep its own length, which depends on the model's code"
         findings.warning("auto-frames", keys.place, f"{message}: its buckets are not shown", "set num_frames")
-    return len(findings) == before
+    plannable = len(findings) == before
+    if keys.random_crop and (keys.cache_latents or keys.cache_latents_to_disk):
+        message = "random_crop draws a crop at every start, and each is cached anew, so the cache grows with every run"
+        findings.warning("random-crop", keys.place, message, "leave out random_crop, or the caches")
+    return plannable
 
 
 _OPTIONS = {

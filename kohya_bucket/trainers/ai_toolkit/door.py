@@ -69,6 +69,7 @@ class AiToolkitDoor(TrainerDoor):
         from torch.utils.data import ConcatDataset
 
         from kohya_bucket.trainers.ai_toolkit.batches import FileItems, PlannedBatches
+        from kohya_bucket.trainers.ai_toolkit.latents import encoded_anew
         from kohya_bucket.trainers.ai_toolkit.loaders import RankSampler
         from kohya_bucket.trainers.door.group import GroupPlanner
         from kohya_bucket.trainers.door.sampler import arguments_over, with_plan
@@ -91,6 +92,15 @@ class AiToolkitDoor(TrainerDoor):
                 sum(int(one.repeats.sum()) for one in items),
                 counted(len(sampler), "batch"),
             )
+            if anew := encoded_anew([item for one in datasets for item in one.file_list]):
+                logger.warning(
+                    "latents of %s were made of other files than those that are there now, or cut off: they are encoded "
+                    "anew, and the old ones stay in _latent_cache", counted(anew, "item"),
+                )  # fmt: skip
+            if any(one.is_caching_latents and one.dataset_config.random_crop for one in datasets):
+                logger.warning(
+                    "random_crop draws a crop at every start, and each is cached anew: the cache grows with every run"
+                )
         arguments["dataset"] = PlannedBatches(datasets, items, options.on_bad_image)
         return with_plan(arguments, sampler, self.in_worker)
 

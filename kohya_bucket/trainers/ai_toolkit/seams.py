@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kohya_bucket.trainers.ai_toolkit.latents import current_name
 from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
 from kohya_bucket.trainers.door.options import TABLE
@@ -33,6 +34,14 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
 def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
     scale = seam.door.resume.loss_scale()
     return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
+
+
+def _latent_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
+    chosen = self._latent_path
+    path = seam.original(self, recalculate)
+    if path != chosen:  # it was just made up
+        path = self._latent_path = current_name(path, self.path)
+    return path
 
 
 def _buckets(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -74,6 +83,11 @@ SUBJECTS = (
         "weighing",
         "images of a batch that is shorter than another process' count for more",
         (Seam("Accelerator.backward", (), _backward),),
+    ),
+    SeamGroup(
+        "latents",
+        "latents of images that were edited since, or that were cut off, are trained on",
+        (Seam("FileItemDTO.get_latent_path", (Uses("_latent_path", "path"),), _latent_path),),
     ),
     SeamGroup(
         "planning",

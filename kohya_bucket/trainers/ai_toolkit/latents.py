@@ -1,0 +1,41 @@
+"""Which cached latents of ai-toolkit are still those of their image.
+
+Its names hold how an image is cut, and nothing of its content: the latents of an edited image, and a file that was cut
+off, would be trained on. Such an image gets another name, under which ai-toolkit encodes it anew; no file is removed.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+ANEW = "_anew"
+"""In the names that images get whose latents are not used; a number follows."""
+
+
+def current_name(path: str, image: str) -> str:
+    """`path`, or the first name like it under which there are no latents, or such as were made of the image as it is.
+
+    An image that is replaced by one with an older modification time is not noticed.
+    """
+    stem, ending = os.path.splitext(path)
+    return next(one for n in count() if _serves(one := f"{stem}{ANEW}{n}{ending}" if n else path, image))
+
+
+def _serves(path: str, image: str) -> bool:
+    """Whether nothing lies there yet, or whole latents that are no older than the image."""
+    try:
+        with safe_open(path, framework="np"):
+            return os.path.getmtime(path) >= os.path.getmtime(image)
+    except SafetensorError:
+        return False  # cut off
+    except OSError:
+        return True  # not there; or it cannot be read now, which ai-toolkit says itself
+
+
+def encoded_anew(items: list[Any]) -> int:
+    """How many items have such a name."""
+    return sum(ANEW in os.path.basename(getattr(item, "_latent_path", None) or "") for item in items)
