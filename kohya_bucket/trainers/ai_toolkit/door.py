@@ -99,7 +99,7 @@ class AiToolkitDoor(TrainerDoor):
                 )  # fmt: skip
             if any(one.is_caching_latents and one.dataset_config.random_crop for one in datasets):
                 logger.warning(
-                    "random_crop draws a crop at every start, and each is cached anew: the cache grows with every run"
+                    "random_crop draws crops at every start, and each is cached: the cache grows with every run"
                 )
         arguments["dataset"] = PlannedBatches(datasets, items, options.on_bad_image)
         return with_plan(arguments, sampler, self.in_worker)
