@@ -127,7 +127,7 @@ def test_the_rules_are_those_of_their_names() -> None:
 
 def test_names_are_split_and_groups_taken_apart() -> None:
     assert names_of("kohya, exact,,kohya", comparable(), groups()) == ["kohya", "exact"]
-    assert names_of("kohya,trainers", comparable(), groups()) == ["kohya", *TRAINERS]
+    assert names_of("kohya,trainers", comparable(), groups()) == ["kohya", "sd-scripts", *TRAINERS]
     assert names_of("all", comparable(), groups()) == groups()["all"]
 
 

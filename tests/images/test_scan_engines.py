@@ -46,7 +46,7 @@ def test_slow_storage_is_read_on_threads(many: list[str], monkeypatch: pytest.Mo
     real = os.open
 
     def slow(*args: object, **options: object) -> int:
-        time.sleep(0.002)
+        time.sleep(0.01)
         return real(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", slow)
