@@ -60,6 +60,9 @@ def compare_rules(
     return out
 
 
+_LOADED = 300_000  # images of all epochs of a loader together, which takes some seconds
+
+
 def _trained(name: str, placement: Placement, batch_size: int, gpus: int) -> LoaderRun | None:
     """What the trainer of a rule makes of the placed images; None where its loader is not known here."""
     kept = placement.placed
@@ -67,7 +70,8 @@ def _trained(name: str, placement: Placement, batch_size: int, gpus: int) -> Loa
         return None
     if name in LOADERS:
         of_bucket, ids = np.unique(placement.bucket_sizes[kept], axis=0, return_inverse=True)
-        return run_loader(name, ids.reshape(-1), of_bucket.prod(axis=1), batch_size, gpus)
+        epochs = max(1, min(10, _LOADED // len(ids)))
+        return run_loader(name, ids.reshape(-1), of_bucket.prod(axis=1), batch_size, gpus, epochs)
     if name in TRAINERS:
         return None
     names = [str(i) for i in range(len(kept))]

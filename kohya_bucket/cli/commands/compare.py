@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LEGEND = (
     "mean crop, 95% and worst: shares of images cropped off; upscaled: images smaller than their bucket; steps, left "
     "out and repeats: of an epoch of each GPU, in another trainer's own loader, else by this package's plan; never: "
-    "images that none of ten epochs trains; idle: time in which GPUs wait for one another"
+    "images that none of ten epochs trains (of fewer for very many); idle: time in which GPUs wait for one another"
 )
 
 
