@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,3 +128,39 @@ class Budget:
         # What is three times an image's cost in decimals is a hair less in binary numbers.
         fits = np.floor(self.limit / self.each * (1 + 1e-12))
         return np.minimum(fits, _TOO_MANY - 1).astype(np.int64)
+
+
+def tokens_that_fit(peaks: Mapping[int, float], limit: float, reserve: float = 0.05) -> int:
+    """The budget `max_tokens` with which every batch fits into memory, from what some batches took.
+
+    A training step takes a fixed amount, and what grows with the tokens of its batch: a line through the peaks that
+    were measured (of a batch of one and of a few, at the largest bucket) says how many fit.
+
+    Args:
+        peaks: {tokens of a batch: most memory that a step with it took}, two or more, in any unit.
+        limit: memory there is, in that unit.
+        reserve: share of it that stays free.
+
+    Raises:
+        PlanError: fewer than two peaks, some that lie on no rising line, or a limit into which no token fits.
+
+    Examples:
+        >>> tokens_that_fit({4096: 14.1, 16384: 20.3}, limit=24)  # GB, as torch.cuda.max_memory_reserved() says
+        21338
+    """
+    tokens, taken = np.array(sorted(peaks.items()), dtype=np.float64).reshape(-1, 2).T
+    if len(tokens) < 2:
+        raise PlanError(f"peaks holds {len(tokens)}, but a line needs two: measure a small and a large batch")
+    slope, fixed = np.polyfit(tokens, taken, 1)
+    off = float(np.abs(fixed + slope * tokens - taken).max())
+    if not slope > 0 or off > 0.1 * taken.max():
+        raise PlanError(
+            f"peaks lie on no rising line (off by {off:.3g} of {taken.max():.3g}): measure them in processes of their "
+            "own, each after a few steps of one shape"
+        )
+    found = int((limit * (1 - reserve) - fixed) / slope)
+    if found < 1:
+        raise PlanError(
+            f"limit is {limit:g}, but a step takes {fixed:.3g} without a single token: train a smaller model"
+        )
+    return found
