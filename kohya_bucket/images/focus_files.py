@@ -64,9 +64,11 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
+        at = getattr(error, "filename", None) if where == BESIDE else None
+        why = f"{at}: {in_short(error)}" if at else in_short(error)
         raise ConfigError(
-            f"focus is {quoted(where)}, which cannot be read ({in_short(error)}): name a .jsonl or .parquet file, or "
-            f"{BESIDE!r} for files beside the images; {path_meant(where)}"
+            f"focus is {quoted(where)}, which cannot be read ({why}): name a .jsonl or .parquet file, or {BESIDE!r} "
+            f"for files beside the images; {path_meant(where)}"
         ) from None
     asked = [_inside(path if is_url(path) else file_key(path), folder) for path in paths]
     wanted = set(asked)
