@@ -49,6 +49,7 @@ def writer(folder, number, names, together):
         put(folder / name, number)
 
 
+@pytest.mark.slow
 def test_processes_that_write_the_same_files_lose_nothing(tmp_path):
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(3)
