@@ -215,13 +215,7 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
     rows = _clip_rows(data) if images else []
     entry: dict[str, Any] = {
         "kind": f"{what}s",
-        "keys": asdict(keys),
-        "files": len(data.paths),
-        "items": len(data.items.keys),
-        "samples": sum(row.samples for row in data.rows),
-        "batches": sum(row.batches for row in data.rows),
-        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
-        "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
+        **_items_of(data),
     }
     cuts = data.focus_cuts
     if cuts is not None:
@@ -240,6 +234,19 @@ def _of_data(data: PlacedData, read: MusubiConfig, images: bool) -> PlannedData:
     source = f"{keys.directory or keys.jsonl_file}: {counted(len(data.paths), what)}{_times([keys.num_repeats])}"
     above, below = [source, *_clip_lines(data, entry)], [] if cuts is None else [str(cuts)]
     return PlannedData(read.places.index(data.place) + 1, title, above, entry, below, rows)
+
+
+def _items_of(data: PlacedData | JobData) -> dict[str, Any]:
+    """What the entries of trainers that have items have in common."""
+    return {
+        "keys": asdict(data.keys),
+        "files": len(data.paths),
+        "items": len(data.items.keys),
+        "samples": sum(row.samples for row in data.rows),
+        "batches": sum(row.batches for row in data.rows),
+        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
+        "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
+    }
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:
@@ -302,7 +309,7 @@ def plan_job(
 
 
 def _of_job_data(data: JobData, arch: str, images: bool) -> PlannedData:
-    keys, items = data.keys, data.items
+    keys = data.keys
     rows = [
         {"path": path, "bucket": bucket, "crop_loss": float(loss), "size": size}
         for path, size, bucket, loss in zip(
@@ -312,13 +319,7 @@ def _of_job_data(data: JobData, arch: str, images: bool) -> PlannedData:
     ]
     entry: dict[str, Any] = {
         "kind": "regularization" if keys.is_reg else "images",
-        "keys": asdict(keys),
-        "files": len(data.paths),
-        "items": len(items.keys),
-        "samples": sum(row.samples for row in data.rows),
-        "batches": sum(row.batches for row in data.rows),
-        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
-        "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
+        **_items_of(data),
     }
     if images:
         entry["rows"] = rows

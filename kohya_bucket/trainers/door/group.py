@@ -242,11 +242,13 @@ def epoch_of(
     if options.resolution_epochs is not None:
         starts = np.cumsum([1, *options.resolution_epochs]).tolist()
     rows: list[GpuRow] = []
+    stages = []
     for start, end in itertools.zip_longest(starts, starts[1:]):
         name = "" if len(starts) == 1 else f"from {start}" if end is None else f"{start} to {end - 1}"
-        rows += _rows(planner, start, gpus, accumulate, name)
-    plans = [planner.counts(planner.planner(1).plan(0, start)) for start in starts]
-    return [_together(stages) for stages in zip(*plans, strict=True)], tuple(rows)
+        alone = planner.planner(1).plan(0, start)
+        stages.append(planner.counts(alone))
+        rows += _rows(planner, alone, gpus, accumulate, name)
+    return [_together(of_one) for of_one in zip(*stages, strict=True)], tuple(rows)
 
 
 def _together(stages: Sequence[BucketCounts]) -> BucketCounts:
@@ -256,12 +258,12 @@ def _together(stages: Sequence[BucketCounts]) -> BucketCounts:
     return BucketCounts(samples, batches, short, np.where(samples > 0, smallest, 0), stages[0].full)
 
 
-def _rows(group: GroupPlanner, epoch: int, gpus: Sequence[int], accumulate: int, name: str) -> list[GpuRow]:
-    alone, rows = group.planner(1).plan(0, epoch), []
-    own = group.options.own_batches
+def _rows(group: GroupPlanner, alone: EpochPlan, gpus: Sequence[int], accumulate: int, name: str) -> list[GpuRow]:
+    """An epoch, planned for one GPU, on each number of them."""
+    rows, own = [], group.options.own_batches
     for n in gpus:
         ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
-        plan = group.planner(ranks).plan(0, epoch)
+        plan = group.planner(ranks).plan(0, alone.epoch)
         ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
         never, line = left_over(group, ranks)
         idle = independent if own else idle_share_of(plan)

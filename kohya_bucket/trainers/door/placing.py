@@ -132,7 +132,7 @@ def place_images(
         (i, (unreadable or {}).get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
         for i in np.flatnonzero(~placement.placed).tolist()
     )
-    several = options.resolutions is not None
+    several, of_epochs = options.resolutions is not None, options.of_epochs()
     return PlacedDataset(
         names,
         repeats,
@@ -140,7 +140,7 @@ def place_images(
         batch_size,
         per_resolution=columns if several else (),
         sizes=sizes if options.several_sizes else None,
-        of_resolutions={name: options.of_epochs()[name] for name in OF_RESOLUTIONS if several},
+        of_resolutions={name: of_epochs[name] for name in OF_RESOLUTIONS if several},
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),
         focus=focus,
         left_out=left_out,
