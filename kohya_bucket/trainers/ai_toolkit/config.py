@@ -167,15 +167,19 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         raise ConfigError(f"{file}: {error}") from error
     if not is_job(data):
         raise ConfigError(f"{file} is no job of ai-toolkit: it has no keys job and config")
-    config = _named(data["config"])
-    processes = [one for one in config.get("process") or [] if isinstance(one, Mapping) and one.get("datasets")]
+    try:
+        config = _named(data["config"])
+    except RecursionError:
+        raise ConfigError(f"{file}: a part of it holds itself: write it out without & and *") from None
+    processes = [one for one in _list(config.get("process")) if isinstance(one, Mapping) and one.get("datasets")]
     if not processes:
         raise ConfigError(f"{file}: no process in it has datasets, so there is nothing to train")
     if len(processes) > 1:
         message = f"{len(processes)} processes have datasets; the first one is shown"
         findings.note("several-processes", "", message, "plan each in a file of its own")
     process = processes[0]
-    train, model = (process.get(name) or {} for name in ("train", "model"))
+    given = (process.get(name) for name in ("train", "model"))
+    train, model = (one if isinstance(one, Mapping) else {} for one in given)
     batch_size, steps = train.get("batch_size", 1), train.get("steps")
     arch = _arch(model)
     step = STEPS.get(arch)
@@ -235,7 +239,6 @@ def _datasets(table: Any, number: int, batch_size: Any, source: ConfigSource, fi
     if not isinstance(table, Mapping):
         findings.error("not-a-table", name, f"it is {table!r}, not keys with values")
         return
-
     for key in [key for key in table if key not in KEYS and key not in OTHER_KEYS]:
         near = near_key(str(key), {*KEYS, *OTHER_KEYS})
         message = f"ai-toolkit ignores {key!r} without a word: it has no such key"

@@ -116,11 +116,18 @@ def test_options_that_cannot_stand_there_are_refused_as_in_training(keys, whole,
 
 def test_files_that_are_no_jobs(tmp_path):
     for text, words in (("a: [", "line 1"), ("a: 1", "no job of ai-toolkit"),
+                        ("{job: x, config: {process: 3}}", "nothing to train"),
+                        ("{job: x, config: &a {process: [*a]}}", "holds itself"),
                         ("{job: x, config: {process: [{type: y}]}}", "nothing to train")):  # fmt: skip
         file = tmp_path / "job.yaml"
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=words):
             read_job(file)
+
+
+def test_settings_of_other_kinds_are_as_if_not_there(job):
+    read = read_job(job({"resolution": 64}, train=["batch_size"], model="flux"))
+    assert (read.datasets[0].batch_size, read.arch, read.length) == (1, "sd1", None)
 
 
 def test_images_count_upright(tmp_path, job, command_line):
