@@ -1,8 +1,8 @@
 """Changes one thing at a time in a copy of a trainer's checkout, and tells what the adapter makes of it.
 
 Each name that a seam relies on is renamed, and each function that a seam names takes a parameter more: one that may be
-left out, then one that may not. Run as a program: `renaming.py sdscripts|musubi CHECKOUT OUT.json`. Heavy packages are
-imported once; each change is tried in a fork.
+left out, then one that may not. Run as a program: `renaming.py ROOM CHECKOUT OUT.json`, with a trainer's room. Heavy
+packages are imported once; each change is tried in a fork.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ TRAINERS = {
     ),
     "musubi": Trainer("src", "musubi_tuner", frozenset({"musubi_tuner"}), ("musubi_tuner.dataset.config_utils",)),
     "ai_toolkit": Trainer("", "toolkit", frozenset({"toolkit", "info.py", "version.py"}), ("toolkit.data_loader",)),
+    "anima_lora": Trainer(
+        "", "library", frozenset({"library", "networks", "train.py"}),
+        ("library.config.loader", "library.config.io", "library.datasets.collator", "library.training.loop"),
+    ),
 }  # fmt: skip
 
 

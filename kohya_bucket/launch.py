@@ -2,7 +2,7 @@
 
 Also `python -m kohya_bucket.launch …` and `torchrun -m kohya_bucket.launch …`, from a checkout or with the
 trainer's path, or `-m` and a module's name. All arguments after it are the trainer's own. Trainers are those of
-sd-scripts, musubi-tuner and ai-toolkit; which one it is, shows when it is imported.
+sd-scripts, musubi-tuner, ai-toolkit and anima_lora; which one it is, shows when it is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import one_line
-from kohya_bucket.trainers import ai_toolkit, at_start, musubi, sdscripts
+from kohya_bucket.trainers import ai_toolkit, anima_lora, at_start, musubi, sdscripts
 from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.musubi.architectures import architecture_named
@@ -30,10 +30,10 @@ from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
 from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
 from kohya_bucket.trainers.sdscripts.families import trainer_named
 
-DOORS = (sdscripts, musubi, ai_toolkit)
+DOORS = (sdscripts, musubi, ai_toolkit, anima_lora)
 """Of all trainers."""
 
-_TRAINERS = "sd-scripts, musubi-tuner or ai-toolkit"
+_TRAINERS = "sd-scripts, musubi-tuner, ai-toolkit or anima_lora"
 _USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py | -m MODULE [the trainer's arguments]"
 
 

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 NAME = "_kohya_bucket_at_start"
 """Of this module where it is active."""
 ACTIVE = __name__ == NAME and os.environ.get("KOHYA_BUCKET") != "0"
-DOORS = {
-    "library": ("kohya_bucket.trainers.sdscripts", ("../train_network.py", "__init__.py")),
-    "musubi_tuner": ("kohya_bucket.trainers.musubi", ("dataset/image_video_dataset.py",)),
-    "toolkit": ("kohya_bucket.trainers.ai_toolkit", ("../run.py", "data_loader.py")),
-}
-"""{package: (the door, files by which a trainer's package is told from others of that name)}."""
+DOORS = (
+    ("library", "kohya_bucket.trainers.anima_lora", ("../train.py", "anima/text_strategies.py", "datasets/base.py")),
+    ("library", "kohya_bucket.trainers.sdscripts", ("../train_network.py", "__init__.py")),
+    ("musubi_tuner", "kohya_bucket.trainers.musubi", ("dataset/image_video_dataset.py",)),
+    ("toolkit", "kohya_bucket.trainers.ai_toolkit", ("../run.py", "data_loader.py")),
+)
+"""(package, the door, files by which a trainer's package is told from others of that name)."""
+_PACKAGES = {package for package, _, _ in DOORS}
 SEEN = "_kohya_bucket_seen.txt"
 SEEN_HEAD = "# Trainers that were started with kohya_bucket; `kohya-bucket deactivate` takes this away.\n"
 
@@ -34,12 +36,17 @@ class AtStart:
         self, name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
     ) -> "ModuleSpec | None":
         package, _, rest = name.partition(".")
-        if not rest or package not in DOORS or not path:
+        if not rest or package not in _PACKAGES or not path:
             return None
-        door, marks = DOORS[package]
         folder = next(iter(path))
-        if not all(os.path.isfile(os.path.join(folder, mark)) for mark in marks):
+        found = [
+            door
+            for named, door, marks in DOORS
+            if package == named and all(os.path.isfile(os.path.join(folder, mark)) for mark in marks)
+        ]
+        if not found:
             return None
+        door = found[0]
         sys.meta_path.remove(self)
         if f"{door}.door" in sys.modules:
             return None  # the launcher or the patched checkout was there first

@@ -12,7 +12,7 @@ PACKAGE = Path(kohya_bucket.__file__).parent
 # Another package's interface, under that package's names.
 EXEMPT = {PACKAGE / "bucketsampler.py"}
 # Doors may use one word for one role.
-DOORS = {"sdscripts", "musubi", "ai_toolkit"}
+DOORS = {"sdscripts", "musubi", "ai_toolkit", "anima_lora"}
 
 
 def _room(path: Path) -> str:

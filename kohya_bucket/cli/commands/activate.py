@@ -15,8 +15,8 @@ _STATUS_HELP = "Say whether it is active, and which trainers were started since;
 def activate(
     status: bool = opt(False, _STATUS_HELP, "--status"),
 ) -> None:
-    """A training of sd-scripts, musubi-tuner or ai-toolkit is recognized when it imports its own package, whatever
-    starts it, and no checkout is changed. `KOHYA_BUCKET=0` starts one without the adapter.
+    """A training of sd-scripts, musubi-tuner, ai-toolkit or anima_lora is recognized when it imports its own package,
+    whatever starts it, and no checkout is changed. `KOHYA_BUCKET=0` starts one without the adapter.
     """
     from kohya_bucket.trainers import activation
 

@@ -20,7 +20,8 @@ _FORCE_HELP = "write the block though the adapter could not be tried"
 Checkout = Annotated[
     Path,
     typer.Argument(
-        metavar="DIR", help="the checkout of sd-scripts, musubi-tuner or ai-toolkit, or a kohya_ss GUI folder"
+        metavar="DIR",
+        help="the checkout of sd-scripts, musubi-tuner, ai-toolkit or anima_lora, or a kohya_ss GUI folder",
     ),
 ]
 SUBCOMMANDS = "install", "status", "remove"
@@ -72,6 +73,7 @@ def remove(folder: Checkout) -> None:
 def _patch_of(folder: Path) -> CheckoutPatch:
     """That of the trainer whose checkout the folder is."""
     from kohya_bucket.trainers.ai_toolkit.checkout import PATCH as AI_TOOLKIT
+    from kohya_bucket.trainers.anima_lora.checkout import PATCH as ANIMA_LORA
     from kohya_bucket.trainers.door.checkout_patch import CheckoutError
     from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
     from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
@@ -79,7 +81,7 @@ def _patch_of(folder: Path) -> CheckoutPatch:
 
     if not folder.exists():
         raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
-    for patch in (SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT):
+    for patch in (ANIMA_LORA, SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT):
         try:
             patch.find(folder)
             return patch
@@ -89,8 +91,8 @@ def _patch_of(folder: Path) -> CheckoutPatch:
             continue
     raise CheckoutError(
         f"{folder} is not a checkout of sd-scripts, which holds library/ beside train_network.py, none of "
-        "musubi-tuner, which holds src/musubi_tuner/, and none of ai-toolkit, which holds toolkit/ beside run.py: name "
-        "the folder that these lie in"
+        "musubi-tuner, which holds src/musubi_tuner/, none of ai-toolkit, which holds toolkit/ beside run.py, and none "
+        "of anima_lora, which holds library/ beside train.py: name the folder that these lie in"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -283,23 +283,5 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     return plannable
 
 
-_OPTIONS = {
-    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "largest_first", "step_shapes",
-    "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost",
-}  # fmt: skip
-
-
-def conflicts(options: AdapterOptions, *, cached: bool) -> Iterator[str]:
-    """What to change, for options that have no place in ai-toolkit, or none beside latents that are cached."""
-    for field in fields(options):
-        if field.name not in _OPTIONS and getattr(options, field.name) != field.default:
-            yield (
-                f"[{TABLE}] {field.name} is set, but images are placed, cut and cached by ai-toolkit itself: leave it "
-                f"out; {', '.join(sorted(_OPTIONS))} can be set"
-            )
-    if cached and options.moving:
-        names = " and ".join(f"{name} = {policy.name!r}" for name, policy in options.moving.items())
-        yield (
-            f"[{TABLE}] {names} trains images at other sizes, but cache_latents keeps one size of each: use 'keep', "
-            "'pad' or 'drop', or train without cache_latents and cache_latents_to_disk"
-        )
+CACHED = "cache_latents and cache_latents_to_disk"
+"""Keys by which latents are cached."""

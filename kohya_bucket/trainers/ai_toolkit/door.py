@@ -10,9 +10,9 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted
-from kohya_bucket.trainers.ai_toolkit.config import conflicts
+from kohya_bucket.trainers.ai_toolkit.config import CACHED
 from kohya_bucket.trainers.door.door import TrainerDoor
-from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
 from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, note_use
 from kohya_bucket.trainers.door.seams import SeamGroup
 
@@ -55,7 +55,7 @@ class AiToolkitDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        for conflict in conflicts(options, cached=False):
+        for conflict in placed_by_trainer(options, self.trainer, ""):
             raise ConfigError(conflict)
 
     def is_group(self, dataset: Any) -> bool:
@@ -80,7 +80,8 @@ class AiToolkitDoor(TrainerDoor):
         note_use()
         datasets, options = arguments["dataset"].datasets, self.options()
         with exit_with_message():
-            for conflict in conflicts(options, cached=any(one.is_caching_latents for one in datasets)):
+            cached = any(one.is_caching_latents for one in datasets)
+            for conflict in placed_by_trainer(options, self.trainer, CACHED if cached else ""):
                 raise ConfigError(conflict)
             items = [FileItems.of(one) for one in datasets]
             sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)

@@ -19,10 +19,10 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.texts import counted, parse_json, read_text, some
-from kohya_bucket.trainers.ai_toolkit.config import JobConfig, JobKeys, conflicts, read_job
+from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
 from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
-from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
 from kohya_bucket.trainers.door.sizes import scan_sizes
 
@@ -141,7 +141,7 @@ def overview(
     if options is None:
         return Overview(AdapterOptions(), (), ())
     cached = any(keys.cache_latents or keys.cache_latents_to_disk for keys in job.datasets)
-    for conflict in conflicts(options, cached=cached):
+    for conflict in placed_by_trainer(options, "ai-toolkit", CACHED if cached else ""):
         raise ConfigError(f"{job.path}: {conflict}")
     placed = [_place(keys, job.step, job.findings, progress) for keys in job.datasets]
     placed = [data for data in placed if len(data.items.keys)]

@@ -37,6 +37,7 @@ class TrainerDoor(ABC):
         package: the package that holds its code.
         owners: what it defines; set once it is imported.
         resume: what takes part in its saved states; set once the door is open.
+        defaults: options that are others here where nobody sets them.
         refusal: why the door stays shut.
         unknown: {subject: why} of what is left to the trainer.
     """
@@ -49,6 +50,7 @@ class TrainerDoor(ABC):
     )
     owners: Owners
     resume: Any = None
+    defaults: dict[str, Any] = {}  # noqa: RUF012  (replaced, never changed)
 
     def __init__(self) -> None:
         self.patches = Patches()
@@ -213,8 +215,9 @@ class TrainerDoor(ABC):
 
     def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
         """The environment's file under the given tables."""
+        own = ("defaults", self.defaults)
         with exit_with_message():
-            self._options = AdapterOptions.from_tables(*environment_table(), *tables)
+            self._options = AdapterOptions.from_tables(own, *environment_table(), *tables)
             self.check_options(self._options)
 
     def _belongs(self, module: ModuleType) -> bool:

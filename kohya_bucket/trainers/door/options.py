@@ -271,6 +271,31 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
         )
 
 
+_WHERE_PLACED = {
+    "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "largest_first", "step_shapes",
+    "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost",
+}  # fmt: skip
+
+
+def placed_by_trainer(options: AdapterOptions, trainer: str, cached: str) -> Iterator[str]:
+    """What to change, for options that have no place in a trainer that places, cuts and caches images itself.
+
+    `cached` names the trainer's options by which latents are cached; an empty text where they are not.
+    """
+    for field in fields(options):
+        if field.name not in _WHERE_PLACED and getattr(options, field.name) != field.default:
+            yield (
+                f"[{TABLE}] {field.name} is set, but images are placed, cut and cached by {trainer} itself: leave it "
+                f"out; {', '.join(sorted(_WHERE_PLACED))} can be set"
+            )
+    if cached and options.moving:
+        names = " and ".join(f"{name} = {policy.name!r}" for name, policy in options.moving.items())
+        yield (
+            f"[{TABLE}] {names} trains images at other sizes, but {trainer}'s cache keeps one size of each: use "
+            f"'keep', 'pad' or 'drop', or train without {cached}"
+        )
+
+
 def rooted(table: Any, folder: Path) -> Any:
     """A `[kohya_bucket]` table whose relative `focus` begins at the folder of the config that it stands in."""
     focus = table.get("focus") if isinstance(table, Mapping) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from kohya_bucket.checks import path_meant
@@ -24,6 +25,16 @@ class SubmoduleError(CheckoutError):
     """The kohya_ss GUI's folder, whose sd-scripts was not fetched."""
 
 
+def runs_anima_lora() -> bool:
+    """Whether the package `library` of this process is anima_lora's."""
+    return any(is_anima_lora(Path(folder)) for folder in getattr(sys.modules.get("library"), "__path__", ()))
+
+
+def is_anima_lora(package: Path) -> bool:
+    """Whether a folder `library` is that of anima_lora, whose data sets came from sd-scripts."""
+    return (package / "anima" / "text_strategies.py").is_file() and (package / "datasets" / "base.py").is_file()
+
+
 def find_checkout(folder: Path) -> Path:
     """The sd-scripts checkout at `folder`, or in its `sd-scripts` (as the kohya_ss GUI brings it along).
 
@@ -32,6 +43,8 @@ def find_checkout(folder: Path) -> Path:
     """
     for candidate in (folder, folder / "sd-scripts"):
         library = candidate / "library"
+        if is_anima_lora(library):
+            continue
         if (library / "train_util.py").is_file() or (
             library.is_dir() and (candidate / "train_network.py").is_file()
         ):  # that module has been taken apart once

@@ -13,7 +13,7 @@ from typing import Any
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.seams import SeamGroup
-from kohya_bucket.trainers.sdscripts.checkout import SeamError, describe_folder
+from kohya_bucket.trainers.sdscripts.checkout import SeamError, describe_folder, runs_anima_lora
 
 _PACKAGE = "library"  # other projects have packages of this name too
 _HOME = "BaseDataset"
@@ -36,7 +36,7 @@ class SdScriptsDoor(TrainerDoor):
             if name.startswith(f"{_PACKAGE}.") and isinstance(module, ModuleType):
                 base = vars(module).get(_HOME)
                 if getattr(base, "__module__", None) == name and any(hasattr(base, method) for method in _METHODS):
-                    return module
+                    return None if runs_anima_lora() else module
         return None
 
     def complete(self) -> dict[str, Any]:
@@ -61,6 +61,8 @@ class SdScriptsDoor(TrainerDoor):
         refuse_what_needs(self.unknown, options, self.owners)
 
     def is_group(self, dataset: Any) -> bool:
+        if runs_anima_lora():
+            return False
         names = {base.__name__ for base in type(dataset).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")}
         if _WITHOUT_BUCKETS in names:
             if not self.told_of_other_datasets:

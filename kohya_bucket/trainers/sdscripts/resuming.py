@@ -26,6 +26,11 @@ logger = logging.getLogger("kohya_bucket")
 class TrainerResume(ResumeHooks):
     """A run of one of sd-scripts' trainers, which count updates, and may be told from which to go on."""
 
+    @property
+    def initial_step(self) -> type[InitialStep]:
+        """What the trainer is given as the number of its first update."""
+        return InitialStep
+
     def __init__(self) -> None:
         super().__init__()
         self.arguments: Any = None
@@ -87,7 +92,7 @@ class TrainerResume(ResumeHooks):
             )
         if not hasattr(self.arguments, "initial_step") or not self._counts:
             return  # a trainer that begins to count anew, or in a way of its own
-        self.arguments.initial_step = InitialStep.of(update, point.epoch - 1)
+        self.arguments.initial_step = self.initial_step.of(update, point.epoch - 1)
         self.arguments.skip_until_initial_step = True
         self.accelerator.skip_first_batches = self._skip_first_batches
 

@@ -1,0 +1,113 @@
+"""`install()` and `uninstall()`: the door of sorryhyun/anima_lora. Calling `install()` again changes nothing."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FrameType, ModuleType
+from typing import Any
+
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.planning import REMAINDERS
+from kohya_bucket.trainers.door.door import TrainerDoor
+from kohya_bucket.trainers.door.options import TABLE, placed_by_trainer
+from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process
+from kohya_bucket.trainers.door.seams import SeamGroup
+from kohya_bucket.trainers.sdscripts.checkout import runs_anima_lora
+
+_PACKAGE = "library"
+_HOME = f"{_PACKAGE}.datasets.group"
+_CLASSES = {"BaseDataset", "DatasetGroup"}
+
+logger = logging.getLogger("kohya_bucket")
+
+
+class AnimaLoraDoor(TrainerDoor):
+    """What is anima_lora's own about its door."""
+
+    trainer, package = "anima_lora", _PACKAGE
+    _table: Any = None
+
+    def home(self) -> ModuleType | None:
+        module = sys.modules.get(_HOME)
+        if module is None or not hasattr(module, "DatasetGroup"):
+            return None
+        return module if runs_anima_lora() else None
+
+    def complete(self) -> dict[str, Any]:
+        from accelerate import Accelerator
+
+        for name in ("config.loader", "config.io", "datasets.collator"):
+            importlib.import_module(f"{_PACKAGE}.{name}")
+        return {"Accelerator": Accelerator}
+
+    def subjects(self) -> Sequence[SeamGroup]:
+        from kohya_bucket.trainers.anima_lora.resuming import Resume
+        from kohya_bucket.trainers.anima_lora.seams import SUBJECTS
+
+        self.resume = Resume()
+        self.defaults = {"largest_first": True}  # as the trainer does: all shapes are compiled at once
+        return SUBJECTS
+
+    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]:
+        """The table may stand in any file of a run's configs; the one that is read last counts."""
+        from kohya_bucket.trainers.anima_lora.resuming import is_known
+
+        self._table = user_config.get(TABLE, self._table)
+        arguments = frame.f_locals.get("argparse_namespace")
+        if arguments is not None:
+            self.resume.take_arguments(arguments, counts=is_known(frame, self.owners.named("build_loop_state")))
+            if getattr(arguments, "torch_compile", False):
+                self.defaults = self.defaults | {"remainder": "pad"}  # other sizes of a batch are compiled too
+        return super().read_options(user_config if self._table is None else user_config | {TABLE: self._table}, frame)
+
+    def is_group(self, dataset: Any) -> bool:
+        modules = f"{_PACKAGE}.datasets."
+        named = [base for base in type(dataset).__mro__ if base.__name__ in _CLASSES]
+        return any(base.__module__.startswith(modules) for base in named) and runs_anima_lora()
+
+    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+        from kohya_bucket.trainers.anima_lora.batches import HELD, Held, Images
+        from kohya_bucket.trainers.door.group import GroupPlanner
+        from kohya_bucket.trainers.door.sampler import PlanSampler, arguments_over, with_plan
+
+        arguments = arguments_over(self.owners.named("DatasetGroup"), signature, args, kwargs)
+        collator: Any = arguments.get("collate_fn")
+        if not arguments or not hasattr(collator, "current_epoch"):
+            return None
+        group, training, options = arguments["dataset"], bool(arguments.get("shuffle")), self.options()
+        records = [record for one in group.datasets for record in one.image_data.values()]
+        with exit_with_message():
+            held = any(record.latents is not None or record.latents_npz is not None for record in records)
+            for conflict in placed_by_trainer(options, self.trainer, "use_vae_cache" if held else ""):
+                raise ConfigError(conflict)
+        if not training and REMAINDERS[options.remainder].leaves_out:  # the same images would never be validated
+            options = replace(options, remainder="keep")
+        images = [Images.of(one) for one in group.datasets]
+        counter = collator.current_epoch
+        sampler = PlanSampler(
+            GroupPlanner(images, options),
+            int(group.datasets[0].seed),
+            counter if training else None,
+            clock=None if training else counter,
+            current_step=collator.current_step,
+        )
+        setattr(group, HELD, Held(images, options.on_bad_image))
+        if training:
+            self.resume.attach(sampler)
+            if is_first_process():
+                logger.info(
+                    "%d images in %d buckets, %d trainings an epoch by remainder = '%s'; none is left out for a batch "
+                    "that is not full", len(records), sum(len(one.buckets) for one in images),
+                    sum(int(one.repeats.sum()) for one in images), options.remainder,
+                )  # fmt: skip
+        return with_plan(arguments, sampler, self.in_worker)
+
+
+_door = AnimaLoraDoor()
+
+install, uninstall, is_active = _door.open, _door.close, _door.is_active
+why_inactive, left_alone = _door.why_inactive, _door.left_alone

@@ -1,0 +1,60 @@
+"""Resuming at the exact image. anima_lora counts as sd-scripts does, in two functions."""
+
+from __future__ import annotations
+
+import inspect
+from types import FrameType
+from typing import Any
+
+from kohya_bucket.trainers.sdscripts.resuming import InitialStep, TrainerResume, arithmetic_of
+
+_NAME = "initial_step"
+_IN_TRAIN = (
+    "= 0", "= .initial_step", "= …", "= steps_from_state", "*= .gradient_accumulation_steps", "_ // …", "_ // …", "= 0",
+    "._sigma_span_step = _",
+)  # fmt: skip
+_IN_LOOP = ("_ // .gradient_accumulation_steps", "-= …")
+
+
+class FirstBatch(InitialStep):
+    """Updates that are trained already, which the trainer makes batches of, and divides twice: by what an epoch has,
+    and then into updates again.
+    """
+
+    _divisions = 0
+    _updates = 0
+
+    def __mul__(self, accumulation: Any) -> FirstBatch:
+        batches = FirstBatch(int(self) * accumulation)
+        batches.epoch, batches._updates = self.epoch, int(self)
+        return batches
+
+    def __floordiv__(self, number: Any) -> int:
+        self._divisions += 1
+        return self.epoch if self._divisions == 1 else self._updates
+
+
+class Resume(TrainerResume):
+    """A run of `train.py`."""
+
+    @property
+    def initial_step(self) -> type[InitialStep]:
+        return FirstBatch
+
+
+def is_known(frame: FrameType | None, loop: Any) -> bool:
+    """Whether `train.py` computes with its initial step as is known.
+
+    Args:
+        frame: that of its function, or of one that it calls.
+        loop: the function that prepares its loop.
+    """
+    while frame is not None and _NAME not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        found = [tuple(arithmetic_of(inspect.getsource(code))) for code in (frame.f_code, loop)]
+    except (OSError, TypeError):
+        return False
+    return found == [_IN_TRAIN, _IN_LOOP]
