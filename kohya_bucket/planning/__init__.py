@@ -8,6 +8,8 @@ from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
     from kohya_bucket.planning.batch_sizes import tokens_that_fit as tokens_that_fit
+    from kohya_bucket.planning.captions import CaptionBands as CaptionBands
+    from kohya_bucket.planning.captions import caption_bands as caption_bands
     from kohya_bucket.planning.costs import CostFit as CostFit
     from kohya_bucket.planning.costs import fit_cost as fit_cost
     from kohya_bucket.planning.costs import measure_cost as measure_cost
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from kohya_bucket.planning.idle import lost_share_of as lost_share_of
     from kohya_bucket.planning.idle import rank_costs as rank_costs
     from kohya_bucket.planning.idle import trained_cost as trained_cost
+    from kohya_bucket.planning.indexed import IndexedPlan as IndexedPlan
     from kohya_bucket.planning.ledger import Ledger as Ledger
     from kohya_bucket.planning.ledger import LedgerReason as LedgerReason
     from kohya_bucket.planning.options import PlanOptions as PlanOptions
@@ -35,8 +38,10 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, {
         "batch_sizes": "tokens_that_fit",
+        "captions": "CaptionBands caption_bands",
         "costs": "CostFit fit_cost measure_cost",
         "idle": "dealt_costs idle_share idle_share_of lost_share lost_share_of rank_costs trained_cost",
+        "indexed": "IndexedPlan",
         "ledger": "Ledger LedgerReason",
         "options": "PlanOptions",
         "orders": "ORDERS",

@@ -32,15 +32,17 @@ def pixels_of(sizes: IntArray) -> npt.NDArray[np.int64]:
     return wide[:, 0] * wide[:, 1]
 
 
-def as_tokens(value: npt.ArrayLike, name: str = "bucket_tokens") -> npt.NDArray[np.int64]:
+def as_tokens(value: npt.ArrayLike, name: str = "bucket_tokens", least: int = 1) -> npt.NDArray[np.int64]:
     """[K] tokens of one image of each bucket; `name` is the argument's, for messages.
 
     Raises:
-        PlanError: other than whole numbers, 1 or more.
+        PlanError: other than whole numbers, `least` or more.
     """
     given = array_of(name, value)
-    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 1 or given.max() >= 2**31)):
-        raise PlanError(f"{name} is {value!r}, but must be a list of whole numbers, 1 or more")
+    if given.ndim != 1 or (
+        given.size and (given.dtype.kind not in "iu" or given.min() < least or given.max() >= 2**31)
+    ):
+        raise PlanError(f"{name} is {value!r}, but must be a list of whole numbers, {least} or more")
     return given.astype(np.int64)
 
 

@@ -41,6 +41,8 @@ ALLOWED = {
     ("images/tar_index.py", "pq.write_table(table, out, compression='zstd')"): "for replace_file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     ("latents/store/remote_shards.py", "file.truncate(nbytes)"): "of `write_file`",
+    ("images/bucket_index.py", "np.memmap(temporary, kind, 'w+', shape=(len(bucket_ids),))"): "for `replacing`",
+    ("images/bucket_index.py", "np.memmap(file, kind, 'r', shape=(int(starts[-1]),))"): "reads",
     ("images/mend_log.py", "open(run / _LOG, 'x', encoding='utf-8', newline='\\n')"): "a log that grows by lines",
     ("images/mend_log.py", "shutil.copy2(path, temporary)"): "for `replacing`",
     ("images/mend_log.py", "os.replace(kept, path)"): "puts back what was there",
