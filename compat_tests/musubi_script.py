@@ -29,11 +29,13 @@ def batches(spec):
     from accelerate import Accelerator
     from accelerate.utils import set_seed
     from musubi_tuner.dataset import config_utils
+    from musubi_tuner.dataset.image_video_dataset import BucketSelector as bucket_selector
 
     set_seed(random.randint(0, 2**32) if spec["seed"] is None else spec["seed"])  # as the trainers do it
     epoch = Value("i", 0)
     space = argparse.Namespace(dataset_config=spec["config"], debug_dataset=False)
     generator = config_utils.BlueprintGenerator(config_utils.ConfigSanitizer())
+    bucket_selector.ARCHITECTURE_STEPS_MAP.setdefault(spec["architecture"], 16)
     blueprint = generator.generate(
         config_utils.load_user_config(spec["config"]), space, architecture=spec["architecture"]
     )

@@ -122,15 +122,21 @@ def epochs(*arguments, **more):
 
 
 def epochs_and_log(
-    source, folder, config, ranks=1, workers=0, seed=None, count=2, timestep_buckets=None, cut=(), **more
+    source, folder, config, ranks=1, workers=0, seed=None, count=2, timestep_buckets=None, cut=(), of=None, **more
 ):
-    """That, and what was said. Files in `cut` lose their end when the data sets are made."""
+    """That, and what was said. Files in `cut` lose their end when the data sets are made; `of` is a family that the
+    trainer learns first.
+    """
     out = folder / "rows"
     out.mkdir(exist_ok=True)
     for file in out.iterdir():
         file.unlink()
     spec = {"config": str(config), "seed": seed, "workers": workers, "epochs": count, "out": str(out)}
-    spec |= {"timestep_buckets": timestep_buckets, "architecture": family(source), "cut": [str(path) for path in cut]}
+    spec |= {
+        "timestep_buckets": timestep_buckets,
+        "architecture": of or family(source),
+        "cut": [str(path) for path in cut],
+    }
     said = run(source, folder, spec, ranks, **more)
     rows = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))]
     steps = list(zip(*rows, strict=True))

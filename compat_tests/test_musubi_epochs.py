@@ -25,6 +25,22 @@ def test_every_item_once(musubi_source, config, tmp_path, ranks, workers, seed):
 
 
 @pytest.mark.slow
+def test_items_of_a_family_that_is_not_known_here(musubi_source, config, tmp_path):
+    """As of Qwen-Image 2.1: its epochs are exact, and its caches are left alone."""
+    for file in (tmp_path / "cache").iterdir():
+        file.rename(file.with_name(file.name.replace(f"_{family(musubi_source)}", "_qi21")))
+    (tmp_path / "images" / "im000.txt").write_text(
+        "another caption", encoding="utf-8"
+    )  # a stale cache, if it were known
+    before = {file.name: file.read_bytes() for file in (tmp_path / "cache").iterdir()}
+    for epoch in epochs(musubi_source, tmp_path, config, ranks=2, seed=1, of="qi21"):
+        counts = counted(epoch)
+        assert counts.keys() == ONCE.keys()
+        assert sum(counts.values()) <= COUNT + 7  # a bucket's last item on both
+    assert {file.name: file.read_bytes() for file in (tmp_path / "cache").iterdir()} == before
+
+
+@pytest.mark.slow
 def test_without_it_two_processes_miss_items(musubi_source, config, tmp_path):
     for epoch in epochs(musubi_source, tmp_path, config, ranks=2, door=()):
         assert len(counted(epoch)) < COUNT
