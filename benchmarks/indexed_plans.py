@@ -4,8 +4,9 @@
 
 Each row is a process of its own. Images lie in the 24 buckets of real photographs' shapes, as often as among a million;
 64 nodes with 8 ranks each train batches of 4. `--table` is the largest number that is planned by a table too. Opening
-is everything from the files to the first batch; memory is the largest that the process ever had, less what it had
-before, and counts pages of mapped files. Batches are those of random steps, by one rank.
+is everything from the files to the first batch; memory is the largest that the process had of its own, less what it had
+before: pages of mapped files, which the system takes back when it needs them, do not count. Batches are those of random
+steps, by one rank.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -26,7 +28,7 @@ sys.path[:0] = [str(REPO), str(REPO / "benchmarks")]
 
 from local_order import table  # noqa: E402
 from origin import commit  # noqa: E402
-from scale import BATCH, NODES, RANKS, bucket_ids, peak  # noqa: E402
+from scale import BATCH, NODES, RANKS, bucket_ids  # noqa: E402
 
 WORLD = NODES * RANKS
 DRAWN = 2000
@@ -42,34 +44,56 @@ def write_ids(file: Path, images: int) -> None:
     ids.flush()
 
 
+class Memory(threading.Thread):
+    """The largest memory of this process' own, looked at a hundred times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.before = self.largest = own()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            self.largest = max(self.largest, own())
+            time.sleep(0.01)
+
+    def used(self) -> int:
+        return max(self.largest, own()) - self.before
+
+
+def own() -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(next(line.split()[1] for line in text.splitlines() if line.startswith("RssAnon"))) * 1024
+
+
 def index(folder: Path) -> dict[str, float]:
     from kohya_bucket.images.bucket_index import BucketIndex
 
-    before, began = peak(), time.perf_counter()
+    memory, began = Memory(), time.perf_counter()
     BucketIndex.write(folder / "index", np.load(folder / "ids.npy", mmap_mode="r"))
-    return {"seconds": time.perf_counter() - began, "peak": peak() - before}
+    return {"seconds": time.perf_counter() - began, "peak": memory.used()}
 
 
 def by_index(folder: Path) -> dict[str, float]:
     from kohya_bucket.images.bucket_index import BucketIndex
     from kohya_bucket.planning import IndexedPlan
 
-    before, began = peak(), time.perf_counter()
+    memory, began = Memory(), time.perf_counter()
     plan = IndexedPlan(BucketIndex.open(folder / "index"), BATCH, WORLD, seed=1)
     plan.indices(plan.steps // 2, 7)
-    return drawn(plan, time.perf_counter() - began, before)
+    return drawn(plan, time.perf_counter() - began, memory)
 
 
 def by_table(folder: Path) -> dict[str, float]:
     from kohya_bucket.planning import plan_epoch
 
-    before, began = peak(), time.perf_counter()
+    memory, began = Memory(), time.perf_counter()
     plan = plan_epoch(np.load(folder / "ids.npy").astype(np.int32), BATCH, world_size=WORLD, seed=1, step_shapes="one")
     plan.indices(plan.steps // 2, 7)
-    return drawn(plan, time.perf_counter() - began, before)
+    return drawn(plan, time.perf_counter() - began, memory)
 
 
-def drawn(plan: object, opened: float, before: int) -> dict[str, float]:
+def drawn(plan: object, opened: float, memory: Memory) -> dict[str, float]:
     steps = np.random.RandomState(0).randint(0, plan.steps, DRAWN).tolist()
     began = time.perf_counter()
     for step in steps:
@@ -79,7 +103,7 @@ def drawn(plan: object, opened: float, before: int) -> dict[str, float]:
     for step in range(first, first + min(DRAWN, plan.steps // 2)):
         plan.indices(step, 7)
     in_turn = (time.perf_counter() - began) / min(DRAWN, plan.steps // 2)
-    return {"seconds": opened, "each": each, "in_turn": in_turn, "steps": plan.steps, "peak": peak() - before}
+    return {"seconds": opened, "each": each, "in_turn": in_turn, "steps": plan.steps, "peak": memory.used()}
 
 
 def run(kind: str, folder: Path) -> dict[str, float]:
