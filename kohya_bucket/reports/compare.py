@@ -13,6 +13,7 @@ from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.originals.loaders import LOADERS, LoaderRun, run_loader
+from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import differences
 from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, summarize
@@ -78,6 +79,29 @@ def _trained(name: str, placement: Placement, batch_size: int, gpus: int) -> Loa
     images = PlacedDataset(names, np.ones(len(kept), dtype=np.int64), placement, batch_size)
     _, (row,) = epoch_of([images.trained], AdapterOptions(), [gpus], 1)
     return LoaderRun(1, row.steps, row.missed, len(row.never_trained), row.repeated, row.idle)
+
+
+def trained_on(analysis: Analysis) -> list[tuple[str, float, float, int, float]]:
+    """(name, steps, left out, never trained, repeated) of an epoch on one GPU: of the plan, and of each trainer's own
+    loader if it had the same buckets.
+
+    Empty where loaders do not differ or cannot be shown: batches of one image, of a budget or of clips; and where they
+    would take minutes.
+    """
+    subject, placement = analysis.subject, analysis.placement
+    kept = placement.placed
+    if subject.batch_size < 2 or subject.options.has_budget or subject.clips or not 0 < kept.sum() <= _LOADED:
+        return []
+    of_bucket, ids = np.unique(placement.bucket_sizes[kept], axis=0, return_inverse=True)
+    asked = int(analysis.images.repeats[kept].sum())
+    counts = analysis.counts
+    more = int(counts.samples.sum()) - asked
+    out = [("this plan", float(counts.batches.sum()), float(max(-more, 0)), 0, float(max(more, 0)))]
+    epochs = max(1, min(10, _LOADED // len(ids)))
+    for name in LOADERS:
+        run = run_loader(name, ids.reshape(-1), of_bucket.prod(axis=1), subject.batch_size, epochs=epochs)
+        out.append((name, run.steps, run.left_out, run.never, run.repeated))
+    return out
 
 
 def conclusion(results: Sequence[Compared]) -> str:

@@ -13,6 +13,7 @@ from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.compare import trained_on
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file
 from kohya_bucket.reports.pictures import Pictures, illustrate, image_row, shots, shown_images
 from kohya_bucket.reports.recommend import recommend
@@ -199,6 +200,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
             {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost", "listed")}
             for r in recommend(analysis)
         ],
+        "trainers": trained_on(analysis),
         "histogram": aspect_histogram(analysis),
         "scatter": size_scatter(analysis),
         "buckets": [

@@ -6,7 +6,11 @@ import pytest
 from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets
 from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.choices import TRAINERS
-from kohya_bucket.reports.compare import compare_rules, conclusion
+from kohya_bucket.originals.loaders import LOADERS
+from kohya_bucket.reports.analysis import analyze
+from kohya_bucket.reports.compare import compare_rules, conclusion, trained_on
+from kohya_bucket.reports.page import render_page
+from kohya_bucket.reports.subject import ImageTable, Subject
 
 SIZES = np.random.default_rng(0).integers(300, 3000, (400, 2)).astype(np.int32)
 RULES = {
@@ -48,3 +52,15 @@ def test_the_conclusion_names_the_rule_that_loses_least() -> None:
     few, many = compare_rules([("none", rules["none"]), ("kohya", rules["kohya"])], SIZES)
     assert few.summary.mean_crop < many.summary.mean_crop  # of the few that it trains
     assert conclusion([few, many]).startswith("kohya loses least")
+
+
+def test_a_report_shows_what_each_trainer_would_train_in_these_buckets() -> None:
+    rule, table = RULES["kohya"], ImageTable.of([f"{i}.png" for i in range(400)], SIZES)
+    analysis = analyze(Subject("set", table, rule, 4))
+    plan, *others = trained_on(analysis)
+    assert plan == ("this plan", analysis.summary.batches, 0, 0, 0)
+    compared = compare_rules([(name, rule) for name in LOADERS], SIZES, 4)
+    runs = [(one.name, one.trained) for one in compared]
+    assert others == [(name, run.steps, run.left_out, run.never, run.repeated) for name, run in runs]
+    assert '"trainers":[["this plan",' in render_page([analysis], thumbnails=0)
+    assert trained_on(analyze(Subject("set", table, rule, 1))) == []

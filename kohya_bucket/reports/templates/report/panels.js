@@ -68,6 +68,15 @@ function buckets(view) {
   return section("buckets", "Buckets", notes.length ? h("p", { class: "soft" }, notes.join(" ")) : null, node);
 }
 
+/* What other trainers would make of an epoch of these images in these buckets. */
+function trainers(view) {
+  const number = (name, i) => ({ name, value: (r) => r[i], cell: (r) => h("span", { class: i > 1 && r[i] ? "warn" : null }, int(Math.round(r[i]))) });
+  const columns = [{ name: "Trainer", left: true, value: (r) => r[0], cell: (r) => r[0] }, number("Batches", 1), number("Left out", 2), number("Never trained", 3), number("Repeated", 4)];
+  return section("trainers", "What an epoch trains",
+    h("p", { class: "soft" }, "The plan, and the loaders of trainers as they come if they had these buckets, on one GPU. Left out and repeated are means of up to ten epochs, never trained is in none of them."),
+    sortable(columns, view.data.trainers, { label: "What an epoch trains" }).node);
+}
+
 function sheets(view) {
   const d = view.data, used = d.buckets.filter((b) => b[2]).length;
   const sheets = d.sheets.map((sheet) => {

@@ -12,6 +12,7 @@ class View {
     if (data.advice.length) panels.push(advice(this));
     panels.push(this.ask());
     if (data.buckets.length) panels.push(buckets(this));
+    if (data.trainers.length) panels.push(trainers(this));
     if (data.focus) panels.push(focusPanel(this));
     if (data.sheets.length) panels.push(sheets(this));
     panels.push(lists(this), this.forTheCurious());
