@@ -23,7 +23,9 @@ from typing import Any
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers import ai_toolkit, anima_lora, at_start, musubi, sdscripts
-from kohya_bucket.trainers.door.checkout_patch import CheckoutPatch
+from kohya_bucket.trainers.ai_toolkit.checkout import PATCH as AI_TOOLKIT
+from kohya_bucket.trainers.anima_lora.checkout import PATCH as ANIMA_LORA
+from kohya_bucket.trainers.door.checkout_patch import CheckoutError, CheckoutPatch
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.musubi.architectures import architecture_named
 from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
@@ -161,6 +163,10 @@ def _trains_without(program: Path) -> bool:
             named(program.name)
             if program.is_file():
                 return not any(_is_patched(patch, folder) for folder in program.resolve().parents[:3])
+    for name, patch in (("run.py", AI_TOOLKIT), ("train.py", ANIMA_LORA)):
+        with suppress(CheckoutError, OSError):
+            if program.name == name and patch.find(program.resolve().parent):
+                return not _is_patched(patch, program.resolve().parent)
     return False
 
 

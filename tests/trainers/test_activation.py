@@ -100,6 +100,34 @@ def test_a_trainer_is_changed_and_others_are_let_be(folder, trainer):
     assert start(folder, path + "import library.train_util").stderr == ""
 
 
+def other_trainer(folder, *files):
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("", encoding="utf-8")
+    return folder
+
+
+def test_a_package_of_the_same_name_has_the_door_of_its_own_trainer(folder, tmp_path):
+    files = ("train.py", "library/__init__.py", "library/anima/text_strategies.py", "library/datasets/base.py")
+    trainer = other_trainer(tmp_path / "anima_lora", *files)
+    program = f"sys.path.insert(0, {str(trainer)!r}); import library.datasets.base; print(*sys.modules)"
+    modules = start(folder, program).stdout.split()
+    assert "kohya_bucket.trainers.anima_lora.door" in modules
+    assert "kohya_bucket.trainers.sdscripts.door" not in modules
+    assert activation(folder).seen == (("anima_lora", str(trainer)),)
+
+
+@pytest.mark.parametrize(("program", "files"), [
+    ("run.py", ["toolkit/data_loader.py"]),
+    ("train.py", ["library/__init__.py", "library/anima/text_strategies.py", "library/datasets/base.py"]),
+])  # fmt: skip
+def test_programs_with_everyday_names_are_known_by_their_checkout(tmp_path, program, files):
+    trainer = other_trainer(tmp_path / "trainer", program, *files)
+    assert launch._trains_without(trainer / program)
+    (trainer / files[-1]).unlink()
+    assert not launch._trains_without(trainer / program)
+
+
 def test_doctor_says_whether_this_python_is_active(folder, trainer, monkeypatch, tmp_path):
     for packages, said in ((folder, "none; this Python is active by itself"), (tmp_path, "or: kohya-bucket activate")):
         monkeypatch.setattr(doctor, "site_packages", lambda packages=packages: packages)
