@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from activated_env import command as activated
+from activated_env import environment
 from PIL import Image
 from renaming import unseen
 
@@ -72,7 +74,9 @@ def config(folder, pictures, *subsets, table=None, **keys):
     return file
 
 
-def run(out, *more, ranks=1, code=0, plan=True, epochs=2, dies=False, cached=True, **environment):
+def run(
+    out, *more, ranks=1, code=0, plan=True, epochs=2, dies=False, cached=True, python=sys.executable, **environment
+):
     """(what each rank trained, what was said)."""
     (out / "saved").mkdir(exist_ok=True, parents=True)
     for log in out.glob("rank*.jsonl"):
@@ -96,9 +100,7 @@ def run(out, *more, ranks=1, code=0, plan=True, epochs=2, dies=False, cached=Tru
     for rank, text in enumerate(texts):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
         with text.open("wb") as said:  # a pipe that nobody reads would stop the rank that the others wait for
-            started.append(
-                subprocess.Popen([sys.executable, *command], env=shared | own, stdout=said, stderr=said, cwd=out)
-            )
+            started.append(subprocess.Popen([python, *command], env=shared | own, stdout=said, stderr=said, cwd=out))
     codes = [process.wait(timeout=500) for process in started]
     said = [text.read_text(encoding="utf-8", errors="replace") for text in texts]
     assert codes[: 1 if dies else ranks] == [code] * (1 if dies else ranks), said[0][-3000:]
@@ -231,6 +233,14 @@ def test_unreadable_cache_is_left_out(pictures, tmp_path):
     assert set(seen) == {*NAMES} - {NAMES[5]}
     assert sum(seen.values()) == COUNT
     assert "05.png is left out" in said
+
+
+def test_activated_environment_needs_neither(pictures, tmp_path):
+    python = environment(tmp_path / "env")
+    assert activated(python, "activate")[0] == 0
+    (rows,), _ = run(tmp_path / "out", "--dataset_config", str(config(tmp_path, pictures)), plan=False, python=python)
+    assert trained(rows) == Counter(NAMES * 2)
+    assert f"seen: anima_lora in {Path(CHECKOUT).resolve()}" in activated(python, "activate", "--status")[1]
 
 
 def test_patched_checkout_needs_no_launcher(pictures, tmp_path):
