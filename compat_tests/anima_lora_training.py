@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from absent_packages import pass_over_absent
+from recording import leave_frozen_models_unwrapped
 
 ROOT = os.environ["ANIMA_LORA_DIR"]
 
@@ -73,25 +74,13 @@ def die_when_saved(out: str) -> None:
         Accelerator.save_state = save_and_die
 
 
-def as_on_gpus() -> None:
-    """Frozen models are left as they are on several processes, which accelerate does on GPUs only."""
-    from accelerate import Accelerator
-
-    prepare = Accelerator.prepare_model
-
-    def prepare_model(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        frozen = not any(one.requires_grad for one in model.parameters())
-        return prepare(self, model, *args, **{**kwargs, **({"evaluation_mode": True} if frozen else {})})
-
-    Accelerator.prepare_model = prepare_model
-
-
 def main() -> None:
     out, sys.argv = sys.argv[1], [os.path.join(ROOT, "train.py"), *sys.argv[2:]]
     sys.path.insert(0, ROOT)
     os.environ["ANIMA_HOME"] = ROOT
     pass_over_absent()
     import train
+    from accelerate import accelerator
     from library.anima import strategy, weights
     from library.models import qwen_vae
 
@@ -99,7 +88,7 @@ def main() -> None:
     strategy.AnimaTokenizeStrategy = lambda **_: SimpleNamespace(qwen3_tokenizer=None)
     write_batches(train.AnimaTrainer, out)
     die_when_saved(out)
-    as_on_gpus()
+    leave_frozen_models_unwrapped(accelerator)
     parser = train.setup_parser()
     arguments = parser.parse_args()
     train.verify_command_line_training_args(arguments)

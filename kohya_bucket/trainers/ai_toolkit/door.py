@@ -30,6 +30,11 @@ class _Printed(logging.Handler):
         print(f"kohya_bucket: {record.getMessage()}", flush=True)
 
 
+def _is_enabled(level: int) -> bool:
+    """In place of the logger's own: ai-toolkit's captioners, which every job imports, switch off all logging."""
+    return level >= logger.getEffectiveLevel()
+
+
 class AiToolkitDoor(TrainerDoor):
     """What is ai-toolkit's own about its door."""
 
@@ -52,6 +57,7 @@ class AiToolkitDoor(TrainerDoor):
         if not logger.hasHandlers():
             logger.addHandler(_Printed())
             logger.setLevel(logging.INFO)
+        logger.isEnabledFor = _is_enabled  # type: ignore[method-assign]
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:

@@ -1,0 +1,149 @@
+"""Whole jobs of ai-toolkit's own `run.py`, with and without the plan: every batch that is trained is written down.
+
+Set AI_TOOLKIT_DIR to a checkout; its job, loader, training loop and checkpoints run unmodified, with a tiny model.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
+from kohya_bucket.trainers.ai_toolkit.config import read_job
+from kohya_bucket.trainers.ai_toolkit.plan import overview
+
+CHECKOUT = os.environ.get("AI_TOOLKIT_DIR", "")
+pytestmark = pytest.mark.skipif(not CHECKOUT, reason="AI_TOOLKIT_DIR names no checkout of ai-toolkit")
+SCRIPT = Path(__file__).with_name("ai_toolkit_job.py")
+COUNT, BATCH = 37, 4
+NAMES = [f"{i:02d}.png" for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_diffusers():
+    pytest.importorskip("diffusers", minversion="0.40", reason="a whole job needs diffusers 0.40")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Most in three sizes, some in sizes of their own."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    usual = [(96, 64), (64, 96), (80, 80)]
+    for i, name in enumerate(NAMES):
+        size = usual[i % 3] if i < 32 else (64 + 16 * (i - 31), 128)
+        Image.fromarray(rng.integers(0, 255, (*size[::-1], 3), dtype=np.uint8)).save(folder / name)
+        (folder / name).with_suffix(".txt").write_text("a", encoding="utf-8")
+    return folder
+
+
+def job(folder, pictures, steps, table=None, **data):
+    """A job in a file."""
+    dataset = {"folder_path": str(pictures), "caption_ext": "txt", "resolution": 96, "num_workers": 0, **data}
+    train = {"batch_size": BATCH, "steps": steps, "noise_scheduler": "flowmatch", "optimizer": "adamw", "lr": 1e-3,
+             "dtype": "float32", "disable_sampling": True, "train_text_encoder": False}  # fmt: skip
+    process = {
+        "type": "sd_trainer", "training_folder": str(folder / "trained"), "device": "cpu", "train": train,
+        "network": {"type": "lora", "linear": 4, "linear_alpha": 4}, "save": {"dtype": "float32", "save_every": 7},
+        "datasets": [dataset],
+        "model": {"name_or_path": "x", "arch": "tiny", "te_dtype": "float32", "vae_dtype": "float32"},
+    }  # fmt: skip
+    config = {"name": "tiny", "process": [process]} | ({"kohya_bucket": table} if table else {})
+    folder.mkdir(exist_ok=True, parents=True)
+    file = folder / "job.json"
+    file.write_text(json.dumps({"job": "extension", "config": config}), encoding="utf-8")
+    return file
+
+
+def run(file, ranks=1, plan=True, code=0, dies_at=0, checkout=CHECKOUT):
+    """(what each rank trained, what was said)."""
+    out = file.parent / "rows"
+    out.mkdir(exist_ok=True)
+    for old in out.iterdir():
+        old.unlink()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), str(SCRIPT.parent)]), "MASTER_PORT": port,
+        "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1", "SEED": "7", "DIES_AT": str(dies_at),
+    }  # fmt: skip
+    command = [sys.executable, *(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), str(file)]
+    texts, started = [out / f"said{rank}.txt" for rank in range(ranks)], []
+    for rank, text in enumerate(texts):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+        with text.open("wb") as said:
+            started.append(subprocess.Popen(command, env=shared | own, stdout=said, stderr=said, cwd=checkout))
+    codes = [process.wait(timeout=500) for process in started]
+    said = "\n".join(text.read_text(encoding="utf-8", errors="replace") for text in texts)
+    assert codes == [code] * ranks, said[-3000:]
+    logs = [out / f"rank{rank}.jsonl" for rank in range(ranks)]
+    return [[json.loads(line)["keys"] for line in log.read_text("utf-8").splitlines()] for log in logs], said
+
+
+def trained(batches):
+    return Counter(key for batch in batches for key in batch)
+
+
+def test_alone_it_repeats_images(pictures, tmp_path):
+    file = job(tmp_path, pictures, 1)
+    steps = overview(read_job(file), [1]).gpus[0].steps
+    (rows,), _ = run(job(tmp_path, pictures, steps), plan=False)
+    assert max(trained(rows).values()) > 1
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_every_image_once(pictures, tmp_path, cached):
+    copy = tmp_path / "pictures"  # its caches lie beside the images
+    shutil.copytree(pictures, copy)
+    file = job(tmp_path, copy, 1, cache_latents_to_disk=cached)
+    steps = overview(read_job(file), [1]).gpus[0].steps
+    (rows,), said = run(job(tmp_path, copy, 2 * steps, cache_latents_to_disk=cached))
+    for epoch in (rows[:steps], rows[steps:]):
+        assert trained(epoch) == Counter(NAMES)
+    assert rows[:steps] != rows[steps:]
+    assert "epoch 1: 37 images, 0 missed, 0 repeated" in said
+    assert len(list(copy.glob("_latent_cache/*"))) == (COUNT if cached else 0)
+
+
+def test_a_job_goes_on_with_the_next_image(pictures, tmp_path):
+    (whole,), _ = run(job(tmp_path / "whole", pictures, 24))
+    file = job(tmp_path / "cut", pictures, 24)
+    (before,), _ = run(file, dies_at=16, code=9)
+    (after,), said = run(file)
+    # It saves behind the batch of step 14, the fifteenth, and counts that step again.
+    assert before[:15] + after[:-1] == whole
+    assert "going on with batch" in said
+
+
+def test_processes_share_the_images(pictures, tmp_path):
+    file = job(tmp_path, pictures, 1)
+    steps = overview(read_job(file), [2]).gpus[0].steps
+    rows, _ = run(job(tmp_path, pictures, steps), ranks=2)
+    assert [len(one) for one in rows] == [steps, steps]
+    seen = trained(rows[0] + rows[1])
+    assert set(seen) == set(NAMES)
+    assert sum(seen.values()) - COUNT == overview(read_job(file), [2]).gpus[0].repeated
+
+
+def test_its_own_page_would_start_it_like_this(pictures, tmp_path):
+    """Without the launcher: by the folder in `extensions/`, which every job imports."""
+    copy = tmp_path / "ai-toolkit"
+    unneeded = shutil.ignore_patterns("*.safetensors", "__pycache__", "ui", ".git", "assets")
+    shutil.copytree(CHECKOUT, copy, ignore=unneeded)
+    PATCH.install(copy)
+    table = {"remainder": "merge", "merge_max_crop": 0.6}
+    file = job(tmp_path, pictures, 1, table)
+    steps = overview(read_job(file), [1]).gpus[0].steps
+    assert steps < overview(read_job(job(tmp_path / "other", pictures, 1)), [1]).gpus[0].steps
+    (rows,), said = run(job(tmp_path, pictures, steps, table), plan=False, checkout=copy)
+    assert trained(rows) == Counter(NAMES), said[-2000:]
