@@ -124,11 +124,12 @@ def test_two_processes_train_each_image_as_often_as_asked(unpatched, sd_scripts_
 SEVERAL = [
     {"remainder": "merge", "merge_max_crop": 0.5},
     {"resolutions": [128, 192], "resolution_mode": "rotate", "remainder": "catch_all"},
+    {"resolutions": [128, 192], "resolution_mode": "schedule", "resolution_epochs": [1]},
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", SEVERAL, ids=["merge", "rotate and catch_all"])
+@pytest.mark.parametrize("table", SEVERAL, ids=["merge", "rotate and catch_all", "schedule"])
 def test_images_at_several_sizes_on_two_processes_and_resumed_on_one(unpatched, sd_scripts_dir, config, table):
     with_table(config, table | ONE_SHAPE)
     whole = train(sd_scripts_dir, config, "whole", ranks=2, epochs=2, workers=2)
@@ -140,5 +141,7 @@ def test_images_at_several_sizes_on_two_processes_and_resumed_on_one(unpatched, 
     expected = [sorted(key for row in step for key in row["keys"]) for step in whole]
     # Alone, no process needs a repeat: the steps hold the same images, each once.
     assert [sorted(set(step)) for step in merged] == [sorted(set(step)) for step in expected]
+    sizes = [[step[0]["shape"][-2:] for step in steps] for steps in ([*begun, *same], whole)]
+    assert sizes[0] == sizes[1]  # over the switch of a schedule too
     other = train(sd_scripts_dir, config, "other", ranks=1, batch_size=3, resume=True, epochs=1)
     assert images(begun) + images(other) == collections.Counter(whole_epochs(1))
