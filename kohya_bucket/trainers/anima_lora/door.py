@@ -100,8 +100,8 @@ class AnimaLoraDoor(TrainerDoor):
             self.resume.attach(sampler)
             if is_first_process():
                 logger.info(
-                    "%d images in %d buckets, %d trainings an epoch by remainder = '%s'; none is left out for a batch "
-                    "that is not full", len(records), sum(len(one.buckets) for one in images),
+                    "%d images in %d buckets, %d trainings an epoch, remainder = '%s', whatever anima_lora has said of "
+                    "batches that are not full", len(records), sum(len(one.buckets) for one in images),
                     sum(int(one.repeats.sum()) for one in images), options.remainder,
                 )  # fmt: skip
         return with_plan(arguments, sampler, self.in_worker)
