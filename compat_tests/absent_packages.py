@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
+from contextlib import suppress
 from typing import Any
 
 
@@ -46,5 +47,11 @@ class Absentees(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def pass_over_absent() -> None:
-    """From now on each of them can be imported, and has whatever is asked of it."""
+    """From now on each of them can be imported, and has whatever is asked of it.
+
+    What is there is imported before: diffusers would take the others for installed.
+    """
+    for name in ("diffusers.loaders.peft", "diffusers.models.autoencoders.autoencoder_tiny", "transformers"):
+        with suppress(ImportError):
+            importlib.import_module(name)
     sys.meta_path.append(Absentees())

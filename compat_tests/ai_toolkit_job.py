@@ -6,7 +6,6 @@ process ends in its Nth step.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import runpy
@@ -100,9 +99,6 @@ def write_batches(trainer: Any) -> None:
 
 
 def main() -> None:
-    # with what is there in place, these believe that absent packages are there too
-    for name in ("diffusers.loaders.peft", "diffusers.models.autoencoders.autoencoder_tiny", "transformers"):
-        importlib.import_module(name)
     pass_over_absent()
     sys.modules["extensions_built_in.diffusion_models"] = types.ModuleType("models")  # which need what is absent
     from accelerate import accelerator
