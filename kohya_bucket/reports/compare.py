@@ -81,6 +81,10 @@ def _trained(name: str, placement: Placement, batch_size: int, gpus: int) -> Loa
     return LoaderRun(1, row.steps, row.missed, len(row.never_trained), row.repeated, row.idle)
 
 
+_MOST_IN_REPORT = 100_000  # images: eight loaders take three seconds of an epoch of so many
+_LOADED_IN_REPORT = 30_000  # as `_LOADED`
+
+
 def trained_on(analysis: Analysis) -> list[tuple[str, float, float, int, float]]:
     """(name, steps, left out, never trained, repeated) of an epoch on one GPU: of the plan, and of each trainer's own
     loader if it had the same buckets.
@@ -90,14 +94,14 @@ def trained_on(analysis: Analysis) -> list[tuple[str, float, float, int, float]]
     """
     subject, placement = analysis.subject, analysis.placement
     kept = placement.placed
-    if subject.batch_size < 2 or subject.options.has_budget or subject.clips or not 0 < kept.sum() <= _LOADED:
+    if subject.batch_size < 2 or subject.options.has_budget or subject.clips or not 0 < kept.sum() <= _MOST_IN_REPORT:
         return []
     of_bucket, ids = np.unique(placement.bucket_sizes[kept], axis=0, return_inverse=True)
     asked = int(analysis.images.repeats[kept].sum())
     counts = analysis.counts
     more = int(counts.samples.sum()) - asked
     out = [("this plan", float(counts.batches.sum()), float(max(-more, 0)), 0, float(max(more, 0)))]
-    epochs = max(1, min(10, _LOADED // len(ids)))
+    epochs = max(1, min(10, _LOADED_IN_REPORT // len(ids)))
     for name in LOADERS:
         run = run_loader(name, ids.reshape(-1), of_bucket.prod(axis=1), subject.batch_size, epochs=epochs)
         out.append((name, run.steps, run.left_out, run.never, run.repeated))
