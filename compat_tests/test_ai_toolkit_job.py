@@ -6,8 +6,6 @@ Set AI_TOOLKIT_DIR to a checkout; its job, loader, training loop and checkpoints
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from rank_processes import run_ranks
 
 from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
 from kohya_bucket.trainers.ai_toolkit.config import read_job
@@ -69,22 +68,9 @@ def run(file, ranks=1, plan=True, code=0, dies_at=0, checkout=CHECKOUT):
     out.mkdir(exist_ok=True)
     for old in out.iterdir():
         old.unlink()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), str(SCRIPT.parent)]), "MASTER_PORT": port,
-        "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1", "SEED": "7", "DIES_AT": str(dies_at),
-    }  # fmt: skip
     command = [sys.executable, *(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), str(file)]
-    texts, started = [out / f"said{rank}.txt" for rank in range(ranks)], []
-    for rank, text in enumerate(texts):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        with text.open("wb") as said:
-            started.append(subprocess.Popen(command, env=shared | own, stdout=said, stderr=said, cwd=checkout))
-    codes = [process.wait(timeout=500) for process in started]
-    said = "\n".join(text.read_text(encoding="utf-8", errors="replace") for text in texts)
+    codes, texts = run_ranks(command, ranks, out, checkout, {"SEED": "7", "DIES_AT": str(dies_at)})
+    said = "\n".join(texts)
     assert codes == [code] * ranks, said[-3000:]
     logs = [out / f"rank{rank}.jsonl" for rank in range(ranks)]
     return [[json.loads(line)["keys"] for line in log.read_text("utf-8").splitlines()] for log in logs], said

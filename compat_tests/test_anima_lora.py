@@ -6,8 +6,6 @@ Set ANIMA_LORA_DIR to a checkout; its data sets, caches, loaders and training lo
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from activated_env import command as activated
 from activated_env import environment
 from PIL import Image
+from rank_processes import run_ranks
 from renaming import unseen
 
 from kohya_bucket.originals.loaders import run_loader
@@ -84,25 +83,11 @@ def run(
     (out / "dies").unlink(missing_ok=True)
     if dies:
         (out / "dies").touch()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {
-        **os.environ, "PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), str(SCRIPT.parent)]), "MASTER_PORT": port,
-        "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1", "TORCH_COMPILE_DISABLE": "1", "COLUMNS": "2000", **environment,
-    }  # fmt: skip
-    command = [*(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), *ARGUMENTS]
+    command = [python, *(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), *ARGUMENTS]
     command += ["--output_dir", str(out / "saved"), "--max_train_epochs", str(epochs), *more]
     command += ["--use_vae_cache" if cached else "--no-use_vae_cache"]
-    texts = [out / f"said{rank}.txt" for rank in range(ranks)]
-    started = []
-    for rank, text in enumerate(texts):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
-        with text.open("wb") as said:  # a pipe that nobody reads would stop the rank that the others wait for
-            started.append(subprocess.Popen([python, *command], env=shared | own, stdout=said, stderr=said, cwd=out))
-    codes = [process.wait(timeout=500) for process in started]
-    said = [text.read_text(encoding="utf-8", errors="replace") for text in texts]
+    own = {"TORCH_COMPILE_DISABLE": "1", "COLUMNS": "2000", **environment}
+    codes, said = run_ranks(command, ranks, out, out, own)
     assert codes[: 1 if dies else ranks] == [code] * (1 if dies else ranks), said[0][-3000:]
     logs = [out / f"rank{rank}.jsonl" for rank in range(ranks)]
     rows = [[json.loads(line) for line in log.read_text("utf-8").splitlines()] if log.is_file() else [] for log in logs]
