@@ -10,6 +10,7 @@ from PIL import Image, features
 
 from kohya_bucket import AutoBuckets, BucketSet, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
 from kohya_bucket.reports.analysis import analyze
+from kohya_bucket.reports.compare import trained_on
 from kohya_bucket.reports.page import render_page
 from kohya_bucket.reports.rule_data import browser_rule
 from kohya_bucket.reports.subject import ImageTable, Subject
@@ -247,7 +248,8 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
     browser.get("about:blank")
     browser.get(f"{uri}#sheets")
     links = browser.find_elements("css selector", "nav.links a")
-    assert [a.text for a in links][-4:] == ["Buckets", "Contact sheets", "Images that stand out", "For the curious"]
+    shown = ["Buckets", "What an epoch trains", "Contact sheets", "Images that stand out", "For the curious"]
+    assert [a.text for a in links][-5:] == shown
     for link in links:
         name = link.get_attribute("href").partition("#")[2]
         assert browser.find_element("id", name).find_element("tag name", "h2").text.startswith(link.text)
@@ -261,6 +263,20 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
         browser.execute_script("arguments[0].value = ''", field)
         browser.find_element("css selector", button).send_keys("\ue007")
         assert field.get_attribute("value") == "900×300"
+
+
+def test_what_an_epoch_trains_is_the_plan_first_and_then_each_trainers_loader(browser, tmp_path) -> None:
+    table = ImageTable.of([f"{i}.png" for i in range(30)], np.array([(600 + 37 * i, 400) for i in range(30)]))
+    _, uri = page_of_table(table, tmp_path)
+    browser.get("about:blank")
+    browser.get(uri)
+    rows = browser.find_elements("css selector", "#trainers tbody tr")
+    shown = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in rows]
+    expected = trained_on(analyze(Subject("set", table, RULES["512"], 4)))
+    assert [row[0] for row in shown] == [name for name, *_ in expected]
+    assert [int(row[3]) for row in shown] == [never for *_, never, _ in expected]
+    assert shown[0][2] == "0"
+    assert any(row[3] != "0" for row in shown)
 
 
 def test_what_is_for_the_curious_opens_by_a_click_or_a_link(browser, tmp_path) -> None:
