@@ -59,10 +59,11 @@ class DemandModel:
     """
 
     def __init__(self, ids: Ids, n_buckets: int, options: PlanOptions) -> None:
-        if (ids.ndim == 2) != (options.resolution_mode is not None):
+        if (ids.ndim == 2) != (options.resolution_mode is not None and options.stages is None):
             raise PlanError(
                 f"bucket_ids has shape {list(ids.shape)} and resolution_mode is {options.resolution_mode!r}: "
-                "several resolutions need ids of shape [N, R] and one of " + ", ".join(RESOLUTION_MODES)
+                f"several resolutions need ids of shape [N, R] and one of {', '.join(RESOLUTION_MODES)}, or ids of "
+                "shape [N] and stages"
             )
         self.ids = ids
         self.n_buckets = n_buckets
@@ -71,9 +72,11 @@ class DemandModel:
         self.regularization = _as_mask(options.regularization, len(ids))
         self.uses = options.regularization_uses
         self.cycle = weighted_cycle(options.resolution_weights, ids.shape[1]) if mode and mode.by_weight else None
-        self.stages = np.zeros(1, dtype=np.int64)
+        self.stage_of = _as_stages(options, len(ids))
+        self.starts = np.zeros(1, dtype=np.int64)
         if mode and mode.by_schedule:
-            self.stages = stage_starts(options.resolution_epochs, ids.shape[1])
+            columns = ids.shape[1] if self.stage_of is None else int(self.stage_of.max(initial=0)) + 1
+            self.starts = stage_starts(options.resolution_epochs, columns)
         self.several_buckets = ids.ndim == 2
         self._places: tuple[int, Times] | None = None
         self.unplaced = np.zeros(0, dtype=np.intp)
@@ -88,6 +91,8 @@ class DemandModel:
         """What this epoch is asked to train."""
         image, bucket = self._rows(seed, epoch)
         times, unplaced = self._times(seed, epoch), self.unplaced
+        if self.stage_of is not None:
+            unplaced = unplaced[self.stage_of[unplaced] == self._stage(epoch)]
         row_times = None if times is None else times[image]
         total = len(image) + len(unplaced)
         if times is not None and row_times is not None:
@@ -98,6 +103,9 @@ class DemandModel:
         demand = Demand(image, smallest_ids(bucket, self.n_buckets), row_times, self.n_buckets)
         return EpochDemand(demand, unplaced.astype(np.int32), total)
 
+    def _stage(self, epoch: int) -> int:
+        return int(np.searchsorted(self.starts, epoch, side="right")) - 1
+
     def _rows(self, seed: int, epoch: int) -> tuple[npt.NDArray[np.int32], Ids]:
         ids, n = self.ids, len(self.ids)
         each = self.mode is not None and not self.mode.one_per_epoch
@@ -106,10 +114,11 @@ class DemandModel:
         if each:
             at_image, at_column = np.nonzero(ids >= 0)
             return at_image.astype(np.int32), ids[at_image, at_column]
+        if self.stage_of is not None:
+            image = np.flatnonzero((ids >= 0) & (self.stage_of == self._stage(epoch)))
+            return image.astype(np.int32), ids[image]
         if self.mode is not None:
-            cycle = self.cycle
-            if self.mode.by_schedule:
-                cycle = np.searchsorted(self.stages, [epoch], side="right") - 1
+            cycle = np.array([self._stage(epoch)]) if self.mode.by_schedule else self.cycle
             column = choose_columns(ids, cycle, self._places_of(seed), epoch)
             ids = ids[np.arange(n), column]
             if len(self.unplaced):
@@ -135,7 +144,7 @@ class DemandModel:
         if self.mode is None or not self.mode.one_per_epoch:
             return range(1)
         if self.mode.by_schedule:
-            return list(map(int, self.stages))
+            return list(map(int, self.starts))
         available = np.unique((self.ids >= 0).sum(axis=1))
         return range(int(np.lcm.reduce(available[available > 0], initial=1)))
 
@@ -191,6 +200,22 @@ def as_bucket_ids(bucket_ids: npt.ArrayLike) -> tuple[Ids, int]:
         raise PlanError(f"bucket_ids holds {highest}: number the buckets from 0 without gaps, as np.unique does")
     # Unsigned numbers know no -1, and numpy counts no 64-bit ones; plans and fingerprints are the same for all widths.
     return (ids.astype(np.int32) if ids.dtype.kind == "u" else ids), highest
+
+
+def _as_stages(options: PlanOptions, n: int) -> npt.NDArray[np.int64] | None:
+    if options.stages is None:
+        return None
+    if options.mode is None or not options.mode.by_schedule:
+        raise PlanError("stages is set, which has no effect without resolution_mode = 'schedule': set that too")
+    if options.regularization is not None:
+        raise PlanError("stages is set with regularization, which is drawn in every epoch: leave out one of them")
+    given = array_of("stages", options.stages)
+    if given.shape != (n,) or given.dtype.kind not in "iu" or (n and int(given.min()) < 0):
+        raise PlanError(
+            f"stages is {given.dtype} of shape {list(given.shape)}, but must be one whole number from 0 on for each of "
+            f"{n} images: the stage whose epochs train it"
+        )
+    return given.astype(np.int64)
 
 
 def _check_total(total: int, epoch: int) -> None:

@@ -161,6 +161,8 @@ class PlanOptions(EpochOptions):
         token_cost: (a, b): an image of L tokens costs a * L + b * L**2. Its unit is that of `max_cost`: seconds, say.
         regularization: [N] bool, images that are used in rotation instead of `repeats` times.
         regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
+        stages: [N] number of the stage of a `schedule` in which an image is trained, and in no other, with
+            `bucket_ids` of shape [N]: data sets one after another, say.
         shards: [N] number of the shard (file) that each image lies in, for order="local".
         nodes: machines whose ranks divide the shards, with order="local". More or fewer train the same plan.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
@@ -185,6 +187,7 @@ class PlanOptions(EpochOptions):
     regularization_uses: int | None = option(
         None, whole_number(0), int, needs=(lambda o: o.regularization is not None, "regularization")
     )
+    stages: npt.ArrayLike | None = None
     shards: npt.ArrayLike | None = None
     nodes: int = option(1, whole_number(1, 16), int, needs=(lambda o: o.arrangement.uses_shards, "order = 'local'"))
     base_bucket: int | None = option(
@@ -316,6 +319,7 @@ class PlanOptions(EpochOptions):
             "item_costs": self.item_costs if self.by_cost else None,
             **({"largest_first": True} if self.largest_first else {}),
             **({"resolution_epochs": self.resolution_epochs} if self.resolution_epochs else {}),
+            **({"stages": self.stages} if self.stages is not None else {}),
             **({name: getattr(self, name) for name in _OF_SHARDS} if self.arrangement.uses_shards else {}),
         }
 

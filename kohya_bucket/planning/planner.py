@@ -27,6 +27,7 @@ from kohya_bucket.planning.remainders import KEEP, apply_policies
 from kohya_bucket.planning.resume import EpochPosition
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.planning.windows import Windows, checked_shards
+from kohya_bucket.texts import counted
 
 
 def plan_epoch(
@@ -199,12 +200,20 @@ class EpochPlanner:
         key = (seed, ranks, global_batch.tobytes())
         group = ranks if self.options.by_cost else 1  # without, a step is a batch of all ranks
         if key not in self._longest:
-            lengths = []
+            lengths, trainings = [], []
             for epoch in self.epochs:
                 demand = self.demand_model.for_epoch(seed, epoch).demand
                 counts = self._remainder(demand, demand, global_batch // group, seed, epoch, 0)[0].per_bucket()
                 lengths.append(step_count(counts, global_batch, group))
-            self._longest[key] = max(lengths)
+                trainings.append(int(counts.sum()))
+            self._longest[key] = most = max(lengths)
+            for stage, (length, count) in enumerate(zip(lengths, trainings, strict=True)):
+                if self.options.stages is not None and length < most and count < most * ranks:
+                    raise PlanError(
+                        f"an epoch of stage {stage + 1} trains {counted(count, 'image')}, too few for the {most} steps "
+                        f"that one of another stage has on {counted(ranks, 'rank')}: raise the repeats of its images, "
+                        "or the batch size of the others"
+                    )
         return self._longest[key]
 
     def _remainder(

@@ -19,7 +19,7 @@ from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.images.formats import CAPTION_EXTENSIONS
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.group import GroupPlanner
+from kohya_bucket.trainers.door.group import epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset, first_placed
 from kohya_bucket.trainers.door.placing import each_once
@@ -203,7 +203,7 @@ class Epoch:
         own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
         others = [one.trained for one in self.datasets]
         datasets = [*others[: self.number], own, *others[self.number + 1 :]]
-        counts = GroupPlanner(datasets, options).counts()[self.number]
+        counts = epoch_of(datasets, options, (), 1)[0][self.number]
         mine = np.flatnonzero(own.resolution_of_bucket == at).tolist()
         row = {own.buckets[k]: k for k in mine}
         return counts.take(np.array([row.get(one.as_tuple(), -1) for one in placement.bucket_set or ()], dtype=np.intp))
@@ -246,8 +246,8 @@ class Subject:
 
     def counts(self, placement: Placement, rule: BucketRule) -> BucketCounts:
         """What an epoch trains of the K buckets of a placement of all N images by a rule; `PlanError` as `Epoch`."""
-        epoch = self.epoch
+        epoch, options = self.epoch, self.options
         if epoch is None:
             images = PlacedDataset(self.images.paths, self.images.repeats, placement, self.batch_size)
-            epoch = Epoch((images,))
-        return epoch.counts(placement, bool(getattr(rule, "no_upscale", False)), self.options)
+            epoch, options = Epoch((images,)), self.options.unscheduled()
+        return epoch.counts(placement, bool(getattr(rule, "no_upscale", False)), options)

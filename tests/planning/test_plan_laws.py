@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
+from kohya_bucket import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason
 from kohya_bucket.planning.idle import rank_costs
 from kohya_bucket.planning.options import STEP_SHAPES
@@ -278,3 +279,61 @@ def test_a_schedule_trains_one_resolution_after_another() -> None:
         for s in range(plan.steps):
             at = ids[plan.step_indices(s)]
             assert (plan.bucket_of_step[s] == np.where(at[:, column] < 0, at[:, 2], at[:, column])).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 3), min_size=1, max_size=2), per_stage=st.integers(6, 30),
+    ranks=st.sampled_from([1, 2, 3]), shapes=st.sampled_from(list(STEP_SHAPES)), unplaced=st.booleans(),
+)  # fmt: skip
+def test_stages_train_every_image_in_the_epochs_of_its_own_and_all_have_equal_steps(
+    lengths, per_stage, ranks, shapes, unplaced
+) -> None:
+    """Which is what data sets of several resolutions are: here, buckets 0 to 2 for the first, 3 to 5 for the next, …"""
+    stages = np.repeat(np.arange(len(lengths) + 1), per_stage)
+    ids = 3 * stages + np.arange(len(stages)) % 3
+    if unplaced:
+        ids[::per_stage] = -1
+    options = {"stages": stages, "resolution_mode": "schedule", "resolution_epochs": lengths, "step_shapes": shapes}
+    try:
+        planner = EpochPlanner(ids, 2, world_size=ranks, equal_epochs=True, bucket_sizes=[(64, 64)] * 9, **options)
+        first = planner.plan(3, 0)
+    except PlanError as error:  # too few images for so many ranks
+        assert "too few for the" in str(error)
+        return
+    for epoch in range(sum(lengths) + 2):
+        plan, stage = planner.plan(3, epoch), int(np.searchsorted(np.cumsum(lengths), epoch, side="right"))
+        mine = stages == stage
+        assert (trained(plan)[mine & (ids >= 0)] >= 1).all()
+        assert not trained(plan)[~mine | (ids < 0)].any()
+        assert plan.ledger().missed == np.count_nonzero(ids[mine] < 0)
+        assert plan.asked == per_stage
+        assert plan.steps == first.steps
+
+
+def test_stages_go_on_in_the_middle_of_one_on_another_number_of_ranks() -> None:
+    stages, ids = np.arange(40) % 2, np.arange(40) % 2
+    options = {"stages": stages, "resolution_mode": "schedule", "resolution_epochs": [1], "equal_epochs": True}
+    before = EpochPlanner(ids, 2, world_size=2, **options)
+    rest = EpochPlanner(ids, 2, **options).plan(0, 1, done=[(4, 3, 2)])
+    done = np.concatenate([before.plan(0, 1).step_indices(step) for step in range(3)])
+    left = np.concatenate([rest.step_indices(step) for step in range(rest.steps)])
+    assert sorted([*done.tolist(), *left.tolist()]) == np.flatnonzero(stages == 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"stages": [0, 1]},
+            "stages is int64 of shape .2., but must be one whole number from 0 on for each of 8 images",
+        ),
+        ({"stages": [-1] * 8}, "one whole number from 0 on"),
+        ({"stages": [0] * 8}, "resolution_epochs is .2., but must hold 0 of 1 resolutions"),
+        ({"stages": [0, 1] * 4, "regularization": np.arange(8) > 5}, "stages is set with regularization"),
+        ({"stages": [0] + [1] * 7}, "an epoch of stage 1 trains 1 image, too few for the 4 steps that one of another"),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(options, message) -> None:
+    with pytest.raises(PlanError, match=message):
+        plan_epoch([0] * 8, 2, resolution_mode="schedule", resolution_epochs=[2], equal_epochs=True, **options)

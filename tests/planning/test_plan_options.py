@@ -167,8 +167,8 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     # Not in it: updates do not change steps, and budgets only change the global batch.
     of_shards = {"shards", "open_shards", "nodes"}
     assert {one.name for one in fields(PlanOptions)} - fingerprint.keys() == of_shards | {
-        "accumulate", "largest_first", "resolution_epochs", "max_pixels", "max_tokens", "max_cost", "bucket_tokens",
-        "token_cost",
+        "accumulate", "largest_first", "resolution_epochs", "stages", "max_pixels", "max_tokens", "max_cost",
+        "bucket_tokens", "token_cost",
     }  # fmt: skip
     assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()
 
@@ -186,6 +186,7 @@ def test_what_saved_states_know_keeps_its_names() -> None:
         ({"token_cost": (1, 0.5)}, "token_cost is .*, which has no effect without bucket_tokens"),
         ({"small_buckets": "pad"}, "small_buckets is 'pad', .* without remainder = 'drop'"),
         ({"resolution_epochs": [1]}, "resolution_epochs is .* without resolution_mode = 'schedule'"),
+        ({"stages": IDS}, "stages is set, which has no effect without resolution_mode = 'schedule'"),
         ({"resolution_weights": [1, 3]}, "resolution_weights is .* without resolution_mode = 'weighted'"),
         ({"regularization_uses": 3}, "regularization_uses is 3, .* without regularization"),
     ],

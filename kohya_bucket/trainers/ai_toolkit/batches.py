@@ -49,6 +49,7 @@ class FileItems(ItemsInBuckets):
             [(bucket.width, bucket.height, name) for name, bucket in buckets],
             frames,
             int(dataset.batch_size),
+            (int(dataset.dataset_config.resolution),) * 2,
             rows=[min(rows) for _, rows in items],
         )
 

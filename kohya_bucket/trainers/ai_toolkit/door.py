@@ -90,6 +90,8 @@ class AiToolkitDoor(TrainerDoor):
             for conflict in placed_by_trainer(options, self.trainer, CACHED if cached else ""):
                 raise ConfigError(conflict)
             items = [FileItems.of(one) for one in datasets]
+            if all(one.dataset_config.is_reg for one in datasets):  # their loader's epochs are not those of the others
+                options = options.unscheduled()
             sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
         if is_first_process():
             logger.info(

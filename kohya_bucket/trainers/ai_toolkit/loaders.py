@@ -29,7 +29,7 @@ logger = logging.getLogger("kohya_bucket")
 
 
 class _Epochs:
-    value = 0
+    value = 1
 
 
 class RankSampler(PlanSampler):

@@ -124,7 +124,8 @@ def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | No
     items = PlannedItems.of(
         [paths[i] for i in kept] * len(turns),
         [bucket if keys.of_clips else bucket[:2] for bucket in buckets] * len(turns),
-        max(keys.num_repeats, 1), keys.batch_size, np.tile(placement.crop_loss[kept], len(turns)),
+        max(keys.num_repeats, 1), keys.batch_size, (keys.resolution,) * 2,
+        np.tile(placement.crop_loss[kept], len(turns)),
     )  # fmt: skip
     return JobData(keys, paths, sizes, items, placement, left_out)
 
@@ -149,7 +150,8 @@ def overview(
     out = []
     for is_reg in (False, True):
         mine = [data for data in placed if data.keys.is_reg == is_reg]
-        counts, of_gpus = epoch_of([data.items for data in mine], options, gpus, accumulate)
+        chosen = options.unscheduled() if is_reg else options
+        counts, of_gpus = epoch_of([data.items for data in mine], chosen, gpus, accumulate)
         rows = rows or of_gpus
         out += [replace(data, rows=tuple(data.items.rows(own))) for data, own in zip(mine, counts, strict=True)]
     return Overview(options, tuple(out), rows)

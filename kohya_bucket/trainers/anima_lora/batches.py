@@ -33,6 +33,7 @@ class Images(ItemsInBuckets):
             [tuple(size) for size in manager.resos],
             [1] * len(manager.resos),
             int(dataset.batch_size),
+            None,
         )
 
 

@@ -6,12 +6,10 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from types import FrameType, ModuleType
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.planning import REMAINDERS
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import TABLE, placed_by_trainer
 from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process
@@ -84,8 +82,8 @@ class AnimaLoraDoor(TrainerDoor):
             held = any(record.latents is not None or record.latents_npz is not None for record in records)
             for conflict in placed_by_trainer(options, self.trainer, "use_vae_cache" if held else ""):
                 raise ConfigError(conflict)
-        if not training and REMAINDERS[options.remainder].leaves_out:  # the same images would never be validated
-            options = replace(options, remainder="keep")
+        if not training:
+            options = options.for_validation()
         images = [Images.of(one) for one in group.datasets]
         counter = collator.current_epoch
         sampler = PlanSampler(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlanner
 from kohya_bucket.planning.fingerprint import digest_of
@@ -33,6 +34,9 @@ class GroupPlanner:
         images: one entry per dataset, in the group's order.
         shards: [N] number of the shard that each image's latent lies in; None: not known yet. An order that goes by
             shards is then planned as `shuffled`, whose steps are as many and as large.
+
+    Raises:
+        ConfigError: a schedule that goes by the data sets, of which another number of resolutions is there.
     """
 
     def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
@@ -43,6 +47,8 @@ class GroupPlanner:
             self._of_epochs |= {"order": "shuffled", "open_shards": EpochOptions.open_shards, "step_shapes": "one"}
         self._shards = shards
         self._keys = [i.keys for i in images]
+        if options.by_datasets:
+            self._of_epochs["stages"] = np.repeat(_stages(images, options), [len(i.keys) for i in images])
         self._focus = [focus for i in images if (focus := getattr(i, "focus", None)) is not None]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
@@ -121,6 +127,20 @@ class GroupPlanner:
         return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
+def _stages(images: Sequence[InBuckets], options: AdapterOptions) -> list[int]:
+    """Which stage of the schedule each data set is of: the resolutions in their order."""
+    found = list(dict.fromkeys(one.resolution for one in images))
+    stages = list(options.resolution_epochs or ())
+    if len(found) != len(stages) + 1:
+        sizes = some([f"{one[0]}x{one[1]}" for one in found if one is not None], _SHOWN)
+        raise ConfigError(
+            f"[kohya_bucket] resolution_epochs = {stages} trains data sets of {len(stages) + 1} resolutions one after "
+            f"another, but there {counted(len(found), 'is one', 'are')} ({sizes}): give each data sets of its own, or "
+            "change resolution_epochs"
+        )
+    return [found.index(one.resolution) for one in images]
+
+
 def moved_images(
     images: PlacedDataset, options: AdapterOptions, world_sizes: Iterable[int]
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]]:
@@ -130,7 +150,7 @@ def moved_images(
     of processes to train with; they only count with step_shapes="one".
     """
     image, bucket = images.pairs
-    planner = GroupPlanner([images], options)
+    planner = GroupPlanner([images], options.unscheduled())
     ranks = set(world_sizes) if options.one_shape else {1}
     pairs = sorted({pair for n in ranks for pair in planner.planner(n).moved_pairs()})
     if not pairs:

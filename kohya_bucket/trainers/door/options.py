@@ -82,7 +82,8 @@ class AdapterOptions(RuleOptions, EpochOptions):
         focus: what crops must keep: a JSON Lines or Parquet file with a rectangle for each image, or `beside` for a
             file beside each image; see `images/focus_files.py`.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
-            datasets' own; `resolution_mode` says at which of them an epoch trains an image.
+            datasets' own; `resolution_mode` says at which of them an epoch trains an image. Without them `schedule` is
+            of the data sets: those of the first resolution in the config are trained first, then those of the next.
         order: those of `ORDERS` that shuffle; `local` needs a store of latents.
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
@@ -107,7 +108,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
         None, _resolutions, lambda value: tuple(map(_as_resolution, value))
     )
     resolution_mode: str = choice(
-        "all", lambda: RESOLUTION_MODES, needs=(lambda o: o.resolutions is not None, "resolutions")
+        "all", lambda: RESOLUTION_MODES, needs=(lambda o: o.resolutions is not None or o.by_datasets, "resolutions")
     )
     # training wants no order without shuffling
     order: str = choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
@@ -124,7 +125,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
         """The options of epochs by name, as keyword arguments of `PlanOptions`."""
         own = {one.name: getattr(self, one.name) for one in fields(EpochOptions)}
         return own | {
-            "resolution_mode": self.resolution_mode if self.resolutions else None,
+            "resolution_mode": self.resolution_mode if self.resolutions or self.by_datasets else None,
             # trainers count epochs from 1
             "resolution_epochs": (one := self.resolution_epochs) and (one[0] + 1, *one[1:]),
             # each process has its own batches: a plan for one
@@ -147,6 +148,19 @@ class AdapterOptions(RuleOptions, EpochOptions):
     def several_sizes(self) -> bool:
         """Whether an image may be trained at another size than its own bucket's."""
         return self.resolutions is not None or bool(self.moving)
+
+    @property
+    def by_datasets(self) -> bool:
+        """Data sets are trained one after another, by their own resolutions."""
+        return self.resolutions is None and RESOLUTION_MODES[self.resolution_mode].by_schedule
+
+    def unscheduled(self) -> AdapterOptions:
+        """The same for a part of the data sets, all of which every epoch trains."""
+        return replace(self, resolution_mode="all", resolution_epochs=None) if self.by_datasets else self
+
+    def for_validation(self) -> AdapterOptions:
+        """The same for validation, whose order is always the same: what it leaves out would never be validated."""
+        return replace(self.unscheduled(), remainder="keep") if self.policies[0].leaves_out else self.unscheduled()
 
     @property
     def own_batches(self) -> bool:
@@ -230,6 +244,8 @@ def _conflicts(options: AdapterOptions) -> Iterator[str]:
     """Which options exclude each other, and what to do: each text begins with the option at fault."""
     if options.resolutions is not None:
         yield from _conflicts_with_resolutions(options, options.resolutions)
+    elif options.by_datasets and options.resolution_epochs is None:
+        yield "resolution_mode is 'schedule' without resolution_epochs: say for how many epochs each, e.g. [4]"
     yield from without_effect(options)
     alone = [key for key in ("max_tokens", "max_cost", "cost") if getattr(options, key) is not None]
     if alone and options.model is None:
@@ -273,7 +289,7 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
 
 _WHERE_PLACED = {
     "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "largest_first", "step_shapes",
-    "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost",
+    "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost", "resolution_mode", "resolution_epochs",
 }  # fmt: skip
 
 

@@ -76,6 +76,7 @@ class PlacedDataset:
         placement: their placement, at the first resolution at which they have one; images without a bucket are still
             in it, and are never trained.
         batch_size: images per process and step.
+        resolution: (width, height) of the data set; None where there is no config.
         per_resolution: one placement per resolution where there are several; none otherwise.
         sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
         of_resolutions: how several resolutions are used: the options of `plan_epoch` in `OF_RESOLUTIONS`.
@@ -89,6 +90,7 @@ class PlacedDataset:
     repeats: npt.NDArray[np.int64]
     placement: Placement
     batch_size: int
+    resolution: tuple[int, int] | None = None
     per_resolution: tuple[Placement, ...] = ()
     sizes: IntArray | None = None
     of_resolutions: Mapping[str, Any] = field(default_factory=dict)
@@ -203,6 +205,7 @@ class ItemsInBuckets:
         bucket_keys: [K] width and height, then what else must be equal in a batch.
         frames: [K] frames of a clip, 1 of an image.
         batch_size: items per process and step.
+        resolution: (width, height) of the data set; None where it has none of its own.
     """
 
     keys: Sequence[str]
@@ -211,6 +214,7 @@ class ItemsInBuckets:
     bucket_keys: Sequence[tuple[Any, ...]]
     frames: Sequence[int]
     batch_size: int
+    resolution: tuple[int, int] | None
     no_upscale: ClassVar[bool] = False
 
     @property
@@ -238,14 +242,15 @@ class PlannedItems(ItemsInBuckets):
     @classmethod
     def of(
         cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], times: int, batch_size: int,
-        crop_loss: npt.NDArray[np.float64],
+        resolution: tuple[int, int], crop_loss: npt.NDArray[np.float64],
     ) -> PlannedItems:  # fmt: skip
         """N items whose buckets are given one by one, of clips with their frames; each is trained `times` an epoch."""
         found = sorted(set(buckets))
         position = {bucket: k for k, bucket in enumerate(found)}
         ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
         repeats = np.full(len(names), times, dtype=np.int64)
-        return cls(names, repeats, ids, found, [(*b, 1)[2] for b in found], max(batch_size, 1), crop_loss)
+        frames = [(*bucket, 1)[2] for bucket in found]
+        return cls(names, repeats, ids, found, frames, max(batch_size, 1), resolution, crop_loss)
 
     def rows(self, counts: BucketCounts) -> list[BucketRow]:
         """One for each bucket; `counts` are of the epoch's plan."""

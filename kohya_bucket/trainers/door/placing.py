@@ -138,6 +138,7 @@ def place_images(
         repeats,
         placement,
         batch_size,
+        keys.resolution,
         per_resolution=columns if several else (),
         sizes=sizes if options.several_sizes else None,
         of_resolutions={name: of_epochs[name] for name in OF_RESOLUTIONS if several},

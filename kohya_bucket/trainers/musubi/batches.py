@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.placed import ItemsInBuckets
-from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Group
+from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class CachedItems(ItemsInBuckets):
     items: list[CachedItem]
 
     @classmethod
-    def of(cls, manager: BatchManager) -> CachedItems:
+    def of(cls, dataset: Dataset) -> CachedItems:
         """What a data set has found, each item once; musubi-tuner holds an item as often as it is repeated."""
+        manager = dataset.batch_manager
         bucket_keys = sorted(manager.buckets, key=repr)
         rows: list[tuple[str, int, int, CachedItem]] = []
         for k, bucket in enumerate(bucket_keys):
@@ -43,6 +45,7 @@ class CachedItems(ItemsInBuckets):
             bucket_keys,
             frames,
             int(manager.batch_size),
+            as_pair(dataset.resolution),
             [row[3] for row in rows],
         )
 

@@ -260,7 +260,7 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Family, findings: Fin
 
 _OPTIONS = {
     "remainder", "small_buckets", "order", "run_length", "largest_first", "step_shapes", "on_bad_image", "max_pixels",
-    "max_tokens", "max_cost", "model", "cost", "focus",
+    "max_tokens", "max_cost", "model", "cost", "focus", "resolution_mode", "resolution_epochs",
 }  # fmt: skip
 
 

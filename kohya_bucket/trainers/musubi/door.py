@@ -80,10 +80,10 @@ class MusubiDoor(TrainerDoor):
             return None
         group, collator = arguments["dataset"], arguments.get("collate_fn")
         counter = getattr(collator, "current_epoch", None)
-        managers: list[Any] = [getattr(dataset, "batch_manager", None) for dataset in group.datasets]
-        if counter is None or None in managers or not managers:
+        datasets: list[Any] = group.datasets
+        if counter is None or not datasets or any(getattr(one, "batch_manager", None) is None for one in datasets):
             return None
-        items = [CachedItems.of(manager) for manager in managers]
+        items = [CachedItems.of(one) for one in datasets]
         if not any(len(one.items) for one in items):
             raise SystemExit("kohya_bucket: not one cached item is there to train: run cache_latents.py and "
                              "cache_text_encoder_outputs.py first")  # fmt: skip

@@ -37,6 +37,7 @@ class Dataset(Protocol):
 
     batch_manager: BatchManager
     seed: int
+    resolution: tuple[int, int]
 
 
 class CachedDataset(Protocol):

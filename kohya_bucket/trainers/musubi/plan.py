@@ -92,7 +92,7 @@ def _place(
     kept = np.flatnonzero(placement.placed)
     buckets = list(map(as_pair, placement.bucket_sizes[kept]))
     names = [os.path.basename(paths[i]) for i in kept.tolist()]
-    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, placement.crop_loss[kept])
+    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept])
     return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
 
 
@@ -119,7 +119,7 @@ def _place_clips(
     of_item = np.repeat(np.arange(len(sections)), sections)
     buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
     losses = placed.picture.crop_loss[spans.clip[of_item]]
-    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, losses)
+    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, keys.resolution, losses)
     return PlacedData(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
 
 

@@ -9,11 +9,10 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.planning import ORDERS, REMAINDERS
+from kohya_bucket.planning import ORDERS
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.group import GroupPlanner
@@ -137,10 +136,8 @@ def planned_arguments(
     end_before_training()
     say_what_is_in_no_store(door.owners, datasets, tables[0].options)
     training = bool(arguments.get("shuffle", False))
-    counter, options = collator.current_epoch, tables[0].options
-    if not training and REMAINDERS[options.remainder].leaves_out:
-        # Its order is the same each time: the same images would never be validated.
-        options = replace(options, remainder="keep")
+    counter = collator.current_epoch
+    options = tables[0].options if training else tables[0].options.for_validation()
     images = [table.images for table in tables]
     by_shards = ORDERS[options.order].uses_shards
     shards = shard_numbers(datasets, images, options.open_shards) if by_shards else None

@@ -85,7 +85,7 @@ class BatchTable(Sequence[Any]):
 
     @cached_property
     def _planner(self) -> EpochPlanner:
-        return GroupPlanner([self.images], self.options).planner(1)
+        return GroupPlanner([self.images], self.options.unscheduled()).planner(1)
 
     def _plan(self) -> EpochPlan:
         return self._planner.plan_at(EpochPosition(int(self._clock.seed), int(self._clock.current_epoch)))

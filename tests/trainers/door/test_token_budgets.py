@@ -51,7 +51,8 @@ def test_clips_of_musubi_tuner_count_their_frames():
     keys = [(480, 832, 33), (480, 832, 81), (480, 832, 9), (480, 832, 1024, 1024)]
     items = [SimpleNamespace(latent_cache_path=f"{i}", frame_count=n) for i, n in enumerate((33, 81, None, None))]
     buckets = {key: [item] for key, item in zip(keys, items, strict=True)}
-    clips = CachedItems.of(SimpleNamespace(buckets=buckets, batch_size=1))
+    manager = SimpleNamespace(buckets=buckets, batch_size=1)
+    clips = CachedItems.of(SimpleNamespace(batch_manager=manager, resolution=(832, 480)))
     found = dict(zip(clips.bucket_keys, clips.frames, strict=True))
     assert [found[key] for key in keys] == [33, 81, 1, 1]
     counted = batches(clips, {"model": "wan-14b", "max_tokens": 33_000})
