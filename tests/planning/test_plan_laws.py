@@ -295,12 +295,8 @@ def test_stages_train_every_image_in_the_epochs_of_its_own_and_all_have_equal_st
     if unplaced:
         ids[::per_stage] = -1
     options = {"stages": stages, "resolution_mode": "schedule", "resolution_epochs": lengths, "step_shapes": shapes}
-    try:
-        planner = EpochPlanner(ids, 2, world_size=ranks, equal_epochs=True, bucket_sizes=[(64, 64)] * 9, **options)
-        first = planner.plan(3, 0)
-    except PlanError as error:  # too few images for so many ranks
-        assert "too few for the" in str(error)
-        return
+    planner = EpochPlanner(ids, 2, world_size=ranks, equal_epochs=True, bucket_sizes=[(64, 64)] * 9, **options)
+    first = planner.plan(3, 0)
     for epoch in range(sum(lengths) + 2):
         plan, stage = planner.plan(3, epoch), int(np.searchsorted(np.cumsum(lengths), epoch, side="right"))
         mine = stages == stage
