@@ -117,7 +117,7 @@ def test_every_image_once_in_each_epoch(pictures, tmp_path, workers):
     for epoch in range(3):
         assert len(counts(rows, epoch)) == COUNT
         assert set(counts(rows, epoch).values()) == {1}
-        assert f"epoch {epoch}: {COUNT} images, 0 missed, 0 repeated" in said
+        assert f"epoch {epoch + 1}: {COUNT} images, 0 missed, 0 repeated" in said
     first = [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 0]
     assert first != [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 1]
     for row in rows:
@@ -196,7 +196,29 @@ def test_killed_and_resumed_in_the_middle_of_an_epoch(pictures, tmp_path, ranks)
     whole, _ = run(tmp_path / "whole", [data(pictures)], 3 * steps, ranks=ranks)
     before, _ = run(tmp_path / "out", [data(pictures, num_workers=2)], stop + 1, ranks=ranks, save_at=stop)
     after, said = run(tmp_path / "out", [data(pictures)], 3 * steps - stop, ranks=ranks, resume=True, seed=8)
-    assert f"going on with batch {steps // 2 + 1} of epoch 1" in said
+    assert f"going on with batch {steps // 2 + 1} of epoch 2" in said
+    for all_of_it, first, rest in zip(whole, before, after, strict=True):
+        assert [row["items"] for row in first[:stop] + rest] == [row["items"] for row in all_of_it]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_resolution_after_another(pictures, tmp_path, ranks):
+    """Which `resolution: [96, 128]` makes data sets of; a run that is killed at the switch goes on behind it."""
+    table = {"resolution_mode": "schedule", "resolution_epochs": [2]}
+    more = {"job": {"kohya_bucket": table}, "ranks": ranks}
+    datasets = [data(pictures, 96), data(pictures, 128)]
+    steps = run(tmp_path / "one", datasets, 1, **more)[0][0][0]["length"]
+    stop = 2 * steps - 1
+    whole, _ = run(tmp_path / "whole", datasets, 4 * steps, **more)
+    before, _ = run(tmp_path / "out", datasets, stop + 1, save_at=stop, **more)
+    after, said = run(tmp_path / "out", datasets, 4 * steps - stop, resume=True, seed=8, **more)
+    assert f"going on with batch {steps} of epoch 2" in said
+    for epoch, side in enumerate([96, 96, 128, 128]):
+        rows = [row for rank in whole for row in rank if row["epoch"] == epoch]
+        seen = Counter(item[1] for row in rows for item in row["items"])
+        assert len(seen) == COUNT
+        assert sum(seen.values()) - COUNT < ranks
+        assert {row["shape"][-1] * row["shape"][-2] > 110**2 for row in rows} == {side == 128}
     for all_of_it, first, rest in zip(whole, before, after, strict=True):
         assert [row["items"] for row in first[:stop] + rest] == [row["items"] for row in all_of_it]
 

@@ -100,6 +100,22 @@ def test_a_schedule_of_resolutions(patched, tmp_path):
         assert {width * height > 128 * 128 for _, (width, height) in counts} == {epoch >= 2}
 
 
+def test_a_schedule_of_datasets(patched, tmp_path):
+    """Without `resolutions`: the data sets one after another, by their own."""
+    config = config_of(tmp_path, {"resolution_mode": "schedule", "resolution_epochs": [2]})
+    config["datasets"].append({**config["datasets"][0], "resolution": 192, "batch_size": 2})
+    group, _ = build_groups(patched, config)
+    epochs = batches_of(patched, group, epochs=4, workers=2)
+    assert len({len(epoch) for epoch in epochs}) == 1
+    for epoch, counts in enumerate(trained(epochs)):
+        assert sum(counts.values()) == COUNT
+        assert {key for key, _ in counts} == set(group.datasets[0].image_data)
+        assert {width * height > 128 * 128 for _, (width, height) in counts} == {epoch >= 2}
+    del config["datasets"][1]
+    with pytest.raises(SystemExit, match="of 2 resolutions one after another, but they have 1 resolution"):
+        batches_of(patched, build_groups(patched, config)[0])
+
+
 def test_without_upscaling_nothing_is_enlarged(patched, tmp_path):
     for table in (MERGE, {**ROTATE, **MERGE}, TABLES["all"]):
         group, _ = build_groups(patched, config_of(tmp_path, table, bucket_no_upscale=True))

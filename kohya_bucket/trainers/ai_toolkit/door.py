@@ -13,7 +13,7 @@ from kohya_bucket.texts import counted
 from kohya_bucket.trainers.ai_toolkit.config import CACHED
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
-from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, note_use
+from kohya_bucket.trainers.door.ranks import is_first_process, note_use
 from kohya_bucket.trainers.door.seams import SeamGroup
 
 _PACKAGE = "toolkit"
@@ -85,14 +85,13 @@ class AiToolkitDoor(TrainerDoor):
             return self._without_buckets(signature, args, kwargs)
         note_use()
         datasets, options = arguments["dataset"].datasets, self.options()
-        with exit_with_message():
-            cached = any(one.is_caching_latents for one in datasets)
-            for conflict in placed_by_trainer(options, self.trainer, CACHED if cached else ""):
-                raise ConfigError(conflict)
-            items = [FileItems.of(one) for one in datasets]
-            if all(one.dataset_config.is_reg for one in datasets):  # their loader's epochs are not those of the others
-                options = options.unscheduled()
-            sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
+        cached = any(one.is_caching_latents for one in datasets)
+        for conflict in placed_by_trainer(options, self.trainer, CACHED if cached else ""):
+            raise ConfigError(conflict)
+        items = [FileItems.of(one) for one in datasets]
+        if all(one.dataset_config.is_reg for one in datasets):  # their loader's epochs are not those of the others
+            options = options.unscheduled()
+        sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
         if is_first_process():
             logger.info(
                 "%d items in %d buckets, %d trainings and %s an epoch",

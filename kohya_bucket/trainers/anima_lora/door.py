@@ -12,7 +12,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import TABLE, placed_by_trainer
-from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process
+from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import runs_anima_lora
 
@@ -78,10 +78,9 @@ class AnimaLoraDoor(TrainerDoor):
             return None
         group, training, options = arguments["dataset"], bool(arguments.get("shuffle")), self.options()
         records = [record for one in group.datasets for record in one.image_data.values()]
-        with exit_with_message():
-            held = any(record.latents is not None or record.latents_npz is not None for record in records)
-            for conflict in placed_by_trainer(options, self.trainer, "use_vae_cache" if held else ""):
-                raise ConfigError(conflict)
+        held = any(record.latents is not None or record.latents_npz is not None for record in records)
+        for conflict in placed_by_trainer(options, self.trainer, "use_vae_cache" if held else ""):
+            raise ConfigError(conflict)
         if not training:
             options = options.for_validation()
         images = [Images.of(one) for one in group.datasets]

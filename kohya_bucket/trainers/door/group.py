@@ -132,11 +132,11 @@ def _stages(images: Sequence[InBuckets], options: AdapterOptions) -> list[int]:
     found = list(dict.fromkeys(one.resolution for one in images))
     stages = list(options.resolution_epochs or ())
     if len(found) != len(stages) + 1:
-        sizes = some([f"{one[0]}x{one[1]}" for one in found if one is not None], _SHOWN)
+        sizes = [f"{one[0]}x{one[1]}" for one in found if one is not None]
+        have = f"{counted(len(sizes), 'resolution')} ({some(sizes, _SHOWN)})" if sizes else "none of their own"
         raise ConfigError(
             f"[kohya_bucket] resolution_epochs = {stages} trains data sets of {len(stages) + 1} resolutions one after "
-            f"another, but there {counted(len(found), 'is one', 'are')} ({sizes}): give each data sets of its own, or "
-            "change resolution_epochs"
+            f"another, but they have {have}: give each resolution its data sets, or change resolution_epochs"
         )
     return [found.index(one.resolution) for one in images]
 
@@ -264,11 +264,15 @@ def epoch_of(
     rows: list[GpuRow] = []
     stages = []
     for start, end in itertools.zip_longest(starts, starts[1:]):
-        name = "" if len(starts) == 1 else f"from {start}" if end is None else f"{start} to {end - 1}"
+        name = "" if len(starts) == 1 else f"from {start}" if end is None else _numbers(start, end - 1)
         alone = planner.planner(1).plan(0, start)
         stages.append(planner.counts(alone))
         rows += _rows(planner, alone, gpus, accumulate, name)
     return [_together(of_one) for of_one in zip(*stages, strict=True)], tuple(rows)
+
+
+def _numbers(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _together(stages: Sequence[BucketCounts]) -> BucketCounts:

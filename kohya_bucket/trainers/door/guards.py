@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from kohya_bucket.trainers.door.patching import Patches, Replacement
-from kohya_bucket.trainers.door.ranks import note_use
+from kohya_bucket.trainers.door.ranks import exit_with_message, note_use
 
 
 class Guarded(Protocol):
@@ -69,7 +69,8 @@ def _replacements() -> list[Replacement]:
     @functools.wraps(make_loader)
     def init_loader(self: Any, *args: Any, **kwargs: Any) -> None:
         for door in _doors_of(kwargs.get("dataset", args[0] if args else None)):
-            arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
+            with exit_with_message():
+                arguments = None if door.why_inactive() else door.planned(signature, args, kwargs)
             if arguments is not None:
                 make_loader(self, **arguments)
                 return

@@ -1,6 +1,7 @@
 """Images with several placements: resolutions, and moves to other buckets. The real sd-scripts: `compat_tests/`."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket import ConfigError
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.group import GroupPlanner, moved_images
+from kohya_bucket.trainers.door.group import GroupPlanner, epoch_of, moved_images
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import place_all, place_images, refuse_conflicts
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
@@ -24,6 +25,7 @@ TABLES = [
     {"resolutions": [256, 384], "resolution_mode": "rotate", "remainder": "merge", "merge_max_crop": 0.5},
     {"resolutions": [256, 384], "resolution_mode": "schedule", "resolution_epochs": [3]},
 ]
+BY_DATASETS = {"resolution_mode": "schedule", "resolution_epochs": [2]}
 
 
 def options(table):
@@ -152,6 +154,7 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
         ({"resolutions": 512}, "must be a list of sides"),
         ({"resolutions": [512, "a"]}, "must be a list of sides"),
         ({"resolutions": [512, [512, 512]]}, "without repeats"),
+        ({"resolution_mode": "schedule"}, "resolution_mode is 'schedule' without resolution_epochs"),
         ({"resolution_mode": "rotate"}, "resolution_mode is 'rotate', which has no effect without resolutions"),
         ({"resolutions": [512], "resolution_mode": "sometimes"}, "must be one of all, rotate, weighted, schedule"),
         (
@@ -186,3 +189,50 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
 def test_a_wrong_table_names_what_is_allowed(table, words):
     with pytest.raises(ConfigError, match=words):
         options(table)
+
+
+def at(side, batch_size=2, table=BY_DATASETS):
+    sizes = np.array([(side, (1 + i % 3) * side) for i in range(12)])
+    keys = DatasetKeys((side, side), True, 64, 2048, 64)
+    names = [f"{i}.png" for i in range(len(sizes))]
+    return place_images(names, sizes, np.ones(12, dtype=np.int64), batch_size, keys, options(table)).trained
+
+
+def test_datasets_take_turns_by_their_resolutions():
+    images = [at(256), at(512, 1), at(256)]
+    counts, rows = epoch_of(images, options(BY_DATASETS), [1, 2], 1)
+    assert [(row.epochs, row.gpus, row.samples, row.missed) for row in rows] == [
+        ("1 to 2", 1, 24, 0), ("1 to 2", 2, 24, 0), ("from 3", 1, 12, 0), ("from 3", 2, 12, 0),
+    ]  # fmt: skip
+    assert len({(row.gpus, row.steps) for row in rows}) == 2
+    assert [int(one.samples.sum()) for one in counts] == [12, 12, 12]
+    plan = GroupPlanner(images, options(BY_DATASETS)).planner(1).plan(0, 3)
+    assert {int(i) // 12 for step in range(plan.steps) for i in plan.step_indices(step)} == {1}
+
+
+def test_a_part_of_the_datasets_has_no_schedule():
+    """A cache, a data set that is walked alone, and validation are of all images."""
+    merge = {**BY_DATASETS, "remainder": "merge", "merge_max_crop": 0.5}
+    plain = {"remainder": "merge", "merge_max_crop": 0.5}
+    images, alone = at(256, 4, merge), at(256, 4, plain)
+    with_it, without = moved_images(images, options(merge), {1, 2}), moved_images(alone, options(plain), {1, 2})
+    assert [one.tolist() for one in with_it] == [one.tolist() for one in without]
+    assert len(BatchTable(images, lambda *entry: entry, SimpleNamespace(seed=3, current_epoch=1), options(merge))) > 0
+    validated = options({**BY_DATASETS, "remainder": "drop"}).for_validation()
+    assert (validated.by_datasets, validated.remainder) == (False, "keep")
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (
+            [at(256), at(256)],
+            "of 2 resolutions one after another, but they have 1 resolution .256x256.",
+        ),
+        ([at(256), at(320), at(512)], "but they have 3 resolutions .256x256, 320x320, 512x512."),
+        ([replace(at(256), resolution=None)], "but they have none of their own: give each"),
+    ],
+)
+def test_a_schedule_without_its_datasets_is_refused(images, message):
+    with pytest.raises(ConfigError, match=message):
+        GroupPlanner(images, options(BY_DATASETS))
