@@ -55,8 +55,8 @@ def _rows_of_captions(store: LatentStore, family: str, texts: Sequence[str | Non
     if (found < 0).any():
         first = captions[int(np.flatnonzero(found < 0)[0])]
         raise LatentStoreError(
-            f"{store.layout.root} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} images, "
-            f"the first with the caption {first[:80]!r}; it holds those of {store.collections()}: {_HOW}"
+            f"{store.layout.root} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} captions, "
+            f"the first of them {first[:80]!r}; it holds those of {store.collections()}: {_HOW}"
         )
     return found
 
@@ -90,9 +90,11 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         collection: which part of the store; needed only if it holds several.
         text_outputs: the model family, e.g. "flux", whose text encoders' outputs of the image's caption belong to an
             item; they are in the folder `text` of the store.
+        caption_dropout: probability that an item has the empty caption and its outputs, drawn at every read.
         verify: checksums, see `LatentStore`.
-        generator: source of randomness for `flip` and for sampling stored posteriors; None: torch's own. In workers
-            of a `DataLoader` its seed is mixed with the worker's, which follows from the loader's `generator`.
+        generator: source of randomness for `flip`, `caption_dropout` and sampling stored posteriors; None: torch's
+            own. In workers of a `DataLoader` its seed is mixed with the worker's, which follows from the loader's
+            `generator`.
 
     Attributes:
         bucket_indices: [N] int32, position in `bucket_set`.
@@ -118,12 +120,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         flip: float = 0.0,
         collection: str | None = None,
         text_outputs: str | None = None,
+        caption_dropout: float = 0.0,
         verify: str = "first",
         generator: torch.Generator | None = None,
     ) -> None:
         self.store = LatentStore(path, verify=verify)
         self.scaled = as_flag("scaled", scaled)
         self.flip = float(flip)
+        self.caption_dropout = float(caption_dropout)
         self.generator = generator
         self._own: tuple[int, torch.Generator] | None = None  # of this worker process
         self._rows = self._choose(collection)
@@ -150,6 +154,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             if not Layout(folder).exists():
                 raise LatentStoreError(f"{folder} does not exist, so there are no outputs of text encoders: {_HOW}")
             texts, captions = LatentStore(folder, verify=verify), table["caption"].take(self._rows).to_pylist()
+            captions += [None] * bool(caption_dropout)
             self._outputs = texts, _rows_of_captions(texts, text_outputs, captions)
 
     def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:
@@ -204,6 +209,12 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             self._own = worker.seed, torch.Generator().manual_seed(seed)
         return self._own[1]
 
+    def _drawn(self, probability: float, n: int) -> list[bool]:
+        if not probability:
+            return [False] * n
+        random = self._random()
+        return [bool(torch.rand((), generator=random) < probability) for _ in range(n)]
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -229,13 +240,13 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
                     "and resolutions"
                 )
         rows = [int(self._rows[index]) for index in indices]
-        random = self._random()
-        flips = [bool(torch.rand((), generator=random) < self.flip) if self.flip else False for _ in rows]
+        flips = self._drawn(self.flip, len(rows))
         if len({int(self.bucket_indices[index]) for index in indices}) > 1:
             return [self.__getitems__([index])[0] for index in indices]
         self.store.expect_latents(rows, flips, masks=self._with_masks)
         latents = self._latents(rows, flips)
-        items = [self._item(index, row, flip) for index, row, flip in zip(indices, rows, flips, strict=True)]
+        dropped = self._drawn(self.caption_dropout, len(rows))
+        items = [self._item(*each) for each in zip(indices, rows, flips, dropped, strict=True)]
         originals, crops = _gathered(self._originals, rows, np.int64), _gathered(self._crops, rows, np.float32)
         for k, item in enumerate(items):
             item["latents"], item["original_size"], item["crop_ltrb"] = latents[k], originals[k], crops[k]
@@ -258,14 +269,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
         return _scale(out, space, self.scaled).to(out.dtype)
 
-    def _item(self, index: int, row: int, flip: bool) -> Item:
+    def _item(self, index: int, row: int, flip: bool, dropped: bool) -> Item:
         at = int(self.bucket_indices[index])
         item = Item(bucket=self.bucket_set[at], bucket_idx=at, path=self._texts["source"][row].as_py())
         if self._captioned:
-            item["caption"] = self._texts["caption"][row].as_py() or ""
+            item["caption"] = "" if dropped else self._texts["caption"][row].as_py() or ""
         if self._outputs is not None:
             texts, rows = self._outputs
-            item["text_outputs"] = _outputs_at(texts, int(rows[index]))
+            item["text_outputs"] = _outputs_at(texts, int(rows[-1 if dropped else index]))
         if self._with_masks:
             item["alpha_mask"] = self._mask(row, self.bucket_set[at], flip)
         return item

@@ -224,7 +224,7 @@ def test_items_have_the_outputs_of_their_captions(tmp_path):
             arrays = {key: pack(array) for key, array in want[name].items()}
             writer.add_text(Caption(f"caption of {name}").entry("flux", Encoding()), arrays)
         if number == 0:
-            with pytest.raises(LatentStoreError, match=r"no outputs of flux for 1 of 2 images.*'caption of b\.png'"):
+            with pytest.raises(LatentStoreError, match=r"no outputs of flux for 1 of 2 captions.*'caption of b\.png'"):
                 BucketedLatentDataset(tmp_path, text_outputs="flux")
     with pytest.raises(LatentStoreError, match=r"no outputs of sdxl for 2 of 2.*holds those of \['flux'\]"):
         BucketedLatentDataset(tmp_path, text_outputs="sdxl")
@@ -237,6 +237,29 @@ def test_items_have_the_outputs_of_their_captions(tmp_path):
                 {key: value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
                  for key, value in found.items()}, want[name],
             )  # fmt: skip
+
+
+def test_dropped_captions_have_the_outputs_of_the_empty_one(tmp_path):
+    fill(tmp_path, NAMES := [f"{i}.png" for i in range(40)])
+    with StoreWriter(tmp_path / "text") as writer:
+        for number, caption in enumerate(f"caption of {name}" for name in NAMES):
+            arrays = {key: pack(array) for key, array in made_outputs(number).items()}
+            writer.add_text(Caption(caption).entry("flux", Encoding()), arrays)
+    with pytest.raises(LatentStoreError, match=r"no outputs of flux for 1 of 41 captions, the first of them ''"):
+        BucketedLatentDataset(tmp_path, text_outputs="flux", caption_dropout=0.5)
+    with StoreWriter(tmp_path / "text") as writer:
+        arrays = {key: pack(array) for key, array in made_outputs(99).items()}
+        writer.add_text(Caption("").entry("flux", Encoding()), arrays)
+    generator = torch.Generator().manual_seed(3)
+    options = {"text_outputs": "flux", "caption_dropout": 0.5, "generator": generator}
+    pooled = {name: made_outputs(number)["pooled"] for number, name in enumerate(NAMES)}
+    dropped = 0
+    for item in map(BucketedLatentDataset(tmp_path, **options).__getitem__, range(len(NAMES))):
+        dropped += item["caption"] == ""
+        assert item["caption"] in ("", f"caption of {item['path']}")
+        want = pooled[item["path"]] if item["caption"] else made_outputs(99)["pooled"]
+        assert item["text_outputs"]["pooled"].numpy().tolist() == want.tolist()
+    assert 10 < dropped < 30
 
 
 def test_order_local_reads_the_stores_shards(tmp_path):

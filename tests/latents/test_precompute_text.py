@@ -55,17 +55,17 @@ def assert_stored(root, captions, name="text"):
 
 def test_each_caption_once_and_again_only_what_changed(tmp_path):
     fill(tmp_path, NAMES)
-    captions = [f"caption of {name}" for name in NAMES]
-    assert sorted(encoded(tmp_path)) == captions
+    captions = ["", *(f"caption of {name}" for name in NAMES)]
+    assert sorted(encoded(tmp_path)) == captions  # the empty one for dropout
     assert_stored(tmp_path, captions)
     assert encoded(tmp_path) == []
     fill(tmp_path, ["more.png"])
     assert encoded(tmp_path) == ["caption of more.png"]
-    assert len(encoded(tmp_path, weights="others")) == 6
-    assert len(encoded(tmp_path, weights="others", tokens="others")) == 6
-    assert len(encoded(tmp_path, name="second", tokens="others")) == 6
+    assert len(encoded(tmp_path, weights="others")) == 7
+    assert len(encoded(tmp_path, weights="others", tokens="others")) == 7
+    assert len(encoded(tmp_path, name="second", tokens="others")) == 7
     assert encoded(tmp_path, weights="others", tokens="others") == []
-    assert len(LatentStore(tmp_path / "text")) == 12
+    assert len(LatentStore(tmp_path / "text")) == 14
 
 
 def test_what_is_encoded_before_an_interrupt_stays(tmp_path):
@@ -73,7 +73,7 @@ def test_what_is_encoded_before_an_interrupt_stays(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         encoded(tmp_path, stop_after=2)
     assert len(LatentStore(tmp_path / "text")) == 2
-    assert len(encoded(tmp_path)) == 3
+    assert len(encoded(tmp_path)) == 4
 
 
 def test_processes_share_the_captions(tmp_path):
@@ -82,7 +82,7 @@ def test_processes_share_the_captions(tmp_path):
     for rank in range(2):
         found += encoded(tmp_path, rank=rank, processes=2)
         assert encoded(tmp_path, rank=rank, processes=2) == []
-    assert sorted(found) == [f"caption of {name}" for name in NAMES]
+    assert sorted(found) == ["", *(f"caption of {name}" for name in NAMES)]
 
 
 def test_without_latents_there_are_no_captions(tmp_path):
@@ -110,10 +110,10 @@ def test_the_command(tmp_path, command_line, monkeypatch):
     where = ["precompute", "--text", "-o", tmp_path / "store"]
     more = ["--text-encoder", "a", "--text-encoder", "b", "--max-length", 77, "--max-length", 512, "--layer", -2]
     code, text, _ = command_line(*where, *more, "--dtype", "float16")
-    assert (code, text.splitlines()[-1].partition(";")[0]) == (0, "5 encoded, 0 were current")
+    assert (code, text.splitlines()[-1].partition(";")[0]) == (0, "6 encoded, 0 were current")
     asked = {"lengths": [77, 512], "dtype": "float16", "device": None, "layer": -2, "apply_mask": False}
     assert Asked.loaded == [["a", "b"], asked]
-    assert "0 encoded, 5 were current; 5 captions" in command_line(*where, "--text-encoder", "a")[1]
+    assert "0 encoded, 6 were current; 6 captions" in command_line(*where, "--text-encoder", "a")[1]
     assert_stored(tmp_path / "store", ["caption of 3.png"])
     code, text, _ = command_line(*where, "--text-encoder", "a", "--collection", "flux", "--quiet")
     assert (code, text) == (0, "")

@@ -404,20 +404,20 @@ def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch,
         tmp_path / "ray", Texts, batch_size=BATCH, concurrency=2, progress=lambda *numbers: shown.append(numbers)
     )
     assert report == replace(want, output=report.output)
-    assert shown[-1] == (32, 32)
+    assert shown[-1] == (33, 33)
     local, far = LatentStore(tmp_path / "local" / "text"), LatentStore(tmp_path / "ray" / "text")
     assert far.indexed
-    assert len(far) == len(local) == 32
+    assert len(far) == len(local) == 33
     for i in range(len(local)):
         (j,) = far.find([local.entry(i).source], "text")
         assert far.entry(int(j)) == local.entry(i)
         same_outputs(far.arrays(int(j)), local.arrays(i))
     again = text_on_ray(tmp_path / "ray", Texts, concurrency=1)
-    assert (again.encoded, again.current) == (0, 32)
+    assert (again.encoded, again.current) == (0, 33)
     monkeypatch.setattr(text_encoder, "load_text_encoder", texts)
     options = ("--text-encoder", "clip", "--collection", "other", "--engine", "ray")
     code, out, _ = command_line("precompute", "--text", "-o", tmp_path / "ray", *options)
-    assert (code, "32 encoded, 0 were current; 32 captions" in out) == (0, True)
+    assert (code, "33 encoded, 0 were current; 33 captions" in out) == (0, True)
     assert len(LatentStore(tmp_path / "ray" / "text")) == 64
 
 

@@ -287,7 +287,7 @@ class TextEncoder(Protocol):
 
 
 class TextRun:
-    """The distinct captions of the latents in `store`, and which of a process' share must be encoded.
+    """The distinct captions of the latents in `store` and the empty one, and which of a process' share must be encoded.
 
     Attributes:
         items: the captions of this share.
@@ -301,9 +301,9 @@ class TextRun:
         self, store: str | os.PathLike[str], encoding: Encoding, name: str, rank: int = 0, processes: int = 1
     ) -> None:
         latents = LatentStore(store)
-        texts = sorted({text or "" for text in latents.table["caption"].unique().to_pylist()})
+        texts = sorted({"", *(text or "" for text in latents.table["caption"].unique().to_pylist())})
         root = latents.layout.root
-        if not texts:
+        if not len(latents.table):
             raise LatentStoreError(f"{root} holds no latents, so no captions: run `kohya-bucket precompute`")
         self._all = CaptionItems(list(map(Caption, texts)), encoding, name)
         self.items = CaptionItems(self._all.captions[rank::processes], encoding, name)
@@ -327,8 +327,8 @@ def precompute_text(
 ) -> PrecomputeReport:  # fmt: skip
     """Encode each distinct caption of the latents in `store`, for `BucketedLatentDataset(store, text_outputs=name)`.
 
-    Each of several processes takes its share, if it says which one it is. What is encoded when the run is interrupted
-    stays.
+    The empty caption is encoded too, for its `caption_dropout`. Each of several processes takes its share, if it says
+    which one it is. What is encoded when the run is interrupted stays.
 
     Args:
         store: folder of a store of latents; the outputs go to its folder `text`.
