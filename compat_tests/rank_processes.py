@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_ranks(
-    command: Sequence[str], ranks: int, out: Path, cwd: str | Path, environment: Mapping[str, str]
+    command: Sequence[str], ranks: int, out: Path, cwd: str | Path, environment: Mapping[str, str] | None = None
 ) -> tuple[list[int], list[str]]:
     """(exit codes, what each said): files in `out` take that, since a pipe that nobody reads would stop a rank."""
     with socket.socket() as free:
@@ -21,7 +21,7 @@ def run_ranks(
     shared = {
         **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "compat_tests")]), "MASTER_PORT": port,
         "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1", **environment,
+        "PYTHONDONTWRITEBYTECODE": "1", **(environment or {}),
     }  # fmt: skip
     texts, started = [out / f"said{rank}.txt" for rank in range(ranks)], []
     for rank, text in enumerate(texts):

@@ -7,8 +7,6 @@ import ast
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
+from rank_processes import run_ranks
 from renaming import unseen, with_other_behaviour
 from safetensors.numpy import save_file
 
@@ -60,22 +59,8 @@ def run(out, datasets, steps, ranks=1, code=0, **settings):
     file.write_text(json.dumps(settings), encoding="utf-8")
     for log in out.glob("rank*.jsonl"):
         log.unlink()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {
-        **os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "PYTHONDONTWRITEBYTECODE": "1",
-    }  # fmt: skip
-    started = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, file], env={**shared, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
-            stdout=subprocess.PIPE, encoding="utf-8",
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    said = ["".join(process.communicate(timeout=500)) for process in started]
-    assert [process.returncode for process in started] == [code] * ranks, said[0][-3000:]
+    codes, said = run_ranks([sys.executable, str(SCRIPT), str(file)], ranks, out, out)
+    assert codes == [code] * ranks, said[0][-3000:]
     logs = [(out / f"rank{rank}.jsonl").read_text(encoding="utf-8").splitlines() for rank in range(ranks)]
     return [[json.loads(line) for line in log] for log in logs], said[0]
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 from kohya_bucket.files import replacing, write_file
+from kohya_bucket.images.parallel import Progress
 from kohya_bucket.inputs import open_input, read_input
 
 _IMAGES, _STARTS = "images.bin", "starts.bin"
@@ -36,11 +37,14 @@ class BucketIndex:
     starts: npt.NDArray[np.int64]
 
     @classmethod
-    def write(cls, folder: str | PathLike[str], bucket_ids: npt.NDArray[np.integer[Any]]) -> BucketIndex:
+    def write(
+        cls, folder: str | PathLike[str], bucket_ids: npt.NDArray[np.integer[Any]], progress: Progress | None = None
+    ) -> BucketIndex:
         """Sort images by bucket, in a folder that is not there yet, with 0.1 GB of memory.
 
         Args:
             bucket_ids: [N] bucket of each image, from 0; a memory map will do, such as `np.load(file, mmap_mode="r")`.
+            progress: called with (done, to do) in images.
 
         Raises:
             PlanError: the folder is there, an image has no bucket, or there are none.
@@ -71,6 +75,8 @@ class BucketIndex:
                     k = int(ids[part[0]])
                     images[at[k] : at[k] + len(part)] = part + begin
                     at[k] += len(part)
+                if progress is not None:
+                    progress(begin + len(ids), len(bucket_ids))
             images.flush()
             del images  # Windows renames no file that is mapped
         write_file(root / _STARTS, [starts.tobytes()])  # the last: without it nothing is there
@@ -81,7 +87,7 @@ class BucketIndex:
         """What `write` wrote; nothing of it is read yet.
 
         Raises:
-            PlanError: it is not there, or was not written to its end.
+            PlanError: it is not there, was not written to its end, or cannot be read at the moment.
         """
         try:
             starts = np.frombuffer(read_input(Path(folder, _STARTS), _MOST_STARTS), dtype=np.int64)
@@ -89,8 +95,10 @@ class BucketIndex:
                 kind = _kind(int(starts[-1]))
                 images = np.memmap(file, kind, "r", shape=(int(starts[-1]),))
                 whole = file.seek(0, 2) == images.nbytes
-        except (OSError, ValueError, IndexError) as error:
+        except (FileNotFoundError, ValueError, IndexError) as error:
             raise PlanError(f"{fspath(folder)} holds no whole index of buckets: {error}; write it again") from error
+        except OSError as error:
+            raise PlanError(f"{fspath(folder)} cannot be read at the moment: {error}; try again") from error
         if not whole or starts[0] or np.diff(starts).min(initial=0) < 0:
             raise PlanError(f"{fspath(folder)} holds no index of buckets: its files do not belong together")
         return cls(images, starts)

@@ -113,7 +113,10 @@ def test_index_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(bucket_index, "_SORTED_AT_ONCE", 100)
     ids = np.random.RandomState(0).randint(0, 40, 1234).astype(np.int16)
     np.save(tmp_path / "ids.npy", ids)
-    written = BucketIndex.write(tmp_path / "index", np.load(tmp_path / "ids.npy", mmap_mode="r"))
+    shown = []
+    mapped = np.load(tmp_path / "ids.npy", mmap_mode="r")
+    written = BucketIndex.write(tmp_path / "index", mapped, lambda *numbers: shown.append(numbers))
+    assert shown[::12] == [(100, 1234), (1234, 1234)]
     opened = BucketIndex.open(tmp_path / "index")
     for found in (written, opened):
         assert np.array_equal(found.images, np.argsort(ids, kind="stable"))
@@ -122,6 +125,9 @@ def test_index_on_disk(tmp_path, monkeypatch):
         BucketIndex.write(tmp_path / "index", ids)
     (tmp_path / "index" / "starts.bin").unlink()
     with pytest.raises(PlanError, match="no whole index"):
+        BucketIndex.open(tmp_path / "index")
+    (tmp_path / "index" / "starts.bin").mkdir()  # as much in the way of reading as a share that is away
+    with pytest.raises(PlanError, match="cannot be read at the moment"):
         BucketIndex.open(tmp_path / "index")
     with pytest.raises(PlanError, match="image 1 has bucket -1"):
         BucketIndex.write(tmp_path / "other", np.array([0, -1]))

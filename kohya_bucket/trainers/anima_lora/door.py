@@ -11,7 +11,7 @@ from typing import Any
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.door import TrainerDoor
-from kohya_bucket.trainers.door.options import TABLE, placed_by_trainer
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, placed_by_trainer
 from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import runs_anima_lora
@@ -61,6 +61,10 @@ class AnimaLoraDoor(TrainerDoor):
             if getattr(arguments, "torch_compile", False):
                 self.defaults = self.defaults | {"remainder": "pad"}  # other sizes of a batch are compiled too
         return super().read_options(user_config if self._table is None else user_config | {TABLE: self._table}, frame)
+
+    def check_options(self, options: AdapterOptions) -> None:
+        for conflict in placed_by_trainer(options, self.trainer, ""):
+            raise ConfigError(conflict)
 
     def is_group(self, dataset: Any) -> bool:
         modules = f"{_PACKAGE}.datasets."
