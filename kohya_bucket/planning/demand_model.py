@@ -75,8 +75,8 @@ class DemandModel:
         self.stage_of = _as_stages(options, len(ids))
         self.starts = np.zeros(1, dtype=np.int64)
         if mode and mode.by_schedule:
-            columns = ids.shape[1] if self.stage_of is None else int(self.stage_of.max(initial=0)) + 1
-            self.starts = stage_starts(options.resolution_epochs, columns)
+            stages = len(options.resolution_epochs or ()) + 1 if ids.ndim == 1 else ids.shape[1]
+            self.starts = stage_starts(options.resolution_epochs, stages)
         self.several_buckets = ids.ndim == 2
         self._places: tuple[int, Times] | None = None
         self.unplaced = np.zeros(0, dtype=np.intp)
@@ -209,11 +209,11 @@ def _as_stages(options: PlanOptions, n: int) -> npt.NDArray[np.int64] | None:
         raise PlanError("stages is set, which has no effect without resolution_mode = 'schedule': set that too")
     if options.regularization is not None:
         raise PlanError("stages is set with regularization, which is drawn in every epoch: leave out one of them")
-    given = array_of("stages", options.stages)
-    if given.shape != (n,) or given.dtype.kind not in "iu" or (n and int(given.min()) < 0):
+    given, last = array_of("stages", options.stages), len(options.resolution_epochs or ())
+    if given.shape != (n,) or (n and (given.dtype.kind not in "iu" or not 0 <= given.min() <= given.max() <= last)):
         raise PlanError(
-            f"stages is {given.dtype} of shape {list(given.shape)}, but must be one whole number from 0 on for each of "
-            f"{n} images: the stage whose epochs train it"
+            f"stages is {given.dtype} of shape {list(given.shape)}, but must be a whole number from 0 to {last} for "
+            f"each of {n} images: the stage whose epochs train it, of those that resolution_epochs makes"
         )
     return given.astype(np.int64)
 

@@ -322,10 +322,11 @@ def test_stages_go_on_in_the_middle_of_one_on_another_number_of_ranks() -> None:
     [
         (
             {"stages": [0, 1]},
-            "stages is int64 of shape .2., but must be one whole number from 0 on for each of 8 images",
+            "stages is int64 of shape .2., but must be a whole number from 0 to 1 for each of 8 images",
         ),
-        ({"stages": [-1] * 8}, "one whole number from 0 on"),
-        ({"stages": [0] * 8}, "resolution_epochs is .2., but must hold 0 of 1 resolutions"),
+        ({"stages": [-1] * 8}, "a whole number from 0 to 1"),
+        ({"stages": [2] * 8}, "a whole number from 0 to 1"),
+        ({"stages": [0] * 8}, "an epoch of stage 2 trains 0 images, too few for the 4 steps"),
         ({"stages": [0, 1] * 4, "regularization": np.arange(8) > 5}, "stages is set with regularization"),
         ({"stages": [0] + [1] * 7}, "an epoch of stage 1 trains 1 image, too few for the 4 steps that one of another"),
     ],
@@ -333,3 +334,12 @@ def test_stages_go_on_in_the_middle_of_one_on_another_number_of_ranks() -> None:
 def test_stages_that_cannot_be_are_refused(options, message) -> None:
     with pytest.raises(PlanError, match=message):
         plan_epoch([0] * 8, 2, resolution_mode="schedule", resolution_epochs=[2], equal_epochs=True, **options)
+
+
+def test_an_epoch_of_a_stage_reads_few_shards_at_a_time() -> None:
+    stages, shards = np.repeat([0, 1], 60), np.arange(120) // 10
+    options = {"stages": stages, "resolution_mode": "schedule", "resolution_epochs": [1], "equal_epochs": True}
+    for stage in range(2):
+        plan = plan_epoch([0] * 120, 2, epoch=stage, order="local", shards=shards, open_shards=2, **options)
+        assert (trained(plan) == (stages == stage)).all()
+        assert max(len(np.unique(shards[plan.step_indices(step)])) for step in range(plan.steps)) <= 2
