@@ -186,6 +186,10 @@ def test_killed_and_resumed_in_the_middle_of_an_epoch(pictures, tmp_path, ranks)
         assert [row["items"] for row in first[:stop] + rest] == [row["items"] for row in all_of_it]
 
 
+def is_large(row):
+    return row["shape"][-1] * row["shape"][-2] > 110**2
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_resolution_after_another(pictures, tmp_path, ranks):
     """Which `resolution: [96, 128]` makes data sets of; a run that is killed at the switch goes on behind it."""
@@ -198,12 +202,17 @@ def test_one_resolution_after_another(pictures, tmp_path, ranks):
     before, _ = run(tmp_path / "out", datasets, stop + 1, save_at=stop, **more)
     after, said = run(tmp_path / "out", datasets, 4 * steps - stop, resume=True, seed=8, **more)
     assert f"going on with batch {steps} of epoch 2" in said
+    if ranks == 2:  # behind the switch on another number of processes
+        (alone,), _ = run(tmp_path / "out", datasets, 2 * steps, resume=True, **(more | {"ranks": 1}))
+        behind = [is_large(row) for row in alone].index(True)
+        assert all(map(is_large, alone[behind:]))
+        assert max(Counter(item[1] for row in alone[behind:] for item in row["items"]).values()) == 1
     for epoch, side in enumerate([96, 96, 128, 128]):
         rows = [row for rank in whole for row in rank if row["epoch"] == epoch]
         seen = Counter(item[1] for row in rows for item in row["items"])
         assert len(seen) == COUNT
         assert sum(seen.values()) - COUNT < ranks
-        assert {row["shape"][-1] * row["shape"][-2] > 110**2 for row in rows} == {side == 128}
+        assert {is_large(row) for row in rows} == {side == 128}
     for all_of_it, first, rest in zip(whole, before, after, strict=True):
         assert [row["items"] for row in first[:stop] + rest] == [row["items"] for row in all_of_it]
 

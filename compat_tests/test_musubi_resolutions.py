@@ -50,7 +50,7 @@ def test_one_resolution_after_another(musubi_source, tmp_path, ranks):
     assert len({len(epoch) for epoch in found}) == 1
 
 
-@pytest.mark.training_run("zimage_train_network.py, one resolution after another, resumed before the switch")
+@pytest.mark.training_run("zimage_train_network.py, one resolution after another, resumed, also on 2 processes")
 def test_a_training_that_is_resumed_before_the_switch(musubi_source, tmp_path):
     if not trains_z_image(musubi_source):
         pytest.skip("this version does not train Z-Image")
@@ -67,6 +67,11 @@ def test_a_training_that_is_resumed_before_the_switch(musubi_source, tmp_path):
     rest, log = train(musubi_source, tmp_path, config, "rest", *more, "--resume", state)
     assert "going on with batch 6 of epoch 1" in log
     assert rest == whole[5:]
+    shared, _ = train(musubi_source, tmp_path, config, "two", *more, "--resume", state, ranks=2)
+    seen = counted(whole[:5]) + counted(shared)
+    assert set(seen) == set(range(COUNT))
+    assert min(seen.values()) == 3
+    assert sum(seen.values()) - 3 * COUNT <= 3  # a short step repeats an item, so that no process is empty
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
