@@ -124,11 +124,12 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
         console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
     if largest := dict.fromkeys(row.largest for row in rows if row.largest):
         console.print(f"the batch that needs most memory: {'; '.join(largest)}", style="dim", soft_wrap=True)
+    lines: dict[str, None] = {}
     for row in rows:
-        if row.missed or row.repeated or row.moved:
-            console.print(f"{counted(row.gpus, 'GPU')}: {row.ledger}", soft_wrap=True)
-        if row.left_over:
-            console.print(f"{counted(row.gpus, 'GPU')}: {row.left_over}", markup=False, soft_wrap=True)
+        ledger = row.ledger if row.missed or row.repeated or row.moved else ""
+        lines |= {f"{counted(row.gpus, 'GPU')}: {text}": None for text in (ledger, row.left_over) if text}
+    for text in lines:
+        console.print(text, markup=False, soft_wrap=True)
 
 
 def _print_findings(console: Console, findings: Findings, trainer: str, names: bool) -> None:

@@ -124,7 +124,7 @@ class EpochPlanner:
                 "round, so no length fits all epochs; use whole repeats, or leave equal_epochs out"
             )
         self.epochs = epochs
-        self._longest: dict[tuple[int, int, bytes], int] = {}
+        self._alone: dict[tuple[int, int, bytes], list[int]] = {}
         self._last: tuple[EpochPosition, EpochPlan] | None = None
         self.fingerprint = fingerprint_of(
             ids,
@@ -193,28 +193,33 @@ class EpochPlanner:
                 found.update(rows[["bucket", "to_bucket"]].tolist())
         return sorted(pair for pair in found if pair[0] != pair[1])
 
+    def steps_alone(self) -> list[int]:
+        """Steps of each of `epochs` by itself; with `equal_epochs` the shorter ones split batches to have the most."""
+        return self._steps_alone(self.global_batch, self.world_size, 0)
+
     def _steps_of_longest(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> int:
         """Steps of the longest epoch; 0 where all are equally long by themselves."""
-        if len(self.epochs) == 1:
-            return 0
+        return 0 if len(self.epochs) == 1 else max(self._steps_alone(global_batch, ranks, seed))
+
+    def _steps_alone(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> list[int]:
         key = (seed, ranks, global_batch.tobytes())
         group = ranks if self.options.by_cost else 1  # without, a step is a batch of all ranks
-        if key not in self._longest:
-            lengths, trainings = [], []
+        if key not in self._alone:
+            steps, trainings = [], []
             for epoch in self.epochs:
                 demand = self.demand_model.for_epoch(seed, epoch).demand
                 counts = self._remainder(demand, demand, global_batch // group, seed, epoch, 0)[0].per_bucket()
-                lengths.append(step_count(counts, global_batch, group))
+                steps.append(step_count(counts, global_batch, group))
                 trainings.append(int(counts.sum()))
-            self._longest[key] = most = max(lengths)
-            for stage, (length, count) in enumerate(zip(lengths, trainings, strict=True)):
-                if self.options.stages is not None and length < most and count < most * ranks:
+            for stage, (own, count) in enumerate(zip(steps, trainings, strict=True)):
+                if self.options.stages is not None and self.options.equal_epochs and own < max(steps) > count // ranks:
                     raise PlanError(
-                        f"an epoch of stage {stage + 1} trains {counted(count, 'image')}, too few for the {most} steps "
-                        f"that one of another stage has on {counted(ranks, 'rank')}: raise the repeats of its images, "
-                        "or the batch size of the others"
+                        f"an epoch of stage {stage + 1} trains {counted(count, 'image')}, too few for the {max(steps)} "
+                        f"steps that one of another stage has on {counted(ranks, 'rank')}: raise the repeats of its "
+                        "images, or the batch size of the others"
                     )
-        return self._longest[key]
+            self._alone[key] = steps
+        return self._alone[key]
 
     def _remainder(
         self, demand: Demand, whole: Demand, full: _GlobalBatch, seed: int, epoch: int, part: int

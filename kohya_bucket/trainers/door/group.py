@@ -171,6 +171,17 @@ def moved_images(
 _SHOWN = 5
 
 
+def split_batches(group: GroupPlanner, world_size: int) -> str:
+    """A line where a stage of a schedule trains smaller batches than it could; empty where there is none."""
+    steps = group.planner(world_size).steps_alone() if group.options.resolution_epochs else [0]
+    if 4 * min(steps) >= 3 * max(steps):
+        return ""
+    return (
+        f"all epochs have {max(steps):,} steps, since a trainer asks for their number once: with whole batches those "
+        f"of the stages would have {', '.join(f'{n:,}' for n in steps)}, and the shorter ones split theirs"
+    )
+
+
 def left_over(group: GroupPlanner, world_size: int) -> tuple[tuple[str, ...], str]:
     """What becomes of buckets that a remainder policy would leave out whole, on so many processes.
 
@@ -209,8 +220,8 @@ class GpuRow:
         samples: trainings by all GPUs together.
         missed, repeated, moved: trainings other than asked, or in another bucket; `ledger` says it in words.
         idle: predicted share of the GPUs' time spent waiting for the one with the most to do.
-        left_over: what becomes of buckets that never fill a batch, in words; `never_trained` names the images that no
-            epoch trains.
+        left_over: what becomes of buckets that never fill a batch, in words, and whether a stage splits batches;
+            `never_trained` names the images that no epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
         largest: the batch of one GPU that costs most: `4 of 1024x1024`.
         epochs: which ones, `1 to 4`, where resolutions follow a schedule.
@@ -289,12 +300,12 @@ def _rows(group: GroupPlanner, alone: EpochPlan, gpus: Sequence[int], accumulate
         ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
         plan = group.planner(ranks).plan(0, alone.epoch)
         ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
-        never, line = left_over(group, ranks)
+        (never, line), split = left_over(group, ranks), split_batches(group, ranks)
         idle = independent if own else idle_share_of(plan)
         rows.append(
             GpuRow(
                 n, steps, -(-steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved, idle,
-                independent, ledger.text, line, never, _largest(group, plan), name,
+                independent, ledger.text, "; ".join(filter(None, (line, split))), never, _largest(group, plan), name,
             )
         )  # fmt: skip
     return rows

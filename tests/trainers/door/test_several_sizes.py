@@ -206,6 +206,9 @@ def test_datasets_take_turns_by_their_resolutions():
     ]  # fmt: skip
     assert len({(row.gpus, row.steps) for row in rows}) == 2
     assert [int(one.samples.sum()) for one in counts] == [12, 12, 12]
+    assert [row.left_over.partition(":")[0] for row in rows] == [""] * 4
+    _, rows = epoch_of([at(256, 4), at(512, 1)], options(BY_DATASETS), [1], 1)
+    assert "with whole batches those of the stages would have 3, 12, and the shorter ones split" in rows[0].left_over
     plan = GroupPlanner(images, options(BY_DATASETS)).planner(1).plan(0, 3)
     assert {int(i) // 12 for step in range(plan.steps) for i in plan.step_indices(step)} == {1}
 
