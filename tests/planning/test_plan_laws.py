@@ -322,7 +322,7 @@ def test_stages_go_on_in_the_middle_of_one_on_another_number_of_ranks() -> None:
     [
         (
             {"stages": [0, 1]},
-            "stages is int64 of shape .2., but must be a whole number from 0 to 1 for each of 8 images",
+            "stages is int.. of shape .2., but must be a whole number from 0 to 1 for each of 8 images",
         ),
         ({"stages": [-1] * 8}, "a whole number from 0 to 1"),
         ({"stages": [2] * 8}, "a whole number from 0 to 1"),
