@@ -171,7 +171,7 @@ def moved_images(
 _SHOWN = 5
 
 
-def split_batches(group: GroupPlanner, world_size: int) -> str:
+def splits_of_stages(group: GroupPlanner, world_size: int) -> str:
     """A line where a stage of a schedule trains smaller batches than it could; empty where there is none."""
     steps = group.planner(world_size).steps_alone() if group.options.resolution_epochs else [0]
     if 4 * min(steps) >= 3 * max(steps):
@@ -300,7 +300,7 @@ def _rows(group: GroupPlanner, alone: EpochPlan, gpus: Sequence[int], accumulate
         ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
         plan = group.planner(ranks).plan(0, alone.epoch)
         ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
-        (never, line), split = left_over(group, ranks), split_batches(group, ranks)
+        (never, line), split = left_over(group, ranks), splits_of_stages(group, ranks)
         idle = independent if own else idle_share_of(plan)
         rows.append(
             GpuRow(

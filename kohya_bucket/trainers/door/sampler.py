@@ -25,7 +25,7 @@ from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.batches import BadImages, PlannedBatch
-from kohya_bucket.trainers.door.group import GroupPlanner, left_over, split_batches
+from kohya_bucket.trainers.door.group import GroupPlanner, left_over, splits_of_stages
 from kohya_bucket.trainers.door.guards import Planned
 from kohya_bucket.trainers.door.ranks import end_run, is_first_process
 
@@ -71,7 +71,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
         if current_epoch is not None and is_first_process():
-            for line in (left_over(planner, self.planned_ranks)[1], split_batches(planner, self.planned_ranks)):
+            for line in (left_over(planner, self.planned_ranks)[1], splits_of_stages(planner, self.planned_ranks)):
                 if line:
                     logger.warning("%s", one_line(line))
 
