@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.ai_toolkit.config import CACHED
 from kohya_bucket.trainers.door.door import TrainerDoor
-from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
+from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import is_first_process, note_use
 from kohya_bucket.trainers.door.seams import SeamGroup
 
@@ -61,8 +60,7 @@ class AiToolkitDoor(TrainerDoor):
         return SUBJECTS
 
     def check_options(self, options: AdapterOptions) -> None:
-        for conflict in placed_by_trainer(options, self.trainer, ""):
-            raise ConfigError(conflict)
+        self.refuse_placed(options)
 
     def is_group(self, dataset: Any) -> bool:
         from torch.utils.data import ConcatDataset
@@ -86,8 +84,7 @@ class AiToolkitDoor(TrainerDoor):
         note_use()
         datasets, options = arguments["dataset"].datasets, self.options()
         cached = any(one.is_caching_latents for one in datasets)
-        for conflict in placed_by_trainer(options, self.trainer, CACHED if cached else ""):
-            raise ConfigError(conflict)
+        self.refuse_placed(options, CACHED if cached else "")
         items = [FileItems.of(one) for one in datasets]
         if all(one.dataset_config.is_reg for one in datasets):  # their loader's epochs are not those of the others
             options = options.unscheduled()

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.door import TrainerDoor
-from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, placed_by_trainer
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
 from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import runs_anima_lora
@@ -63,8 +62,7 @@ class AnimaLoraDoor(TrainerDoor):
         return super().read_options(user_config if self._table is None else user_config | {TABLE: self._table}, frame)
 
     def check_options(self, options: AdapterOptions) -> None:
-        for conflict in placed_by_trainer(options, self.trainer, ""):
-            raise ConfigError(conflict)
+        self.refuse_placed(options)
 
     def is_group(self, dataset: Any) -> bool:
         modules = f"{_PACKAGE}.datasets."
@@ -83,8 +81,7 @@ class AnimaLoraDoor(TrainerDoor):
         group, training, options = arguments["dataset"], bool(arguments.get("shuffle")), self.options()
         records = [record for one in group.datasets for record in one.image_data.values()]
         held = any(record.latents is not None or record.latents_npz is not None for record in records)
-        for conflict in placed_by_trainer(options, self.trainer, "use_vae_cache" if held else ""):
-            raise ConfigError(conflict)
+        self.refuse_placed(options, "use_vae_cache" if held else "")
         if not training:
             options = options.for_validation()
         images = [Images.of(one) for one in group.datasets]

@@ -18,8 +18,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.guards import watch, watch_no_longer
-from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, environment_table, rooted
+from kohya_bucket.trainers.door.options import TABLE, AdapterOptions, environment_table, placed_by_trainer, rooted
 from kohya_bucket.trainers.door.patching import ImportWatch, Patches, Replacement
 from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process
 from kohya_bucket.trainers.door.seams import Owners, SeamGroup
@@ -212,6 +213,11 @@ class TrainerDoor(ABC):
 
     def _say(self, subject: SeamGroup) -> None:
         logger.warning("%s: this version is not known there (%s)", subject.text, self.unknown[subject.name])
+
+    def refuse_placed(self, options: AdapterOptions, cached: str = "") -> None:
+        """Raise `ConfigError` for the first of `placed_by_trainer`."""
+        for conflict in placed_by_trainer(options, self.trainer, cached):
+            raise ConfigError(conflict)
 
     def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
         """The environment's file under the given tables."""
