@@ -9,6 +9,7 @@ pytest_plugins = [name for name in _PLUGINS if importlib.util.find_spec(name)]
 if importlib.util.find_spec("hypothesis") is not None:  # `compat_tests` run without it
     from hypothesis import settings
 
-    # On a machine that is busy otherwise an example may take any time: how long is for benchmarks to say.
-    settings.register_profile("any machine", deadline=None)
-    settings.load_profile("any machine")
+    # No deadline: on a machine that is busy otherwise an example may take any time.
+    settings.register_profile("few", deadline=None, max_examples=12)  # others in every run
+    settings.register_profile("many", deadline=None, max_examples=150)
+    settings.load_profile("few")

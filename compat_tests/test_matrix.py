@@ -80,7 +80,7 @@ def test_results_are_counted_and_written_down(checkout, suite, capsys):
     assert "2 passed, 1 skipped, 0 failed" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_test_file_that_takes_too_long_is_stopped(checkout, suite):
     only = ["--only", "test_sdscripts_slow.py"]
     assert run(checkout, "--python", sys.executable, *only, "--minutes", 0.05) == 1
@@ -88,7 +88,7 @@ def test_a_test_file_that_takes_too_long_is_stopped(checkout, suite):
     assert files["test_sdscripts_slow.py"]["failed"] == ["longer than 0.05 minutes: stopped"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_run_goes_on_where_the_last_one_was(checkout, suite, capsys):
     only = ["--only", "test_sdscripts_good.py"]
     assert run(checkout, "--python", sys.executable, *only) == 0

@@ -1,4 +1,4 @@
-"""Fast tests run on Linux with what Windows refuses; those marked `posix` run without, and on Windows not at all."""
+"""Tests run on Linux with what Windows refuses; those marked `posix` run without, and on Windows not at all."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import AutoBuckets
@@ -24,7 +24,6 @@ def total_loss(aspects, sizes) -> float:
 
 
 @given(aspect_lists, st.integers(2, 14), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
 def test_no_other_set_crops_less(aspects, units, k) -> None:
     every_size = [(w * 64, h * 64) for w in range(1, units + 1) for h in range(1, units // w + 1)]
     candidates = admissible_sizes(units * 64 * 64, 64)
@@ -71,7 +70,6 @@ dims_lists = st.lists(st.tuples(st.integers(64, 4096), st.integers(64, 4096)), m
 
 
 @given(dims_lists, st.integers(1, 10), st.sampled_from(["kmeans", "optimal"]), st.integers(0, 99))
-@settings(max_examples=15, deadline=None)
 def test_the_result_is_deterministic_and_describes_itself(dims, k, method, seed) -> None:
     result = generate_buckets(dims, num_buckets=k, target=512, method=method, seed=3)
     shuffled = np.random.default_rng(seed).permutation(np.array(dims))
@@ -86,7 +84,6 @@ def test_the_result_is_deterministic_and_describes_itself(dims, k, method, seed)
 
 
 @given(dims_lists, st.integers(1, 6))
-@settings(max_examples=12, deadline=None)
 def test_optimal_is_never_worse_than_kmeans_within_the_area(dims, k) -> None:
     kmeans = generate_buckets(dims, num_buckets=k, target=512)
     optimal = generate_buckets(dims, num_buckets=k, target=512, method="optimal")

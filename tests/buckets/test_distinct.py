@@ -6,6 +6,7 @@ import pytest
 from kohya_bucket.buckets.arrays import distinct_sizes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("unit", [1, 8, 64])
 @pytest.mark.parametrize("n", [1, 50, 40_000])
 @pytest.mark.parametrize("largest", [30, 30_000])

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import ExactBuckets
@@ -104,7 +104,6 @@ few_sizes = st.lists(
 
 
 @given(few_sizes, st.integers(1, 8), st.booleans(), st.integers(0, 100))
-@settings(max_examples=20, deadline=None)
 def test_redistribution_leaves_no_bucket_below_a_batch(sizes, batch_size, no_upscale, seed) -> None:
     rule = ExactBuckets(512, no_upscale=no_upscale, batch_size=batch_size, underfilled="redistribute")
     free, placement = ExactBuckets(512, no_upscale=no_upscale).place(sizes), rule.place(sizes)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import BucketSet, FixedBuckets, KohyaBucketError, load_preset
@@ -47,7 +47,6 @@ def test_an_image_of_a_buckets_size_takes_that_bucket(bucket_set, switching) -> 
 
 
 @given(bucket_sets, size_lists, st.floats(0, 0.5))
-@settings(max_examples=20, deadline=None)
 def test_the_bound_on_crop_holds_and_gives_up_only_where_every_bucket_breaks_it(bucket_set, sizes, bound) -> None:
     free, bounded = FixedBuckets(bucket_set).place(sizes), FixedBuckets(bucket_set, max_crop=bound).place(sizes)
     assert (bounded.crop_loss[bounded.placed] <= bound).all()
@@ -60,7 +59,6 @@ def test_the_bound_on_crop_holds_and_gives_up_only_where_every_bucket_breaks_it(
 
 
 @given(bucket_sets, size_lists)
-@settings(max_examples=20, deadline=None)
 def test_without_upscaling_no_image_grows(bucket_set, sizes) -> None:
     array = np.array(sizes)
     placement = FixedBuckets(bucket_set, no_upscale=True).place(sizes)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
@@ -46,7 +46,6 @@ def middle_of(resized, bucket):
 
 
 @given(case=cases())
-@settings(max_examples=200, deadline=None)
 def test_no_other_crop_keeps_more_and_none_that_keeps_as_much_is_nearer_to_the_middle(case) -> None:
     rectangle, resized, bucket = case
     crop, middle = crop_of(*case), middle_of(resized, bucket)
@@ -63,7 +62,6 @@ def test_no_other_crop_keeps_more_and_none_that_keeps_as_much_is_nearer_to_the_m
 
 
 @given(case=cases())
-@settings(max_examples=200, deadline=None)
 def test_a_mirrored_image_has_the_mirrored_crop(case) -> None:
     (left, top, right, bottom), resized, bucket = case
     crop = crop_of(*case)
@@ -75,7 +73,6 @@ def test_a_mirrored_image_has_the_mirrored_crop(case) -> None:
 
 
 @given(focus=st.lists(rectangle, min_size=1, max_size=5), width=st.integers(1, 5000), height=st.integers(1, 5000))
-@settings(max_examples=100, deadline=None)
 def test_the_pixels_of_a_mirrored_rectangle_are_the_mirrored_pixels(focus, width, height) -> None:
     sizes = np.array([(width, height)] * len(focus))
     mirrored = [(1 - right, top, 1 - left, bottom) for left, top, right, bottom in focus]
@@ -100,7 +97,6 @@ size_lists = st.lists(st.tuples(st.integers(64, 4000), st.integers(64, 4000)), m
 
 
 @given(rule=rules, sizes=size_lists, data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_without_a_focus_a_placement_is_as_before_and_with_one_only_the_crop_is_another(rule, sizes, data) -> None:
     place = rule.place(sizes)
     rows = st.lists(st.one_of(st.just(NO_FOCUS), rectangle), min_size=len(sizes), max_size=len(sizes))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kohya_bucket import KohyaBuckets
 from kohya_bucket.buckets import Reason
 from kohya_bucket.errors import BucketSettingsError
-from tests.thinned import slow
+from tests.thinned import weekly
 
 sides = st.integers(1, 20_000)
 size_lists = st.lists(st.tuples(sides, sides), min_size=1, max_size=40)
@@ -136,8 +136,8 @@ def test_the_index_alone_is_the_index_of_the_placement(sizes, rule) -> None:
     np.testing.assert_array_equal(rule.assign_many_indices(sizes), rule.place(sizes).bucket_index)
 
 
-@pytest.mark.parametrize("steps", [7, 64, *map(slow, (1, 8, 32, 100))])
-@pytest.mark.parametrize("reso", [(512, 512), (1000, 700), *map(slow, ((128, 128), (1024, 1024)))])
+@pytest.mark.parametrize("steps", [7, 64, *map(weekly, (1, 8, 32, 100))])
+@pytest.mark.parametrize("reso", [(512, 512), (1000, 700), *map(weekly, ((128, 128), (1024, 1024)))])
 def test_what_is_looked_up_by_aspect_is_what_is_computed(reso, steps) -> None:
     rng = np.random.default_rng(steps)
     rule = KohyaBuckets(reso, reso_steps=steps, no_upscale=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets
@@ -40,7 +40,6 @@ def test_worked_cases(image, kohya, largest) -> None:
 
 
 @given(size_lists, bounds, st.sampled_from([16, 64]), st.sampled_from([512, 1024]))
-@settings(max_examples=30, deadline=None)
 def test_never_less_area_than_kohya_at_the_same_bound(sizes, bound, steps, resolution) -> None:
     better, bounded, plain = (rule.place(sizes) for rule in rules(steps, resolution, bound))
     area = better.bucket_sizes.prod(axis=1)
@@ -63,7 +62,6 @@ def test_never_less_area_than_kohya_at_the_same_bound(sizes, bound, steps, resol
 
 
 @given(size_lists, bounds)
-@settings(max_examples=20, deadline=None)
 def test_no_image_grows_and_exact_sizes_stay(sizes, bound) -> None:
     array = np.array(sizes)
     placement = rules(64, 1024, bound)[0].place(sizes)
@@ -86,7 +84,6 @@ def test_an_image_that_kohya_cannot_place() -> None:
 
 
 @given(size_lists, st.booleans(), st.sampled_from([0.0, 0.03, 0.2]))
-@settings(max_examples=15, deadline=None)
 def test_the_search_finds_what_trying_all_sizes_finds(sizes, no_upscale, bound) -> None:
     array = np.array(sizes, np.int32)
     found = largest_sizes(array, Admissible(256 * 256, 32, no_upscale), np.ones(len(sizes)), bound)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import AutoBuckets, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
@@ -43,7 +43,6 @@ every_rule = pytest.mark.parametrize("name", RULES)
 
 @every_rule
 @given(sizes=size_lists, seed=st.integers(0, 1000))
-@settings(max_examples=12, deadline=None)
 def test_the_order_of_images_decides_nothing(name, sizes, seed) -> None:
     rule = RULES[name]
     order = np.random.default_rng(seed).permutation(len(sizes))
@@ -54,7 +53,6 @@ def test_the_order_of_images_decides_nothing(name, sizes, seed) -> None:
 
 @every_rule
 @given(sizes=size_lists)
-@settings(max_examples=12, deadline=None)
 def test_one_image_is_the_same_as_many(name, sizes) -> None:
     rule = RULES[name]
     assert isinstance(rule, BucketRule)
@@ -71,7 +69,6 @@ def test_one_image_is_the_same_as_many(name, sizes) -> None:
 
 @every_rule
 @given(sizes=size_lists)
-@settings(max_examples=12, deadline=None)
 def test_the_resized_image_covers_its_bucket_and_no_more_than_needed(name, sizes) -> None:
     rule = RULES[name]
     placement = rule.place(sizes)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.buckets import BucketRule, Reason
@@ -25,7 +25,6 @@ every_trainer = pytest.mark.parametrize("name", TRAINERS)
 
 @every_trainer
 @given(sizes=size_lists, seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None)
 def test_the_laws_of_every_rule(name, sizes, seed) -> None:
     rule = TRAINERS[name].load()(512)
     assert isinstance(rule, BucketRule)

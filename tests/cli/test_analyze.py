@@ -172,6 +172,7 @@ def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
     assert page.count("data:image/") - page.count("data:image/svg") <= 5  # without the page's own mark
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

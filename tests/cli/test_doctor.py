@@ -183,6 +183,7 @@ def test_a_full_disk(folder, monkeypatch):
     assert found["disk-full"]["severity"] == "warning"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("format", ["npz", "shards"])
@@ -265,6 +266,7 @@ def test_images_that_two_data_sets_share_are_cached_once(folder):
     assert facts["latent"]["room"].split(" to write")[0] == before.split(" to write")[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("collection", ["", "sdxl"])
 def test_a_store_is_read_as_training_reads_it(folder, dtype, collection):
@@ -311,6 +313,7 @@ def checkout(folder, train_util, config_util=""):
     return folder
 
 
+@pytest.mark.long
 def test_a_checkout_that_cannot_be_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     there = checkout(tmp_path / "sd", "import no_such_package_anywhere")

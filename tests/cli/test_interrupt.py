@@ -60,6 +60,7 @@ def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
     assert (kept.sizes[:, 1] == 9).all()
 
 
+@pytest.mark.long
 @pytest.mark.posix("sends a POSIX signal")
 @pytest.mark.parametrize(
     "arguments",

@@ -89,6 +89,7 @@ def make_store(root: Path, damage: bool) -> None:
         shard.write_bytes(data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command).replace("{", "").replace("}", ""))
 def test_what_cannot_be_written_leaves_what_was_there(
     tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Command
-from tests.thinned import slow
+from tests.thinned import weekly
 
 pytest.importorskip("pyarrow")
 
@@ -55,7 +55,7 @@ def _folder(path: Path) -> None:
 
 
 ODD: dict[str, Callable[[Path], None]] = {"pipe": _pipe, "device": _device, "hole": _hole, "folder": _folder}
-SOME = ["hole", *map(slow, ("pipe", "device", "folder"))]
+SOME = ["hole", *map(weekly, ("pipe", "device", "folder"))]
 
 
 @contextmanager
@@ -162,6 +162,7 @@ def test_files_that_a_config_leads_to(
         assert "1 of 3 images have no '.txt' file" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", SOME)
 @pytest.mark.parametrize("kind", ["store.json", "manifest", "shard", "source"])
 @pytest.mark.parametrize(

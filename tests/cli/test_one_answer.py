@@ -149,6 +149,7 @@ class Case:
         return [at.get(str(i)) for i in range(IMAGES)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", one_in(6, range(32)))
 def test_one_image_has_one_answer(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(seed, tmp_path)
@@ -179,6 +180,7 @@ def test_a_set_made_of_images_is_the_one_that_rule_auto_makes(seed: int, tmp_pat
     assert f"{len(made)} buckets" in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", ["kohya", "novelai", "preset:sdxl"])
 @pytest.mark.parametrize("switching", [None, "midpoint", "geometric", "area"])
 @pytest.mark.parametrize("keys", one_in(2, ["", "--resolution 832x1216 --max-bucket-reso 2048 --bucket-reso-steps 32"]))

@@ -103,6 +103,7 @@ def shown(rows: list[dict[str, Any]], key: str) -> dict[tuple[int, int], int]:
     return {size: count for size, count in out.items() if count}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(8))
 def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path) -> None:
     case = Case(seed, tmp_path)

@@ -53,9 +53,8 @@ def planned(epoch: int, ranks: int) -> EpochPlan:
     return plan_epoch(IDS, BATCH, world_size=ranks, epoch=epoch, seed=7)
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(n, marks=pytest.mark.weekly if n == 3 else pytest.mark.slow) for n in (1, 2, 3)]
-)
+@pytest.mark.weekly
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("accelerate", [INSTALLED, *OTHERS], ids=lambda p: Path(p).name or "installed")
 def test_no_image_is_missed_and_none_repeated(tmp_path: Path, accelerate: str, ranks: int) -> None:
     before = run(accelerate, ranks, "save", tmp_path)

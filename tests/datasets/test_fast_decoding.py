@@ -19,6 +19,8 @@ from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images import pixels as pixels_module  # noqa: E402
 
+pytestmark = pytest.mark.further
+
 RULE = KohyaBuckets(64, 32, 128, 16)
 SIZES = [(301, 199), (199, 301), (130, 130), (70, 66), (500, 300), (90, 64), (40, 30)]
 SAME = ("bucket", "path", "caption", "original_size", "crop_ltrb")
@@ -59,6 +61,7 @@ def assert_alike(fast: dict, exact: dict) -> None:
     assert (fast["image"] - exact["image"]).abs().mean() < 1 / 127.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("obey_exif", [False, True])
 @pytest.mark.parametrize("rule", [RULE, KohyaBuckets(64, reso_steps=16, no_upscale=True)])
 def test_items_are_those_of_exact(paths: list[Path], scales: list[int], obey_exif: bool, rule: object) -> None:

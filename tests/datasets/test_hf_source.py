@@ -20,6 +20,8 @@ from kohya_bucket.datasets.sources import cell_picture, cell_size  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.formats import UnreadableImageError  # noqa: E402
 
+pytestmark = pytest.mark.further
+
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
 SIZES = [(90, 60), (60, 90), (64, 64), (30, 31)]
 ARRAYS = [np.random.default_rng(i).integers(0, 256, (h, w, 3), dtype=np.uint8) for i, (w, h) in enumerate(SIZES)]
@@ -72,6 +74,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_column_gives_the_same_items(kind: str) -> None:
     dataset = BucketedDataset.from_hf(KINDS[kind](), RULE, image_column="image", caption_column="text")

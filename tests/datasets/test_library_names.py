@@ -127,6 +127,7 @@ def test_a_stream_of_opened_images_holds_few_files(paths) -> None:
     assert all(torch.equal(a["image"], b["image"]) for a, b in zip(batches, read, strict=True))
 
 
+@pytest.mark.further
 def test_shards_are_closed_behind_the_stream(paths, tmp_path) -> None:
     pytest.importorskip("webdataset")
     import tarfile

@@ -112,6 +112,7 @@ def test_resume(stop) -> None:
     assert second.state_dict()["epoch"] == 5
 
 
+@pytest.mark.long
 def test_the_step_that_was_trained_can_be_named() -> None:
     sampler = BucketBatchSampler(IDS, 4)
     loader = DataLoader(Numbers(), batch_sampler=sampler, num_workers=1, multiprocessing_context=QUICK)

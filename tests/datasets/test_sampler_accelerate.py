@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
@@ -15,6 +15,7 @@ from kohya_bucket.planning import plan_epoch  # noqa: E402
 from tests.datasets.accelerated_rank import IDS, accelerator_of, lists, prepared  # noqa: E402
 
 
+@pytest.mark.long
 @given(
     n=st.integers(1, 80),
     ranks=st.integers(1, 9),
@@ -22,7 +23,6 @@ from tests.datasets.accelerated_rank import IDS, accelerator_of, lists, prepared
     even=st.booleans(),
     remainder=st.sampled_from(["keep", "pad", "drop"]),
 )
-@settings(max_examples=20, deadline=None)
 def test_no_batch_and_no_epoch_is_lost(n: int, ranks: int, batch: int, even: bool, remainder: str) -> None:
     ids = IDS[:n]
     for rank in range(ranks):

@@ -60,7 +60,7 @@ def start(ranks: int, part: str, folder: Path, *numbers: int) -> int:
     return next((process.exitcode for process in processes if process.exitcode), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_images_weigh_the_same_on_any_number_of_ranks(tmp_path, ranks):
     """103 images in 5 buckets, 12 a step: short batches, and one with fewer images than ranks."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -59,7 +59,6 @@ def numbers(batch: dict[str, Any]) -> list[int]:
     st.sampled_from(["keep", "pad", "drop"]),
     st.one_of(st.none(), st.integers(0, 5)),
 )
-@settings(max_examples=50, deadline=None)
 def test_buffer_laws(ids: list[int], size: int, ranks: int, extra: int, remainder: str, seed: int | None) -> None:
     rng = None if seed is None else np.random.default_rng(seed)
     capacity = size * ranks + extra
@@ -189,6 +188,7 @@ def test_mistakes_are_named() -> None:
         next(iter(StreamingBuckets(Stream(5), RULE, 4, image_column="picture")))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_hugging_face_stream(workers: int) -> None:
     datasets = pytest.importorskip("datasets")

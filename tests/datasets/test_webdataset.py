@@ -27,6 +27,8 @@ from kohya_bucket.images import tar_index  # noqa: E402
 from kohya_bucket.images.tar_index import TarIndex, split_key  # noqa: E402
 from tests.warm import QUICK  # noqa: E402
 
+pytestmark = pytest.mark.further
+
 RULE = FixedBuckets(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)]))
 
 

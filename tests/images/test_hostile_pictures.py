@@ -53,6 +53,7 @@ def test_a_tag_of_hundreds_of_megabytes_is_not_read_to_its_end(tmp_path: Path) -
     assert "not found after reading 256 MiB of 314,572,800 bytes" in scan.failures[0][2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beginning", [b"\xff\xd8\xff\xe0\0\x10JFIF\0" + bytes(20), b"GIF89a\1\0\1\0\0\0\0", b"P6\n#"])
 def test_no_decoder_looks_for_a_header_without_end(tmp_path: Path, beginning: bytes) -> None:
     """Pillow would go on byte by byte, for hours."""

@@ -87,6 +87,7 @@ def test_whole_corpus_at_once(tmp_path: Path) -> None:
     assert_equals_pillow(tmp_path, CORPUS)
 
 
+@pytest.mark.long
 def test_truncated_at_many_offsets(tmp_path: Path) -> None:
     rng = random.Random(1)
     files = []
@@ -183,6 +184,7 @@ def test_rotation_is_reported_and_left_to_the_caller(tmp_path: Path) -> None:
     assert scan.upright_sizes().tolist() == [[67, 45]] * 4 + [[45, 67]] * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_fuzzed_headers_equal_pillow_wherever_it_can_open_them(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)

@@ -7,12 +7,14 @@ import types
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from kohya_bucket.images import pixels
 from kohya_bucket.images.pixels import NO_IMAGE, load_picture
+
+pytestmark = pytest.mark.further
 
 sides = st.integers(1, 130)
 
@@ -43,7 +45,6 @@ def encoded(size, mode="RGB", *, orientation=1, format="JPEG", seed=0, **options
 
 
 @given(sides, sides, sides, sides, st.integers(1, 8), st.sampled_from(["L", "RGB", "CMYK"]), st.booleans())
-@settings(max_examples=20, deadline=None)
 def test_a_fraction_is_the_smallest_that_is_not_below(width, height, to_width, to_height, orientation, mode, obey):
     data = encoded((width, height), mode, orientation=orientation)
     across = obey and orientation >= 5
@@ -106,7 +107,6 @@ def test_simplejpeg_is_what_decodes(simplejpeg, monkeypatch):
 
 
 @given(st.integers(0, 1 << 30), st.integers(0, 255))
-@settings(max_examples=20, deadline=None)
 def test_damaged_files_are_as_pillow_has_them(where, byte):
     if pixels._simplejpeg() is None:
         pytest.skip("simplejpeg is not installed")

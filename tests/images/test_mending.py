@@ -79,7 +79,7 @@ def fixed(folder: Path) -> mending.FolderLook:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_what_is_ugly_is_mended_planned_without_a_finding_and_undone(ugly: Path, command_line: Command) -> None:  # noqa: F811
     before = bytes_of(ugly)
     pixels = {path.name: np.asarray(Image.open(path).convert("RGB")) for path in ugly.glob("*_jpg.jpg")}
@@ -149,6 +149,7 @@ def few(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(24))
 def test_a_run_that_is_killed_anywhere_is_undone(few: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     before, draw = bytes_of(few), random.Random(seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from image_corpus import encode, exif, picture
 from typer.testing import CliRunner
@@ -296,7 +296,6 @@ def test_the_command_builds_and_refreshes(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)), st.data())
-@settings(max_examples=20, deadline=None)
 def test_a_text_column_behaves_as_a_list(texts: list[str], data: st.DataObject) -> None:
     column = TextColumn.of(texts)
     assert list(column) == texts

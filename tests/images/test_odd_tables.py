@@ -47,7 +47,7 @@ def test_names_of_other_types_in_a_focus_file(tmp_path: Path, kind: str) -> None
         read_focus(str(tmp_path / "focus.parquet"), [])
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_millions_of_rows_in_a_small_file_are_not_unpacked(tmp_path: Path) -> None:
     rows = 20_000_000
     same = pa.DictionaryArray.from_arrays(pa.nulls(rows, pa.int32()).fill_null(0), pa.array(["a"]))

@@ -176,6 +176,7 @@ def pillows(data: bytes) -> tuple[tuple[int, int], tuple[int, int], int] | None:
             return size, size[::-1] if orientation >= 5 else size, orientation
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("in_memory", one_in(2, [False, True]), ids=["file", "bytes"])
 def test_the_turn_is_pillows_wherever_it_stands(tmp_path, kind, in_memory) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -16,6 +16,8 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import resize as pixels
 from kohya_bucket.images.area_resize import shrink_by_area
 from kohya_bucket.images.pixels import load_pixels
+
+pytestmark = pytest.mark.further
 
 sides = st.integers(8, 90)
 
@@ -30,7 +32,6 @@ def image(width, height, channels=3, seed=0):
 
 
 @given(sides, sides, sides, sides, st.sampled_from(pixels.INTERPOLATIONS), st.sampled_from([3, 4]))
-@settings(max_examples=20, deadline=None)
 def test_result_has_the_bucket_size(width, height, resized_width, resized_height, name, channels):
     bucket = (resized_width // 8 * 8, resized_height // 8 * 8)
     out = pixels.resize_and_crop(image(width, height, channels), (resized_width, resized_height), bucket, name)
@@ -40,7 +41,6 @@ def test_result_has_the_bucket_size(width, height, resized_width, resized_height
 
 
 @given(sides, sides)
-@settings(max_examples=12, deadline=None)
 def test_without_resize_the_crop_is_the_centre(width, height):
     source = image(width, height)
     bucket = (width // 8 * 8, height // 8 * 8)
@@ -57,7 +57,6 @@ def test_area_of_whole_factors_is_the_mean(without_cv2):
 
 
 @given(sides, sides, st.integers(1, 90), st.integers(1, 90), st.sampled_from([3, 4]))
-@settings(max_examples=100, deadline=None)
 def test_area_without_opencv_is_opencvs_bit_for_bit(width, height, to_width, to_height, channels):
     cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
     to_width, to_height = min(width, to_width), min(height, to_height)
@@ -68,7 +67,6 @@ def test_area_without_opencv_is_opencvs_bit_for_bit(width, height, to_width, to_
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 14), st.integers(1, 14), st.sampled_from([3, 4]))
 @example(8, 6, 1, 14, 3)
-@settings(max_examples=100, deadline=None)
 def test_area_by_whole_factors_is_opencvs_too(to_width, to_height, across, down, channels):
     """Exact halves come often there."""
     cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
@@ -87,7 +85,6 @@ def test_area_of_large_images_is_opencvs_too(size, to):
 
 
 @given(st.integers(3, 16), st.integers(3, 16), st.sampled_from([(3, 2), (5, 4), (4, 3), (7, 4)]), st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
 def test_sums_near_a_half_are_opencvs_too(width, height, factor, seed):
     """Neighbouring values and simple shares: there a sum in another order rounds to the other side."""
     cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
@@ -111,7 +108,6 @@ def test_where_each_sum_is_a_half_memory_stays_small():
 
 @given(sides, sides, sides, sides, st.floats(0.01, 1), st.floats(0.01, 1))
 @example(300, 2000, 120, 700, 1.0, 0.5)
-@settings(max_examples=20, deadline=None)
 def test_area_is_the_mean_over_what_each_pixel_covers(width, height, to_width, to_height, of_column, of_row):
     """Against a plain computation in float64 that knows nothing of OpenCV; the image ends within the last pixels."""
     extent = (width - 1 + of_column, height - 1 + of_row)

@@ -31,6 +31,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return paths * 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["threads", "processes", "auto"])
 def test_every_engine_gives_the_same_rows(many: list[str], engine: str) -> None:
     alone = read_sizes(many, engine="alone")
@@ -42,6 +43,7 @@ def test_every_engine_gives_the_same_rows(many: list[str], engine: str) -> None:
     assert len(alone.failures) == 240
 
 
+@pytest.mark.long
 def test_slow_storage_is_read_on_threads(many: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
@@ -55,6 +57,7 @@ def test_slow_storage_is_read_on_threads(many: list[str], monkeypatch: pytest.Mo
     assert scan.read.all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["alone", "threads", "processes"])
 def test_ctrl_c_keeps_what_is_finished(many: list[str], monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     complete = read_sizes(many)

@@ -126,6 +126,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0]) for case in MISTAKES])
 def test_a_mistake_is_one_line(here, run, monkeypatch, arguments, message) -> None:
     if "memory://" in arguments[0]:

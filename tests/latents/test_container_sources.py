@@ -90,6 +90,7 @@ def sources(tmp_path, images):
     }
 
 
+@pytest.mark.long
 def test_the_same_images_give_the_same_latents(run, tmp_path, images, sources) -> None:
     options = (*RULE, "--flip", "--mask", "--hash")
     assert run("precompute", tmp_path / "images", *options, "-o", tmp_path / "of-files")[0] == 0
@@ -109,6 +110,7 @@ def test_the_same_images_give_the_same_latents(run, tmp_path, images, sources) -
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tar", "parquet", "saved"])
 def test_commands_and_data_sets_know_images_in_containers(run, tmp_path, images, sources, kind) -> None:
     (arguments, number), out = sources[kind], tmp_path / "out"
@@ -138,6 +140,7 @@ def test_commands_and_data_sets_know_images_in_containers(run, tmp_path, images,
     assert "0 items dropped" in run("cache", "prune", out, "--gone")[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tar", "parquet", "saved"])
 @pytest.mark.parametrize("hashes", one_in(2, [True, False]))
 def test_a_changed_container_makes_exactly_its_images_stale(run, tmp_path, images, sources, kind, hashes) -> None:
@@ -168,6 +171,7 @@ def test_a_changed_container_makes_exactly_its_images_stale(run, tmp_path, image
     assert "0 encoded, 16 were current" in run(*command)[1]
 
 
+@pytest.mark.long
 def test_after_a_kill_only_the_rest_is_encoded(run, tmp_path, images, sources, monkeypatch) -> None:
     class Killed(BaseException):
         pass
@@ -193,6 +197,7 @@ def test_after_a_kill_only_the_rest_is_encoded(run, tmp_path, images, sources, m
         assert f"{16 - done} encoded, {done} were current" in out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["tar", "parquet", "saved"])
 def test_a_container_that_changes_while_it_is_read_gives_no_image(run, tmp_path, images, sources, monkeypatch, kind):
     arguments, number = sources[kind]

@@ -91,7 +91,7 @@ def check_store(root, images, want):
     return len(store)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
     images = make_images(tmp_path / "images", MANY)
     precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "whole")
@@ -121,7 +121,7 @@ def test_killed_at_random_instants_a_store_keeps_what_is_finished(tmp_path):
     print(f"{KILLS} killed, {partial} of them with a part done")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
     """Files that are new, and files that replace stale ones: each is the old or the new one, and none is lost."""
     images = make_images(tmp_path / "images", MANY)
@@ -236,6 +236,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
     images = make_images(tmp_path / "images", [(512, 512)] * 30)
     rule = {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64}

@@ -17,6 +17,8 @@ from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder, TinyEncoder
 from kohya_bucket.latents.vae.encoder import PosteriorEncoder, VAEEncoder, encoder_hash, encoder_space  # noqa: E402
 from tests.thinned import one_in  # noqa: E402
 
+pytestmark = pytest.mark.further
+
 torch.set_num_threads(1)
 FAMILIES = {"sd": (4, 0.18215, None), "sdxl": (4, 0.13025, None), "sd3": (16, 1.5305, 0.0609),
             "flux": (16, 0.3611, 0.1159)}  # fmt: skip
@@ -74,6 +76,7 @@ def test_on_a_cpu_a_vae_computes_in_float32(asked, tmp_path):
     assert encoder.computes.startswith("float32 (")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", one_in(3, FAMILIES))
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_vae_of_another_family_than_is_named_is_refused(family, architecture, tmp_path):
@@ -100,6 +103,7 @@ def test_the_hash_is_of_the_weights_and_not_of_device_or_type():
     assert encoder_hash(DiffusersEncoder(other)) != encoder_hash(DiffusersEncoder(model()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_types(dtype):
     encoder = DiffusersEncoder(model(), dtype=dtype)
@@ -113,7 +117,7 @@ def test_types(dtype):
     assert encoder.posterior(pixels())[0].dtype == getattr(torch, dtype)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_compiled_encoder_is_the_same_vae(monkeypatch):
     # Traced as for real, without the minute that translating to machine code takes.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -170,6 +174,7 @@ def original_naming(vae):
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("prefix", ["", "first_stage_model."])
 def test_files_in_the_original_naming(tmp_path, family, prefix):
@@ -255,6 +260,7 @@ def widened(state):
         state[f"encoder.down.0.block.0.{part}.weight"] = torch.zeros(10**9, 0, 3, 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "file", "message"),
     [

@@ -383,13 +383,14 @@ def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ATTACKED)
 def test_some_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind):
     counts = attack(kind, tmp_path, range(FEW))
     assert counts["refused"] + counts["named"] > 0  # how many are as before depends on pyarrow's version
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("kind", ATTACKED)
 def test_many_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind, capsys):
     counts = attack(kind, tmp_path, range(FEW, MANY))
@@ -408,6 +409,7 @@ def peak_of(use) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.parametrize("name", ["kohya_bucket_fingerprint_4x8", "original_size_4x8", "latents_4x8"])
 def test_nothing_is_unpacked_that_is_no_part_of_such_a_file(tmp_path, name, method):
@@ -428,6 +430,7 @@ def test_nothing_is_unpacked_that_is_no_part_of_such_a_file(tmp_path, name, meth
 BOMB = npy(b"{'descr': '|u1', 'fortran_order': False, 'shape': (12000000,), }\n", bytes(12_000_000))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["rows", "header"])
 def test_nothing_is_read_that_a_shard_has_no_room_for(tmp_path, kind):
     fill(tmp_path, ["a"])

@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("diffusers", reason="a VAE needs diffusers")
 from tests.latents.test_diffusers_vae import model
 
+pytestmark = pytest.mark.further
+
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`: refused at once
 VAE = "from kohya_bucket.latents.vae.diffusers_vae import load_encoder as load; print(load(NAME).architecture)"
 TEXT = "from kohya_bucket.latents.encode.text_encoder import load_text_encoder as load; load([NAME])"
@@ -38,6 +40,7 @@ def test_a_hub_that_cannot_be_reached_is_named_and_asked_once(program: str, tmp_
     assert "Retrying" not in done.stderr
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     "folder", [pytest.param("", marks=pytest.mark.slow), pytest.param("vae", marks=pytest.mark.weekly)]
 )

@@ -89,6 +89,7 @@ def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
     assert (code, "npz files are read from folders" in errors) == (2, True)
 
 
+@pytest.mark.long
 def test_damage_prune_pack(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
     run("precompute", folder, "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))
@@ -248,6 +249,7 @@ class_tokens = "x"
     return config
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("format", ["shards", "npz"])
 def test_a_config_that_trains_images_at_other_sizes(tmp_path, images, run, monkeypatch, format):
     config = several_sizes(tmp_path, "remainder = 'catch_all'\nresolutions = [64, 96]\nstep_shapes = 'one'")
@@ -275,6 +277,7 @@ def test_a_config_that_trains_images_at_other_sizes(tmp_path, images, run, monke
     assert run("precompute", *options, "--gpus", "0")[0] == 2
 
 
+@pytest.mark.long
 def test_options_of_a_config_are_read_from_the_environment_too(tmp_path, images, run, monkeypatch):
     config = several_sizes(tmp_path, "remainder = 'merge'\nmerge_max_crop = 0.9")
     more = tmp_path / "more.toml"
@@ -317,6 +320,7 @@ def test_failures_are_counted_and_the_rest_is_done(tmp_path, images, run):
     assert "img_000.png" in err
 
 
+@pytest.mark.long
 def test_prune_of_stale_items_keeps_the_same_image_in_another_collection(tmp_path, images, run):
     options = ["--vae", "mean", "-o", tmp_path / "out", "-c", bucket_file(tmp_path)]
     for name in ("a", "b"):
@@ -381,6 +385,7 @@ def test_all_input_is_judged_before_a_vae_is_loaded(tmp_path, images, command_li
     assert message in err
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "warp:0"])
 def test_a_device_is_judged_before_a_vae_is_looked_for(tmp_path, device):
     pytest.importorskip("diffusers")

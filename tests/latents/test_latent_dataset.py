@@ -43,6 +43,7 @@ def batches(dataset):
             [order[dataset.bucket_indices[order] == k]] if len(part)]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_plain_loader_gives_batches_of_one_bucket(tmp_path, images, workers):
     dataset = BucketedLatentDataset(stored(images, tmp_path / "out", dtype="bfloat16"))
@@ -156,6 +157,7 @@ def test_flips_that_only_some_have_are_said_at_once(tmp_path, images):
         BucketedLatentDataset(tmp_path / "out", flip=0.5)
 
 
+@pytest.mark.long
 def test_workers_and_epochs_draw_differently(tmp_path, images):
     out = stored(images, tmp_path / "out", PosteriorStub(), posterior=True)
     dataset = BucketedLatentDataset(out, generator=torch.Generator().manual_seed(0))

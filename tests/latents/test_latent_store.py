@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
@@ -39,8 +39,8 @@ items = st.dictionaries(
 )
 
 
+@pytest.mark.long
 @given(items, st.sampled_from([1, 2000, 1 << 30]), st.booleans())
-@settings(max_examples=25, deadline=None)
 def test_everything_written_is_read_back(tmp_path_factory, chosen, shard_bytes, with_manifest):
     root = tmp_path_factory.mktemp("store")
     masks = {}
@@ -164,6 +164,7 @@ def test_pickled_for_a_worker_it_reads_the_same(tmp_path):
     assert same(pickle.loads(pickle.dumps(store)).read(1), want["b"])
 
 
+@pytest.mark.long
 def test_any_flipped_byte_of_a_shard_is_noticed(tmp_path):
     """Over every region of the file: length, header, latents, description of the rows."""
     want = fill(tmp_path, ["a", "b", "c"], flip=True)
@@ -338,6 +339,7 @@ def between(monkeypatch, name, *, before=None, after=None):
     monkeypatch.setattr(Layout, name, once)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "indexed"), [("shard_sizes", False), ("manifests", False), ("manifests", True)])
 def test_a_store_that_is_packed_while_it_is_opened_has_all_items(tmp_path, monkeypatch, name, indexed):
     want = {}

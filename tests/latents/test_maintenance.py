@@ -120,6 +120,7 @@ def assert_mended(tmp_path, root, images, want, lost):
     assert prune(LatentStore(root), damaged=True).damaged == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_damaged_item_is_taken_out_and_the_rest_of_its_shard_is_kept(tmp_path, root, images, indexed):
     want = everything(root)
@@ -198,6 +199,7 @@ def test_prune_takes_out_what_it_is_told(root, images):
     assert everything(root) == want
 
 
+@pytest.mark.long
 def test_pack_brings_many_small_shards_into_few(tmp_path):
     names = [f"{i:02d}" for i in range(30)]
     want = {}
@@ -265,6 +267,7 @@ def test_prune_writes_where_the_images_are_if_that_was_lost(root, images):
     assert status(LatentStore(root)).healthy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "victim", one_in(3, ["header", "entries", "store.json", "manifest", "older manifest", "other rows"])
 )

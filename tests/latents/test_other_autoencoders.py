@@ -27,6 +27,8 @@ from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz  # noqa: E402
 from tests.latents.stub_encoders import dataset_of, make_images  # noqa: E402
 
+pytestmark = pytest.mark.further
+
 torch.set_num_threads(1)
 
 
@@ -79,6 +81,7 @@ def original_name(family, name):
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", MODELS)
 def test_a_folder_and_files_with_both_kinds_of_names_hold_the_same(tmp_path, family):
     vae = MODELS[family]()
@@ -111,6 +114,7 @@ def test_animas_latents_are_normalized_by_channel():
     torch.testing.assert_close(encoder.encode(pixels()), (mean - by_channel[0]) / by_channel[1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", MODELS)
 def test_they_are_precomputed_as_npz(tmp_path, family):
     images = make_images(tmp_path / "images", [(128, 64), (64, 128), (96, 96)])

@@ -65,6 +65,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", one_in(4, COMMANDS))
 def test_a_fault_that_passes_takes_nothing_out(good, tmp_path, images, command, command_line, monkeypatch):
     root, out = good.with_name("tried"), tmp_path / "out"

@@ -207,6 +207,7 @@ class Other(MeanEncoder):
     fingerprint = "other weights"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError
@@ -466,7 +466,6 @@ spans = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1 << 26), st.in
 
 
 @given(spans)
-@settings(deadline=None)
 def test_merged_ranges_hold_each_range_once(found):
     given_ = [Range(url, start, start + length) for url, start, length in found]
     groups = merged(given_)

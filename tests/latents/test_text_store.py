@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -29,7 +29,7 @@ from kohya_bucket.latents.store.shards import ShardInfo, read_header
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs, write_until_killed
-from tests.thinned import slow
+from tests.thinned import weekly
 from tests.warm import QUICK
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -46,7 +46,6 @@ def bf16(values):
 
 
 @given(arrays, st.integers(0, 6), st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_any_array_comes_back_to_the_last_bit(array, repeats, halves):
     if halves and array.dtype == np.float32:
         array = bf16(array)
@@ -95,8 +94,8 @@ def test_what_is_stored_is_what_the_encoder_gave():
             pack(wrong)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=10), st.sampled_from([1, 3000, 1 << 30]))
-@settings(max_examples=12, deadline=None)
 def test_everything_written_is_read_back(tmp_path_factory, chosen, shard_bytes):
     root = tmp_path_factory.mktemp("store")
     want = {}
@@ -205,7 +204,8 @@ def flipped(root, rng):
     return victim.name
 
 
-@pytest.mark.parametrize("indexed", [True, slow(False)])
+@pytest.mark.long
+@pytest.mark.parametrize("indexed", [True, weekly(False)])
 def test_a_flipped_bit_gives_no_wrong_number_and_what_it_costs_is_named(tmp_path, indexed):
     good, rng = tmp_path / "good", random.Random(0)
     want = fill_texts(good, 12, shard_bytes=5000)
@@ -443,7 +443,7 @@ def kill_writers(root, kills, captions):
     return counts
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path):
     kills = int(os.environ.get("KOHYA_BUCKET_KILLS", "8"))
     (tmp_path / "text").mkdir()

@@ -4,7 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import PlanError
@@ -14,7 +14,6 @@ indices = st.lists(st.integers(-1, 5), min_size=1, max_size=80)
 
 
 @given(indices, st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
-@settings(max_examples=20, deadline=None)
 def test_an_epoch_trains_every_image_it_keeps_once(bucket_index, batch_size, world_size, seed) -> None:
     index = np.array(bucket_index)
     ranks = [NovelAIEpochs(index, batch_size, world_size, rank, seed) for rank in range(world_size)]

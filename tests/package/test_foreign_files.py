@@ -67,6 +67,7 @@ def run(*arguments: object) -> None:
         raise result.exception
 
 
+@pytest.mark.long
 def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import kohya_bucket
 from tests.package.test_one_writer import writes
 
@@ -83,6 +85,7 @@ def reads(call: ast.Call) -> bool:
     return name in READERS
 
 
+@pytest.mark.long
 def test_nothing_is_opened_past_the_one_opener() -> None:
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):

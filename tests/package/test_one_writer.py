@@ -87,6 +87,7 @@ def writes(call: ast.Call) -> bool:
     return name in WRITERS
 
 
+@pytest.mark.long
 def test_nothing_writes_past_the_one_writer() -> None:
     found = set()
     for path in sorted(PACKAGE.rglob("*.py")):

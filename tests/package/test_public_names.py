@@ -90,6 +90,7 @@ def test_the_interface_is_the_one_written_down() -> None:
     assert interface().splitlines() == SNAPSHOT.read_text(encoding="utf-8").splitlines(), __doc__
 
 
+@pytest.mark.long
 def test_no_name_imports_what_only_the_command_line_needs() -> None:
     pytest.importorskip("torch")
     code = "import sys\nfrom kohya_bucket import *\nprint({'typer', 'rich'} & sys.modules.keys() or 'neither')"
@@ -119,6 +120,7 @@ class _Vae:
         return avg_pool2d(pixels, 8)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_photos")
 @pytest.mark.parametrize("name", kohya_bucket.__all__)
 def test_the_example_runs(name: str) -> None:

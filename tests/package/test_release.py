@@ -53,6 +53,7 @@ def test_the_notes_of_a_release_are_its_part_of_the_changelog(tmp_path: Path) ->
     assert "has nothing under" in notes(f"v{__version__}").stderr
 
 
+@pytest.mark.long
 @bash
 @pytest.mark.parametrize(("config", "code"), [("configs/demo.toml", 0), ("no such.toml", 2)])
 def test_the_action_says_what_plan_says(tmp_path: Path, config: str, code: int) -> None:

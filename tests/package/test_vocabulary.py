@@ -6,6 +6,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 import kohya_bucket
 
 PACKAGE = Path(kohya_bucket.__file__).parent
@@ -20,6 +22,7 @@ def _room(path: Path) -> str:
     return folders[1] if folders[:1] == ("trainers",) and len(folders) > 1 else (*folders, "root")[0]
 
 
+@pytest.mark.long
 def test_no_class_name_stands_in_two_rooms() -> None:
     rooms: dict[str, set[str]] = defaultdict(set)
     for path in set(PACKAGE.rglob("*.py")) - EXEMPT:

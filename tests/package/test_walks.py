@@ -67,6 +67,7 @@ COMMAND = """
 """
 
 
+@pytest.mark.long
 def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
     walk.new(
         "buckets/rules/toy.py",

@@ -169,12 +169,14 @@ def test_a_file_that_holds_no_bucket_set(tmp_path: Path, read: str, text: str) -
         getattr(bucketsampler, read)(tmp_path / "none")
 
 
+@pytest.mark.further
 def test_huggingface(hub: None) -> None:
     dataset = run_snippet("huggingface")["dataset"]
     assert len(dataset) == COUNT
     assert dataset[3]["caption"] == "creature 3"
 
 
+@pytest.mark.further
 def test_streaming(hub: None) -> None:
     names = run_snippet("streaming")
     assert names["stream"].counts.trained == COUNT
@@ -272,6 +274,7 @@ def test_precompute_and_train_on_latents(place: Path, monkeypatch: pytest.Monkey
     assert seen == COUNT
 
 
+@pytest.mark.long
 def test_custom_vae(place: Path) -> None:
     pool = torch.nn.AvgPool2d(8)
     run_snippet("custom-vae", dataset=quickstart_dataset(), my_model=lambda pixels: pool(pixels[:, [0, 1, 2, 0]]))

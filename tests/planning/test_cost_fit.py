@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import PlanError
@@ -13,7 +13,6 @@ from kohya_bucket.planning import fit_cost, measure_cost, plan_epoch, tokens_tha
 tokens = st.lists(st.integers(1, 200_000), min_size=2, max_size=9, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
 @given(tokens, st.floats(1e-6, 1), st.floats(1e-12, 1e-4))
 def test_exact_times_give_their_cost(lengths: list[int], a: float, b: float) -> None:
     seconds = [a * n + b * n * n for n in lengths]
@@ -22,7 +21,6 @@ def test_exact_times_give_their_cost(lengths: list[int], a: float, b: float) -> 
     assert fit.fitted == pytest.approx(seconds, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
 @given(tokens, st.data())
 def test_no_other_cost_is_nearer(lengths: list[int], data: st.DataObject) -> None:
     """Whatever was measured, also where a straight line would have a negative part."""
@@ -75,7 +73,6 @@ def test_what_is_refused(lengths, seconds, words) -> None:
         fit_cost(lengths, seconds)
 
 
-@settings(max_examples=30, deadline=None)
 @given(fixed=st.floats(1, 30), slope=st.floats(1e-4, 5e-3), seed=st.integers(0, 99))
 def test_batches_fit_into_memory_and_use_it(fixed, slope, seed):
     """With a synthetic model of memory, of which every measurement is a hundredth off."""

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, with_effect
 
@@ -42,7 +42,6 @@ def shares(plan: EpochPlan, step: int) -> list[np.ndarray]:
 
 
 @every_policy
-@settings(max_examples=40, deadline=None)
 @given(case=by_cost(), order=any_order)
 def test_every_rank_every_step_every_image(remainder: str, order: str, case: dict) -> None:
     plan = plan_epoch(**case, remainder=remainder, order=order)
@@ -63,7 +62,6 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
         assert plan.rank_lengths(r).tolist() == [len(plan.indices(s, r)) for s in range(plan.steps)]
 
 
-@settings(max_examples=20, deadline=None)
 @given(case=by_cost())
 def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
     """One shape per step repeats up to ranks - 1 images of every bucket, for a step of its own."""
@@ -77,7 +75,6 @@ def test_fewer_repeats_than_ranks_and_no_more_steps(case: dict) -> None:
         assert plan.hash == one_shape.hash
 
 
-@settings(max_examples=20, deadline=None)
 @given(case=by_cost())
 def test_ranks_of_a_mixed_step_are_neighbours_by_cost(case: dict) -> None:
     """Between the largest and the smallest cost of a step lies no batch of another mixed one."""
@@ -94,7 +91,6 @@ def test_ranks_of_a_mixed_step_are_neighbours_by_cost(case: dict) -> None:
 
 
 @every_policy
-@settings(max_examples=20, deadline=None)
 @given(case=by_cost())
 def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dict) -> None:
     plan = plan_epoch(**case, remainder=remainder)
@@ -113,7 +109,6 @@ def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dic
 
 
 @every_policy
-@settings(max_examples=20, deadline=None)
 @given(case=by_cost(), data=st.data())
 def test_resume_on_as_many_ranks_goes_on_with_the_next_step(remainder: str, case: dict, data: st.DataObject) -> None:
     case["remainder"] = remainder
@@ -132,7 +127,6 @@ def test_resume_on_as_many_ranks_goes_on_with_the_next_step(remainder: str, case
 
 
 @every_policy
-@settings(max_examples=15, deadline=None)
 @given(case=by_cost(), data=st.data())
 def test_another_number_of_ranks_trains_what_is_left(remainder: str, case: dict, data: st.DataObject) -> None:
     """With the same images per step or others: 12 on 2 ranks, then on 4, then 20 on 5."""
@@ -152,7 +146,6 @@ def test_another_number_of_ranks_trains_what_is_left(remainder: str, case: dict,
         assert (seen + left).tolist() == np.bincount(part.items, minlength=plan.images).tolist()
 
 
-@settings(max_examples=15, deadline=None)
 @given(case=by_cost(), mode=st.sampled_from(["rotate", "weighted"]))
 def test_equal_epochs_are_equally_long(case: dict, mode: str) -> None:
     ids, k = case["bucket_ids"], len(case["bucket_sizes"])

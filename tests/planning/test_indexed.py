@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import PlanError, ResumeError
@@ -38,7 +38,6 @@ sets = st.lists(st.integers(0, 9), min_size=1, max_size=300).map(np.array)
 sizes = st.integers(1, 5)
 
 
-@settings(deadline=None, max_examples=60)
 @given(sets, sizes, sizes, st.integers(), st.sampled_from(["keep", "drop"]))
 def test_an_epoch_is_exact(ids, batch, ranks, seed, remainder):
     plan = IndexedPlan(index_of(ids), batch, ranks, seed=seed, remainder=remainder)
@@ -55,7 +54,6 @@ def test_an_epoch_is_exact(ids, batch, ranks, seed, remainder):
         assert len(seen) == sum(n // (batch * ranks) for n in np.bincount(ids)) * batch * ranks
 
 
-@settings(deadline=None, max_examples=60)
 @given(sets, st.lists(st.tuples(sizes, sizes, st.floats(0, 1)), min_size=1, max_size=4), st.integers(0, 99))
 def test_resumed_on_any_number_of_ranks(ids, parts, seed):
     index, state, seen = index_of(ids), None, Counter()

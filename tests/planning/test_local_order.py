@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, cases, plan_epoch, trained
 
@@ -42,7 +42,6 @@ def stores(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     return ids[mixed], shards[mixed], batch
 
 
-@settings(max_examples=60, deadline=None)
 @given(store=stores(), open_shards=st.integers(2, 30), seed=st.integers(0, 99), repeats=st.sampled_from([None, 2, 1.5]))
 def test_of_shards_with_one_bucket_no_more_are_open_than_asked(store, open_shards, seed, repeats) -> None:
     ids, shards, batch = store
@@ -53,7 +52,6 @@ def test_of_shards_with_one_bucket_no_more_are_open_than_asked(store, open_shard
         assert shards_open(plan, shards).max(initial=0) <= open_shards
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_an_image_waits_only_while_its_bucket_has_too_few_for_a_batch(case: dict) -> None:
     """Windows follow each other; a batch joins windows only over gaps that hold too few images to fill it."""
@@ -77,7 +75,6 @@ def test_an_image_waits_only_while_its_bucket_has_too_few_for_a_batch(case: dict
         assert np.isin(np.flatnonzero(between), batch).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(store=stores(), most=st.integers(1, 15), seed=st.integers(0, 99))
 def test_a_buckets_shards_are_spread_evenly_or_are_neighbours(store, most: int, seed: int) -> None:
     ids, shards, batch = store
@@ -112,7 +109,6 @@ def test_every_shard_is_read_once_and_in_another_order_each_epoch() -> None:
     assert len(set(first)) == 3
 
 
-@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), repeats=st.integers(2, 4), nodes=st.integers(1, 2))
 def test_repeats_are_in_different_batches_of_one_window(seed: int, repeats: int, nodes: int) -> None:
     shards = np.arange(900) // 30
@@ -141,7 +137,6 @@ def test_what_cannot_be_is_refused(options: dict, said: str) -> None:
         plan_epoch(np.zeros(10, int), 2, order="local", **options)
 
 
-@settings(max_examples=40, deadline=None)
 @given(store=stores(), nodes=st.sampled_from([2, 3, 4]), per_rank=st.integers(1, 2), seed=st.integers(0, 99))
 def test_nodes_read_shards_of_their_own(store, nodes: int, per_rank: int, seed: int) -> None:
     """In a window, nodes share no more of a bucket's shards than there are borders between neighbours."""

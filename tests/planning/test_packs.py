@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import PlanError
@@ -39,7 +39,6 @@ def best_fit_decreasing(tokens: list[int], budget: int) -> int:
     return len(rooms)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=cases())
 def test_every_image_once_within_the_budget(case: dict) -> None:
     plan, ranks, tokens = plan_packs(**case), case["world_size"], np.array(case["tokens"])
@@ -58,7 +57,6 @@ def test_every_image_once_within_the_budget(case: dict) -> None:
     assert plan.waste == pytest.approx(1 - loads.sum() / (len(made) * case["budget"]))
 
 
-@settings(max_examples=30, deadline=None)
 @given(case=cases(), data=st.data())
 def test_what_is_left_goes_on_with_other_ranks(case: dict, data: st.DataObject) -> None:
     plan = plan_packs(**case)

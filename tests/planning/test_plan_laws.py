@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
@@ -19,7 +19,6 @@ every_order = pytest.mark.parametrize("order", list(ORDERS))
 
 
 @every_policy
-@settings(max_examples=40, deadline=None)
 @given(case=cases(), order=any_order)
 def test_every_rank_every_step_every_image(remainder: str, order: str, case: dict) -> None:
     plan = plan_epoch(**case, remainder=remainder, order=order)
@@ -44,7 +43,6 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
 @given(case=cases(), order=any_order, data=st.data())
 def test_the_images_of_a_step_do_not_depend_on_the_number_of_ranks(remainder, order, case, data) -> None:
     case["batch_size"] = 8 * data.draw(st.integers(1, 2))
@@ -66,7 +64,6 @@ def test_the_images_of_a_step_do_not_depend_on_the_number_of_ranks(remainder, or
                 assert sorted(together) == alone
 
 
-@settings(max_examples=20, deadline=None)
 @given(case=cases())
 def test_keep_makes_as_many_batches_as_sd_scripts(case: dict) -> None:
     case.update(world_size=1, regularization=None)
@@ -82,7 +79,6 @@ def test_keep_makes_as_many_batches_as_sd_scripts(case: dict) -> None:
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
 @given(case=cases())
 def test_full_batches_and_nothing_lost(remainder: str, case: dict) -> None:
     plan = plan_epoch(**case, remainder=remainder)
@@ -110,7 +106,6 @@ def test_full_batches_and_nothing_lost(remainder: str, case: dict) -> None:
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
 @given(case=cases())
 def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dict) -> None:
     """Each training of the batch has an equal part in a step's update, one that fills several ranks in all of them."""
@@ -126,7 +121,6 @@ def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dic
             assert math.isclose(part[image], batch.count(image) / len(batch), rel_tol=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
 @given(case=cases())
 def test_repeats_of_an_image_meet_only_where_they_must(case: dict) -> None:
     case["world_size"] = 1
@@ -146,7 +140,6 @@ def test_repeats_of_an_image_meet_only_where_they_must(case: dict) -> None:
             assert (times <= -(-counts[images] // full[k])).all()
 
 
-@settings(max_examples=20, deadline=None)
 @given(case=cases(), world=st.integers(1, 4))
 def test_every_bucket_is_spread_evenly(case: dict, world: int) -> None:
     case["world_size"] = world
@@ -160,7 +153,6 @@ def test_every_bucket_is_spread_evenly(case: dict, world: int) -> None:
         assert np.abs(done - even).max() <= 1 + present * m / total + 1e-9
 
 
-@settings(max_examples=15, deadline=None)
 @given(case=cases())
 def test_runs_are_as_long_as_asked(case: dict) -> None:
     plan = plan_epoch(**case, order="runs")
@@ -174,7 +166,6 @@ def test_runs_are_as_long_as_asked(case: dict) -> None:
         assert np.count_nonzero(lengths % run) <= 1
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     case=cases(),
     order=st.sampled_from([name for name in ORDERS if name != "local"]),
@@ -219,7 +210,6 @@ def test_over_epochs_order_differs_and_coverage_does_not(remainder: str, order: 
 
 
 @given(epochs=st.integers(1, 12), first=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=12, deadline=None)
 def test_fractions_are_exact_over_epochs(epochs: int, first: int, seed: int) -> None:
     ids = np.arange(30) % 3
     repeats = np.array([0.1, 2.5, 1 / 3] * 10)
@@ -234,7 +224,6 @@ def test_fractions_are_exact_over_epochs(epochs: int, first: int, seed: int) -> 
 
 
 @given(epochs=st.integers(1, 9), first=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=12, deadline=None)
 def test_regularization_images_are_used_equally(epochs: int, first: int, seed: int) -> None:
     ids = np.arange(40) % 3
     mask = np.arange(40) >= 13
@@ -281,7 +270,6 @@ def test_a_schedule_trains_one_resolution_after_another() -> None:
             assert (plan.bucket_of_step[s] == np.where(at[:, column] < 0, at[:, 2], at[:, column])).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3), min_size=1, max_size=2), per_stage=st.integers(6, 30),
     ranks=st.sampled_from([1, 2, 3]), shapes=st.sampled_from(list(STEP_SHAPES)), unplaced=st.booleans(),

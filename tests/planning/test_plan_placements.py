@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, asked, trained
 
@@ -31,7 +31,6 @@ def several(draw: st.DrawFn) -> dict:
     }
 
 
-@settings(max_examples=15, deadline=None)
 @given(case=several(), seed=st.integers(0, 2**40))
 def test_epochs_of_one_length_train_what_they_train_otherwise(case: dict, seed: int) -> None:
     period = 1 + max(EpochPlanner(**case, equal_epochs=True).epochs)
@@ -49,7 +48,6 @@ def test_epochs_of_one_length_train_what_they_train_otherwise(case: dict, seed: 
         assert sorted(plan.start.tolist()) == np.cumsum([0, *plan.length[np.argsort(plan.start)]])[:-1].tolist()
 
 
-@settings(max_examples=12, deadline=None)
 @given(case=several(), seeds=st.tuples(st.integers(0, 99), st.integers(100, 2**40)))
 def test_how_many_images_a_bucket_trains_does_not_depend_on_the_seed(case: dict, seeds: tuple[int, int]) -> None:
     for epoch in range(3):
@@ -59,7 +57,6 @@ def test_how_many_images_a_bucket_trains_does_not_depend_on_the_seed(case: dict,
         assert per_bucket[0] == per_bucket[1]
 
 
-@settings(max_examples=12, deadline=None)
 @given(case=several(), data=st.data())
 def test_epochs_of_one_length_resume_on_other_ranks(case: dict, data: st.DataObject) -> None:
     case.update(batch_size=4, world_size=2, equal_epochs=True, epoch=data.draw(st.integers(0, 9)))
@@ -117,7 +114,6 @@ def test_what_is_left_of_an_epoch_trains_in_its_own_bucket_after_another_global_
         assert (before + trained(rest) == 2).all()
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**31), n=st.integers(1, 12), r=st.integers(1, 3), share=st.sampled_from([0.2, 0.5, 0.8]))
 def test_all_resolutions_train_each_image_once_where_it_has_a_bucket(seed: int, n: int, r: int, share: float) -> None:
     """Also where there happen to be as many rows as the last image's number says."""

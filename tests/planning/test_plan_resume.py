@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, asked, cases, plan_epoch
 
@@ -16,7 +16,6 @@ every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
 @given(case=cases(), order=st.sampled_from(list(ORDERS)), data=st.data())
 def test_resume_at_any_step_on_other_ranks(remainder: str, order: str, case: dict, data: st.DataObject) -> None:
     case.update(batch_size=4, world_size=2, remainder=remainder, order=order)
@@ -35,7 +34,6 @@ def test_resume_at_any_step_on_other_ranks(remainder: str, order: str, case: dic
 
 
 @every_policy
-@settings(max_examples=25, deadline=None)
 @given(case=cases(), data=st.data())
 def test_resume_with_another_global_batch_trains_the_complement(remainder, case, data) -> None:
     case.update(batch_size=3, world_size=2, remainder=remainder, order=data.draw(st.sampled_from(list(ORDERS))))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import SIZES, trained
 
@@ -121,7 +121,6 @@ def test_budgets_of_tokens_and_of_cost() -> None:
         plan_epoch(ids, 4, bucket_sizes=SIZES[:2], bucket_tokens=tokens)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 100_000), min_size=1, max_size=9), st.floats(1e-6, 1e3), st.floats(0, 1e3), st.data())
 def test_a_batch_fills_its_budget(tokens: list[int], a: float, b: float, data: st.DataObject) -> None:
     each = [a * n + b * n * n for n in tokens]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import cases, plan_epoch, trained, with_effect
 
@@ -19,7 +19,6 @@ def planner_of(case: dict, **options) -> EpochPlanner:
 
 
 @pytest.mark.parametrize("small", [None, *(name for name in REMAINDERS if name != "drop")])
-@settings(max_examples=25, deadline=None)
 @given(case=cases())
 def test_two_epochs_train_every_image_that_has_a_bucket(small: str | None, case: dict) -> None:
     case.update(repeats=1 if case["repeats"] is None or not np.isscalar(case["repeats"]) else 3, regularization=None)
@@ -29,7 +28,6 @@ def test_two_epochs_train_every_image_that_has_a_bucket(small: str | None, case:
     assert never_trained(planner).tolist() == np.flatnonzero(case["bucket_ids"] < 0).tolist()
 
 
-@settings(max_examples=25, deadline=None)
 @given(case=cases(), epochs=st.just(4))
 def test_what_is_never_trained_is_named(case: dict, epochs: int) -> None:
     case.update(repeats=None, regularization=None)
@@ -38,7 +36,6 @@ def test_what_is_never_trained_is_named(case: dict, epochs: int) -> None:
     assert np.flatnonzero(counts == 0).tolist() == never_trained(planner).tolist()
 
 
-@settings(max_examples=15, deadline=None)
 @given(case=cases())
 def test_nothing_is_said_to_be_lost_that_some_epoch_trains(case: dict) -> None:
     """Fractional repeats and regularization too, of which epochs train more or less."""

@@ -150,7 +150,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
     command="StreamingBuckets(stream, rule, batch_size)",
     origin="each image once",
 )
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_ranks_share_a_stream(streams: dict[str, list[dict]]) -> None:
     for case in {"whole", "whole, in its order", "hf seeded"} & set(streams):
         assert [row["refused"] for row in streams[case]] == ["", ""]

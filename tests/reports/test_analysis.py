@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -36,7 +36,6 @@ def table(sizes, **columns) -> ImageTable:
 sides = st.integers(0, 4000)
 
 
-@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(sides, sides), max_size=40), st.sampled_from(RULES), st.integers(1, 9), st.data())
 def test_counts_add_up(sizes, rule, batch_size, data) -> None:
     repeats = np.array(data.draw(st.lists(st.integers(0, 5), min_size=len(sizes), max_size=len(sizes))), dtype=np.int64)
@@ -57,7 +56,6 @@ def test_counts_add_up(sizes, rule, batch_size, data) -> None:
     assert (losses > 0).all()
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(sides, sides), max_size=30), st.sampled_from(RULES))
 def test_json_is_plain_stable_and_printable(sizes, rule) -> None:
     analysis = analyze(Subject("set", table(sizes), rule, 4))
@@ -250,6 +248,7 @@ def test_names_are_printed_as_they_are() -> None:
         assert text in out.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("arch", "least"), [("sd", 64), ("SD 1.5", 64), ("sdxl", 32), ("sd3", 32), ("flux", 32),
                                              ("hunyuan_image", 32), ("lumina", 16), ("anima", 16),
                                              ("flux_train.py", 16), ("sd3_train.py", 8), ("", 64)])  # fmt: skip

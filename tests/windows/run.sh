@@ -19,7 +19,7 @@ failed=0
 for part in "${parts[@]}"; do
   echo "== $part"
   # shellcheck disable=SC2086
-  "$here/python.sh" -m pytest $part --timeout 600 --tb=short
+  "$here/python.sh" -m pytest $part -m "not slow and not weekly" --timeout 600 --tb=short
   status=$?
   [ "$status" = 0 ] || [ "$status" = 5 ] || failed=1 # 5: no test there
 done

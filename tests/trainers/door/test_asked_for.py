@@ -83,6 +83,7 @@ def trained(options: AdapterOptions, case: int, folder: Path, *, no_upscale: boo
     return json.dumps(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("no_upscale", one_in(2, [False, True]))
 def test_what_is_asked_for_matters_or_is_refused_or_said(no_upscale: bool, tmp_path: Path) -> None:
     draw = random.Random(7 + no_upscale)

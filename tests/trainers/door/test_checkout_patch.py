@@ -172,6 +172,7 @@ def command(*arguments):
     return CliRunner().invoke(app, ["patch", *map(str, arguments)])
 
 
+@pytest.mark.long
 def test_the_command(patch, checkout):
     for arguments, answer in (
         (["status"], "not installed"),
@@ -192,7 +193,7 @@ def test_nothing_is_written_where_the_adapter_could_not_be_tried(patch, checkout
     assert init.read_bytes() == b""
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_code_that_python_would_run_in_place_of_the_block_is_removed(patch, checkout, init):
     unchecked = py_compile.compile(str(init), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     checked = Path(unchecked).with_name(f"{init.stem}.other-1.pyc")
@@ -205,6 +206,7 @@ def test_code_that_python_would_run_in_place_of_the_block_is_removed(patch, chec
     assert "WITHOUT" not in command("status", checkout).output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["", "__init__.cpython-399.pyc"])  # of another Python than this one
 def test_code_of_another_state_that_comes_back_later_is_said(patch, checkout, init, name):
     """As an image of a container, or a copy of a checkout, brings it along."""

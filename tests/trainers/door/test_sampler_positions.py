@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the sampler is torch's")
@@ -39,7 +39,6 @@ def sampler_of(table, batch_size, epoch=1, seed=5):
     return PlanSampler(GroupPlanner([images], options), seed, SimpleNamespace(value=epoch))
 
 
-@settings(max_examples=15, deadline=None)
 @given(st.sampled_from(TABLES), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4))
 def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
     """Each stop saves what the trainer counts: accelerator steps, which begin at what `on_start` says."""

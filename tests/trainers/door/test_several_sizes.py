@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import ConfigError
@@ -45,7 +45,6 @@ def datasets(draw):
     return placing.trained, options(table)
 
 
-@settings(max_examples=20, deadline=None)
 @given(datasets(), st.integers(0, 9))
 def test_walking_by_number_trains_what_is_asked(case, epoch):
     images, table = case
@@ -72,7 +71,6 @@ def test_walking_by_number_trains_what_is_asked(case, epoch):
     assert sum(map(len, keys)) == int(((ids >= 0).sum(axis=1) * images.repeats).sum())
 
 
-@settings(max_examples=12, deadline=None)
 @given(datasets(), st.sampled_from([1, 2, 4]), st.integers(0, 99))
 def test_moves_are_known_before_training(case, ranks, seed):
     """What is cached at a second size beforehand is all that any epoch trains at a second size."""
@@ -92,7 +90,6 @@ def test_moves_are_known_before_training(case, ranks, seed):
     assert all(groups[a] == groups[b] for a, b in moved)
 
 
-@settings(max_examples=12, deadline=None)
 @given(datasets(), st.integers(0, 99))
 def test_all_sizes_of_all_epochs_are_known_for_the_numbers_of_processes_named(case, seed):
     images, table = case

@@ -16,6 +16,7 @@ def pool_of(sampler):
     return TimestepPool(len(sampler) * BATCH_SIZE, BATCH_SIZE)
 
 
+@pytest.mark.long
 def test_a_resumed_run_without_a_seed_has_the_timesteps_that_the_first_one_would_have_had():
     first = sampler_of({}, BATCH_SIZE, seed=5)
     pool = pool_of(first)

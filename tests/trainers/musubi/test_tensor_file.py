@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from cache_folder import tensor_bytes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
@@ -130,7 +130,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(["fingerprint", "further", "settings", "clips", "made_by", "seen"]), VALUES))
 def test_whatever_a_note_says_it_is_read_or_ignored(said: dict[str, object]) -> None:
     file = read_of(tensor_bytes(SHAPES, {}))

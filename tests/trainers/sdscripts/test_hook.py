@@ -66,7 +66,7 @@ def test_an_unknown_version_is_refused_whole(unknown_version):
     assert done.stdout.splitlines()[-1] == "False library.train_util"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_where_an_unknown_version_is_imported_already_install_says_so(unknown_version):
     code = """
         kb.uninstall()
@@ -80,17 +80,18 @@ def test_where_an_unknown_version_is_imported_already_install_says_so(unknown_ve
     assert "so nothing was replaced" in run(code, unknown_version).stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "train",
     [
         "library.train_util.DatasetGroup([[1, 2]])",  # when the group is made
         pytest.param(  # or loaded
             "g = object.__new__(library.train_util.DatasetGroup); g.datasets = []; DataLoader(g)",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.weekly,
         ),
         pytest.param(
             "d = type('D', (Dataset,), {'image_data': {}, 'buckets_indices': []})(); DataLoader(d, shuffle=False)",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.weekly,
         ),
     ],
 )
@@ -170,6 +171,7 @@ _SPAWN = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [
@@ -193,6 +195,7 @@ def test_a_trainer_that_a_script_starts_without_the_adapter_never_begins(tmp_pat
     assert not list(tmp_path.rglob("trained"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
     [
@@ -241,7 +244,7 @@ def test_what_a_loaders_worker_had_to_say_is_said_alone():
     assert _message(caught.value) == said
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_launcher_refuses_an_unknown_version_without_a_traceback(unknown_version):
     (unknown_version / "train.py").write_text("import library.config_util\n", encoding="utf-8")
     done = launch(unknown_version, "train.py")

@@ -4,13 +4,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the sampler is torch's")
 
 from kohya_bucket.trainers.sdscripts.resuming import TrainerResume
-from tests.thinned import slow
+from tests.thinned import weekly
 from tests.trainers.door.test_sampler_positions import sampler_of
 
 
@@ -100,7 +100,6 @@ def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_s
 OPTIONS = st.sampled_from([{}, {"skip_until_initial_step": True}])
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 60), st.integers(1, 60), OPTIONS, st.booleans())
 def test_any_update_asked_for_by_its_number_is_the_uninterrupted_runs(
     tmp_path_factory, accumulate, step, more, skip, resume
@@ -115,8 +114,8 @@ def test_any_update_asked_for_by_its_number_is_the_uninterrupted_runs(
     assert rest == whole[step:]
 
 
-@pytest.mark.parametrize("accumulate", [1, 3, *map(slow, (2, 7))])
-@pytest.mark.parametrize("epoch", [2, *map(slow, (1, 3))])
+@pytest.mark.parametrize("accumulate", [1, 3, *map(weekly, (2, 7))])
+@pytest.mark.parametrize("epoch", [2, *map(weekly, (1, 3))])
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("resume", [False, True])
 def test_an_epoch_asked_for_by_its_number_begins_with_its_first_image(tmp_path, accumulate, epoch, skip, resume):
@@ -128,7 +127,6 @@ def test_an_epoch_asked_for_by_its_number_begins_with_its_first_image(tmp_path, 
     assert rest == whole[(epoch - 1) * per_epoch :]
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(1, 40), OPTIONS), min_size=1, max_size=3), st.integers(1, 40))
 def test_stopped_and_resumed_goes_on_and_counts_on(tmp_path_factory, accumulate, stops, more):
     folder = tmp_path_factory.mktemp("run")
@@ -140,7 +138,6 @@ def test_stopped_and_resumed_goes_on_and_counts_on(tmp_path_factory, accumulate,
     assert parts == whole
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 70), st.integers(1, 5), st.integers(1, 4))
 @example(1, 2, 4, 3)
 def test_with_another_batch_size_and_accumulation_the_epochs_end_where_they_should(

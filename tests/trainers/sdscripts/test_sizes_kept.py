@@ -22,7 +22,7 @@ from kohya_bucket.trainers.sdscripts.make_buckets import table_of
 from kohya_bucket.trainers.sdscripts.plan import overview
 from kohya_bucket.trainers.sdscripts.wanted_latents import wanted_by_config
 from tests.pictures import make_pictures
-from tests.thinned import slow
+from tests.thinned import weekly
 
 pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
 
@@ -108,8 +108,9 @@ def datasets(folder: Path, kept: Path, *, compared: bool) -> tuple[Path, list[Pa
     return folder / "config.toml", files
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("first", "second"), [pair if "plan" in pair else slow(*pair) for pair in product(COMMANDS, COMMANDS)]
+    ("first", "second"), [pair if "plan" in pair else weekly(*pair) for pair in product(COMMANDS, COMMANDS)]
 )
 def test_whoever_comes_second_reads_no_header(first: str, second: str, tmp_path: Path) -> None:
     kept = tmp_path / "sizes.parquet"
@@ -119,7 +120,7 @@ def test_whoever_comes_second_reads_no_header(first: str, second: str, tmp_path:
     assert COMMANDS[second](config) == COMMANDS[first](config) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_many_images_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept without being asked for, in the user's cache folder."""
     for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):

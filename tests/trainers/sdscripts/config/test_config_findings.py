@@ -254,6 +254,7 @@ def test_captions_under_another_extension() -> None:
     assert "the class tokens 'cat' would be trained" in found(config, "caption-extension").text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["alone", "threads", "processes"])
 def test_every_engine_reads_the_same_captions(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
     names = [f"{i:03}.png" for i in range(200)]

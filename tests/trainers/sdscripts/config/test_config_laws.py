@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.trainers.sdscripts.config.dreambooth import balanced, split
@@ -61,7 +61,6 @@ NAMES = st.text("ab.P [1]_", min_size=1, max_size=6).filter(lambda n: n.strip() 
 EXTENSIONS = st.sampled_from([".png", ".PNG", ".Png", ".jpg", ".webp", ".txt", ".gif", ""])
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(NAMES, EXTENSIONS), max_size=8),
     st.sampled_from(["set", "set/", "./set", "[a]*?" if os.name != "nt" else "[a]"]),

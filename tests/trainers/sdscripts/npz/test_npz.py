@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
@@ -93,7 +93,6 @@ def test_without_a_fingerprint_there_is_none(tmp_path):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["flip", "cut"]))
-@settings(max_examples=20, deadline=None)
 def test_a_damaged_file_never_reads_as_other_latents(tmp_path_factory, seed, how):
     arch = ARCHITECTURES["flux"]
     path = tmp_path_factory.mktemp("npz") / "a.npz"
@@ -150,7 +149,6 @@ def test_names(tmp_path):
 @given(st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
        st.text(st.characters(codec="ascii", categories=["L", "N"], include_characters="_-.x0"), min_size=1, max_size=9),
        st.integers(1, 99999), st.integers(1, 99999), st.sampled_from(ALL))  # fmt: skip
-@settings(max_examples=40, deadline=None)
 def test_a_cache_is_that_of_exactly_this_image(stem, other, width, height, arch):
     assume(stem.strip("."))  # a name of dots alone has no extension
     assume(other.strip(".") and f"{other}.png" != stem)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import KohyaBucketError
@@ -60,7 +60,6 @@ def image(tmp_path):
 
 
 @given(st.lists(st.tuples(st.sampled_from(BUCKETS), st.booleans()), min_size=1, max_size=8))
-@settings(max_examples=20, deadline=None)
 def test_whoever_writes_at_whatever_size_no_size_is_lost(tmp_path_factory, writes):
     path = tmp_path_factory.mktemp("npz") / "a.npz"
     np.savez(path, pose=np.arange(5))

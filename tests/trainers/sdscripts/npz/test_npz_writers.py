@@ -68,6 +68,7 @@ class Stopped(BaseException):
     """A writer that ends where it is, as when it is killed."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", one_in(4, range(8)))
 def test_any_order_of_steps_loses_nothing(tmp_path, monkeypatch, seed):
     """Three writers make their steps (read, write, claim, look, rename, remove) in random order; some are killed, some
