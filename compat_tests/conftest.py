@@ -11,6 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 HERE = Path(__file__).parent
+# of the tests of a trainer: how their files begin, and what names its checkout
+CHECKOUTS = {
+    "test_sdscripts": "SD_SCRIPTS_DIR",
+    "test_musubi": "MUSUBI_DIR",
+    "test_ai_toolkit": "AI_TOOLKIT_DIR",
+    "test_anima_lora": "ANIMA_LORA_DIR",
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +36,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("training_run"):
             item.user_properties.append(("training run", mark.args[0]))
+
+
+class Absent(pytest.Module):
+    """The tests of a trainer that is not there. They are skipped as one, and their file is not read."""
+
+    variable = ""
+
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip(f"{self.variable} is not set: no checkout to compare with")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Absent | None:
+    variable = next((value for name, value in CHECKOUTS.items() if module_path.name.startswith(name)), None)
+    if variable is None or os.environ.get(variable):
+        return None
+    absent = Absent.from_parent(parent, path=module_path)
+    absent.variable = variable
+    return absent
 
 
 @pytest.fixture(scope="session")
