@@ -138,6 +138,7 @@ def test_a_family_that_is_none_is_named(command_line, mixed, tmp_path) -> None:
 # -- max_bucket_reso --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", [None, "sdxl"])
 def test_a_longest_side_that_is_the_resolution_is_said_with_images_and_pixels(mixed, tmp_path, arch) -> None:
     named = [] if arch is None else ["--arch", arch]

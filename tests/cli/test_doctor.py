@@ -208,6 +208,7 @@ def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format
     assert taken * 0.9 < foretold < taken * 1.1
 
 
+@pytest.mark.long
 def test_caches_that_are_there_and_those_that_are_not(folder):
     pytest.importorskip("torch", reason="torch is not installed")
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -236,6 +237,7 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     assert facts["latent"][str(store)] == "7 of 7 latents are there"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["0.10.1", "0.11"])
 def test_caches_of_every_version_count(folder, version):
     pytest.importorskip("torch", reason="torch is not installed")

@@ -192,6 +192,7 @@ image_dir = '{folder / "images"}'
     return folder / "my.toml"
 
 
+@pytest.mark.long
 def test_a_file_of_another_form_is_one_line(run, folder) -> None:
     """Every value in turn, and every list and table, is something else."""
     size = {"original_width": 400, "original_height": 200}

@@ -22,6 +22,7 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.param)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -112,6 +112,7 @@ main()
 """
 
 
+@pytest.mark.long
 @pytest.mark.posix("sends a POSIX signal")
 @pytest.mark.parametrize(
     ("module", "line"),

@@ -95,6 +95,7 @@ def told(code: int, out: str, errors: str, name: str) -> None:
     assert name in out + errors, (code, out, errors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", SOME)
 @pytest.mark.parametrize(
     ("name", "arguments"),
@@ -133,6 +134,7 @@ def test_files_that_a_command_names(
     told(code, out, errors, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("odd", SOME)
 @pytest.mark.parametrize("command", [("plan",), ("doctor", "--quick"), ("analyze", "--config")])
 @pytest.mark.parametrize("kind", ["caption", "metadata", "sizes", "focus", "beside", "bbox"])

@@ -19,6 +19,7 @@ def config(tmp_path: Path, folder: Path) -> str:
     return str(tmp_path / "c.toml")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "options"),
     [

@@ -38,6 +38,7 @@ def test_no_image_of_the_data_is_written_over(folder: Path, arguments: tuple[str
     assert image.read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [

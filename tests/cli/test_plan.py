@@ -390,6 +390,7 @@ def test_only_the_data_sets_from_which_no_buckets_follow_are_left_out(folder):
     assert run("plan", config).stdout.rstrip().endswith("dataset 2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "epochs", "limit"),
     [

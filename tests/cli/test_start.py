@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
@@ -49,6 +50,7 @@ def test_help_imports_one_command_and_no_arrays() -> None:
         known |= home
 
 
+@pytest.mark.long
 def test_a_plan_needs_no_torch() -> None:
     assert not imported(("plan", "configs/demo.toml"))[0] & {"torch", "pyarrow", "diffusers"}
 

@@ -180,6 +180,7 @@ def test_stateful_data_loader(workers: int, stop) -> None:
     assert epoch_of(second) == planned(1)
 
 
+@pytest.mark.long
 def test_moved_images_say_where_they_go() -> None:
     sampler = BucketBatchSampler(IDS, 4, remainder="catch_all", base_bucket=0)
     plan = sampler.plan()

@@ -106,6 +106,7 @@ def test_batches_are_those_of_a_bucketed_dataset() -> None:
     assert stream.counts.trained == 100
 
 
+@pytest.mark.long
 def test_the_order_follows_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[list[int]]:
         stream = StreamingBuckets(Stream(60), RULE, 4, seed=seed, buffer_size=30)
@@ -124,6 +125,7 @@ def test_without_shuffling_batches_leave_in_the_order_of_arrival() -> None:
     assert completed == sorted(completed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
 def test_all_ranks_train_one_bucket_per_step_and_as_many_steps(remainder: str) -> None:
     ranks = [
@@ -142,6 +144,7 @@ def test_all_ranks_train_one_bucket_per_step_and_as_many_steps(remainder: str) -
         assert set(seen) == set(range(101))
 
 
+@pytest.mark.long
 def test_workers_share_the_stream() -> None:
     loader = DataLoader(
         StreamingBuckets(Stream(50), RULE, 3, buffer_size=20), batch_size=None, num_workers=2,

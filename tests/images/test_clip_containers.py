@@ -40,6 +40,7 @@ def test_rates_and_rotation(tmp_path: Path) -> None:
     assert scan.sizes[4].tolist() == [64, 48]  # as stored: trainers do not turn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", [".mp4", ".mov", ".mkv", ".avi"])
 @pytest.mark.parametrize(("first", "shift"), [(0, 0), (5, 0), (0, -7), (13, -13), (3, 9)])
 def test_cuts_without_encoding_are_counted_as_they_are_decoded(tmp_path, ending, first, shift):

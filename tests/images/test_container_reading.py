@@ -210,6 +210,7 @@ def test_reads_grow_as_the_rows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert counts["tar"][1] - 4 * counts["tar"][0] < 10
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     images = [png(k) + random.bytes(1 << 16) for k in range(1_000)]

@@ -90,6 +90,7 @@ def test_a_dead_helper_costs_no_rows(many: list[str], monkeypatch: pytest.Monkey
     assert scan.read.all()
 
 
+@pytest.mark.long
 def test_a_script_without_a_main_guard_may_scan_on_processes(many: list[str], tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(

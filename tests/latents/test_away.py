@@ -30,6 +30,7 @@ def captions(root):
     return dict(zip(store.strings("source"), store.strings("caption"), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", one_in(4, range(8)))
 def test_captions_of_a_shard_that_was_away(tmp_path, images, seed):
     rng = random.Random(seed)
@@ -64,6 +65,7 @@ def test_captions_of_a_shard_that_was_away(tmp_path, images, seed):
     assert verify(LatentStore(root)) == []
 
 
+@pytest.mark.long
 def test_items_that_were_encoded_anew_meanwhile_are_those_that_count(tmp_path, images):
     root = tmp_path / "out"
     precompute_latents(dataset_of(images, ["older"] * len(images)), MeanEncoder(), root)

@@ -185,6 +185,7 @@ def test_a_folder_of_images_that_has_a_state_of_something_else_is_one(here, run)
     assert (code, "4 encoded" in out) == (0, True)
 
 
+@pytest.mark.long
 def test_captions_by_every_ending(here, run) -> None:
     images = sorted((here / "images").glob("*.png"))
     for path in images:

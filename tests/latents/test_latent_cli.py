@@ -144,6 +144,7 @@ def checkout(folder, strategy=None):
     return folder
 
 
+@pytest.mark.long
 def test_npz_have_the_keys_that_the_sd_scripts_at_hand_reads(tmp_path, images, run, monkeypatch):
     out = tmp_path / "out"
     run("precompute", tmp_path / "images", "--vae", "mean", "-c", bucket_file(tmp_path), "-o", out)
@@ -356,6 +357,7 @@ def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
     assert not list((tmp_path / "images").glob("*.npz"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

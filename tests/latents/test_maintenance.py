@@ -307,6 +307,7 @@ def test_what_an_index_spares_to_read_is_verified_and_taken_out(root, images, co
     assert layout.images_root() == images[0].parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", ['{"name": "my shop", "version": 3}', "", '{"version": 1, "images": "."}'])
 def test_a_store_json_of_somebody_else_is_refused_and_never_replaced(tmp_path, root, images, command_line, content):
     want, layout = everything(root), Layout(root)
@@ -351,6 +352,7 @@ def test_a_file_that_cannot_be_removed_is_named_with_the_reason_and_exit_code_1(
     assert shard.exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "darwin", reason="files in use can be removed there")
 def test_what_is_in_use_is_named_and_nothing_is_copied_twice(root, images, command_line):
     training = LatentStore(root)

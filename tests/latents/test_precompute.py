@@ -301,6 +301,7 @@ def test_masks_are_the_alpha_channel_and_opaque_images_have_none(tmp_path):
         assert np.array_equal(got, resize_and_crop(load_pixels(path, alpha=True), resized, bucket)[:, :, 3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_samples_do_not_depend_on_the_batch(tmp_path, images, batch_size):
     precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "out", batch_size=batch_size, flip=True)

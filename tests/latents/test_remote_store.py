@@ -179,6 +179,7 @@ def test_a_flipped_byte_in_the_storage_is_found(address, kept):
     assert LatentStore(address).strings("source") == [name for name in NAMES if name != "04"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", one_in(4, range(10)))
 def test_a_bit_that_flips_on_the_way_is_read_again(address, kept, monkeypatch, seed):
     """Whatever is read, whenever it happens: nothing counts as damaged, and nothing is taken out."""

@@ -288,6 +288,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_shard_is_not_believed_that_cannot_be(tmp_path, change):
     fill_texts(tmp_path, 3)
@@ -314,6 +315,7 @@ def test_latents_are_not_of_the_types_that_only_texts_have(tmp_path, dtype):
         ShardInfo.from_json(stated)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("column", "value"),
     [

@@ -125,6 +125,7 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
     assert out[5] == "True"
 
 
+@pytest.mark.long
 def test_a_remainder_policy_is_two_files(walk: Walk) -> None:
     walk.insert("planning/ledger.py", "    CAUGHT = 6", "    FIRST = 7")
     walk.insert(
@@ -170,6 +171,7 @@ def test_a_remainder_policy_is_two_files(walk: Walk) -> None:
     assert out == ["[2, 1, 1, 3, 1]", "5 images, 0 missed, 3 repeated", "{'a toy repeats it'}", "first"]
 
 
+@pytest.mark.long
 def test_an_image_format_is_two_files(walk: Walk) -> None:
     walk.insert("images/formats.py", "    OTHER = 10", "    QOI = 11")
     walk.insert("images/formats.py", '    ImageFormat.JXL: (".jxl",)', '    ImageFormat.QOI: (".qoi",),')

@@ -268,6 +268,7 @@ def plan_of(store: LatentStore, epoch: int) -> list[list[str]]:
     return [sorted(names[i] for i in plan.step_indices(step)) for step in range(plan.steps)]
 
 
+@pytest.mark.long
 def test_the_program_goes_on_where_it_was_saved(tmp_path, monkeypatch):
     """In one process, with a store in a folder: it ends, and started again it has nothing to do."""
     fill(tmp_path / "latents", [f"{i:02d}" for i in range(20)], dtype="float32")

@@ -32,6 +32,7 @@ def shown(page: str) -> list[tuple[list[str], list[str]]]:
     return [(shlex.split(command), [" ".join(line.split()) for line in lines.splitlines()]) for command, lines in parts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("page", "examples"),
     [

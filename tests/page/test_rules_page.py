@@ -28,6 +28,7 @@ def _draw():
     return module.figures()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["kohya-512.svg", "switching-512.svg", "max-crop-512.svg", "sets-1024.svg", "epochs.svg"]
 )

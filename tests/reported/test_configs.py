@@ -178,6 +178,7 @@ def test_latents_are_not_cached_beside_random_pixels(command_line: Command, key:
     assert f"{key} is set beside cache_latents" in command_line("analyze", "--config", run)[1]
 
 
+@pytest.mark.long
 @reported(
     "`when caching Text Encoder output, either caption_dropout_rate, shuffle_caption, token_warmup_step or "
     "caption_tag_dropout_rate cannot be used`",

@@ -77,6 +77,7 @@ def test_a_registered_sampler_goes_on_at_the_exact_image(rank: int) -> None:
     assert lists(loader) == planned(4, rank)
 
 
+@pytest.mark.long
 @reported(
     "a state that was saved at the end of an epoch drops the next epoch",
     "meta-pytorch/data#1437",

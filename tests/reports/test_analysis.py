@@ -56,6 +56,7 @@ def test_counts_add_up(sizes, rule, batch_size, data) -> None:
     assert (losses > 0).all()
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(sides, sides), max_size=30), st.sampled_from(RULES))
 def test_json_is_plain_stable_and_printable(sizes, rule) -> None:
     analysis = analyze(Subject("set", table(sizes), rule, 4))

@@ -87,6 +87,7 @@ def test_a_script_behind_the_launcher_may_start_a_trainer_where_python_is_active
     assert not launch._trains_without(trainer / "train_network.py")
 
 
+@pytest.mark.long
 def test_a_trainer_is_changed_and_others_are_let_be(folder, trainer):
     path = f"sys.path.insert(0, {str(trainer)!r}); "
     opened = "import library.train_util; print('kohya_bucket.trainers.sdscripts.door' in sys.modules)"

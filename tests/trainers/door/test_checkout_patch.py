@@ -185,6 +185,7 @@ def test_the_command(patch, checkout):
         assert answer in result.output.replace("\n", "")
 
 
+@pytest.mark.long
 def test_nothing_is_written_where_the_adapter_could_not_be_tried(patch, checkout, init):
     (checkout / MAKES_DATASETS[patch]).write_text("import no_such_module", encoding="utf-8")
     result = command("install", checkout)

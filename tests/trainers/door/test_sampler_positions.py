@@ -39,6 +39,7 @@ def sampler_of(table, batch_size, epoch=1, seed=5):
     return PlanSampler(GroupPlanner([images], options), seed, SimpleNamespace(value=epoch))
 
 
+@pytest.mark.long
 @given(st.sampled_from(TABLES), st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4))
 def test_stopped_again_and_again_an_epoch_trains_each_image_once(table, stops):
     """Each stop saves what the trainer counts: accelerator steps, which begin at what `on_start` says."""

@@ -52,6 +52,7 @@ def trained(steps, epoch):
     return collections.Counter(name for number, names, _ in steps if number == epoch for name in names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_epoch_is_exact(toys, workers):
     steps = train(toys, workers=workers)

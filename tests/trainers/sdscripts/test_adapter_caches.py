@@ -132,6 +132,7 @@ def test_text_encoder_outputs_are_checked(tmp_path):
     assert check_text_npz(path, ["a"]).kind is Stale.BROKEN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_a_store_in_place_of_npz(tmp_path, image, arch):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")

@@ -147,6 +147,7 @@ def test_the_launcher_takes_modules_from_the_scripts_own_folder(tmp_path):
     assert done.stdout.strip() == "one", done.stderr
 
 
+@pytest.mark.long
 def test_the_launcher_runs_a_script_as_main(tmp_path):
     (tmp_path / "trainer.py").write_text(
         "import sys, helper\nprint(__name__, sys.argv, sys.path[0] != '', helper.x)\n", encoding="utf-8"
@@ -222,6 +223,7 @@ def test_processes_that_are_no_trainers_change_nothing(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"), [((), "usage"), (("missing.py",), "there is no trainer 'missing.py'")]
 )

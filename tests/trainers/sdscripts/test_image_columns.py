@@ -48,6 +48,7 @@ VALUES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
 @pytest.mark.parametrize("n", [1, 1000])
 def test_every_attribute_comes_back_equal_and_of_its_type(value, n) -> None:

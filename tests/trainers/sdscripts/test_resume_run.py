@@ -100,6 +100,7 @@ def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_s
 OPTIONS = st.sampled_from([{}, {"skip_until_initial_step": True}])
 
 
+@pytest.mark.long
 @given(st.integers(1, 5), st.integers(0, 60), st.integers(1, 60), OPTIONS, st.booleans())
 def test_any_update_asked_for_by_its_number_is_the_uninterrupted_runs(
     tmp_path_factory, accumulate, step, more, skip, resume
@@ -127,6 +128,7 @@ def test_an_epoch_asked_for_by_its_number_begins_with_its_first_image(tmp_path, 
     assert rest == whole[(epoch - 1) * per_epoch :]
 
 
+@pytest.mark.long
 @given(st.integers(1, 5), st.lists(st.tuples(st.integers(1, 40), OPTIONS), min_size=1, max_size=3), st.integers(1, 40))
 def test_stopped_and_resumed_goes_on_and_counts_on(tmp_path_factory, accumulate, stops, more):
     folder = tmp_path_factory.mktemp("run")
@@ -138,6 +140,7 @@ def test_stopped_and_resumed_goes_on_and_counts_on(tmp_path_factory, accumulate,
     assert parts == whole
 
 
+@pytest.mark.long
 @given(st.integers(1, 4), st.integers(1, 70), st.integers(1, 5), st.integers(1, 4))
 @example(1, 2, 4, 3)
 def test_with_another_batch_size_and_accumulation_the_epochs_end_where_they_should(

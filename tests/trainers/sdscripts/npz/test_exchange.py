@@ -30,6 +30,7 @@ BUCKET = (128, 64)
 SIZES = [(300, 150), (100, 60), (64, 64)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_there_and_back_is_the_same_to_the_byte(tmp_path, arch):
     images = [str(p) for p in make_images(tmp_path / "images", [(300, 150)] * 3)]
@@ -123,6 +124,7 @@ def test_a_posterior_is_no_npz(tmp_path):
         export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"], images_root=tmp_path / "images")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["edit", "flip", "mask", "cut", "other resolution", "other VAE", "other image"])
 def test_each_change_makes_exactly_the_concerned_npz_again(tmp_path, change):
     arch = ARCHITECTURES["sd"]
@@ -182,6 +184,7 @@ def forget_what_they_were_made_from(images, dataset, arch):
         write_npz(path, read_npz(path, bucket, arch), bucket, arch)
 
 
+@pytest.mark.long
 def test_imported_files_need_not_be_encoded_again_where_their_vae_is_known(tmp_path):
     arch = ARCHITECTURES["sd"]
     images = make_images(tmp_path / "images", SIZES)
@@ -253,6 +256,7 @@ def test_nothing_is_exported_outside_the_folder_that_was_named(tmp_path):
     assert not list((tmp_path / "b").glob("*.npz"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("images", ["../../home", "../images", "/", "{home}"])
 def test_a_store_names_no_place_to_write_to(tmp_path, command_line, images):
     """Whoever has a store from somebody else writes where they say, and not where the store says."""
@@ -295,6 +299,7 @@ def test_fewer_exported_than_asked_for_is_said(tmp_path, command_line):
     assert command_line("cache", "pack", root)[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", ["latents", "latents_flipped", "alpha_mask", "original_size", "crop_ltrb"])
 def test_one_changed_byte_of_an_npz_is_found(tmp_path, part):
     """With length and time as before, where the trainer would stop at Bad CRC-32."""

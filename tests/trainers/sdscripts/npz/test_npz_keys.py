@@ -59,6 +59,7 @@ def image(tmp_path):
     return path
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(BUCKETS), st.booleans()), min_size=1, max_size=8))
 def test_whoever_writes_at_whatever_size_no_size_is_lost(tmp_path_factory, writes):
     path = tmp_path_factory.mktemp("npz") / "a.npz"

@@ -178,6 +178,7 @@ def raw_members(data):
         return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(30))
 def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
     rng = random.Random(seed)

@@ -57,6 +57,7 @@ def folder_of(root, family, captions, *, marked=True):
     return images, want
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_imported_and_exported_again_every_bit_is_there(tmp_path, family):
     captions = ["one", "two two", "one"]
