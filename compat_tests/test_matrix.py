@@ -60,7 +60,7 @@ def run(*arguments):
     return matrix.main(list(map(str, arguments)))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_results_are_counted_and_written_down(checkout, suite, capsys):
     only = ["--only", "test_sdscripts_good.py", "test_sdscripts_bad.py"]
     assert run(checkout, "--python", sys.executable, *only) == 1

@@ -35,7 +35,7 @@ main()
 
 
 @pytest.mark.posix("sends a POSIX signal")
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
     from kohya_bucket.images import MetadataCache
 

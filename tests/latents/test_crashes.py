@@ -197,7 +197,7 @@ def test_the_processes_of_a_launch_share_the_work_and_a_dead_ones_share_is_done_
     assert (len(store), store.replaced_rows(), verify(store)) == (len(images), 0, [])
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_two_runs_started_by_hand_damage_nothing_and_one_says_what_was_encoded_twice(tmp_path):
     images = make_images(tmp_path / "images", MANY)
     both = [PrecomputeWorker(tmp_path / "images", tmp_path / "out", seconds=0.05) for _ in range(2)]
@@ -211,7 +211,7 @@ def test_two_runs_started_by_hand_damage_nothing_and_one_says_what_was_encoded_t
     assert any("encoded twice" in note for one in done for note in one["notes"])
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_one_that_fails_ends_after_the_others_of_its_launch(tmp_path):
     """torchrun ends all when one exits with an error, so all wait for the last."""
     program = tmp_path / "program.py"

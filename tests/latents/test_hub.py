@@ -28,7 +28,7 @@ def child(program: str, cache: Path, name: str = "someone/a-vae") -> subprocess.
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("program", [VAE, TEXT], ids=["vae", "text"])
 def test_a_hub_that_cannot_be_reached_is_named_and_asked_once(program: str, tmp_path: Path) -> None:
     if program == TEXT:
@@ -41,9 +41,7 @@ def test_a_hub_that_cannot_be_reached_is_named_and_asked_once(program: str, tmp_
 
 
 @pytest.mark.weekly
-@pytest.mark.parametrize(
-    "folder", [pytest.param("", marks=pytest.mark.slow), pytest.param("vae", marks=pytest.mark.weekly)]
-)
+@pytest.mark.parametrize("folder", ["", "vae"])
 def test_what_was_downloaded_before_is_taken_without_it(folder: str, tmp_path: Path) -> None:
     repository = tmp_path / "models--someone--a-vae"
     (repository / "refs").mkdir(parents=True)

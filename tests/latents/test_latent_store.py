@@ -466,7 +466,7 @@ print([sum(store.read(i).nbytes > 0 for store in stores for i in range(len(store
 """
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.posix("Windows has no limit of open files")
 def test_many_shards_are_read_with_few_open_files(tmp_path):
     for name in ("a", "b"):

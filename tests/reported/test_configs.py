@@ -292,7 +292,7 @@ def test_an_image_in_both_parts(command_line: Command) -> None:  # noqa: F811
     assert "validation-overlap" not in whole
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_one_finding_for_many_of_a_kind(command_line: Command) -> None:  # noqa: F811
     """Three, and then how many more; each misspelt key is a kind of its own, up to twenty."""
     table = "[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'gone{}'\n"

@@ -348,6 +348,7 @@ def test_an_empty_set_and_a_wholly_broken_one_still_make_a_page(browser, tmp_pat
         assert browser.get_log("browser") == []
 
 
+@pytest.mark.weekly
 def test_a_large_set_makes_a_small_page(tmp_path) -> None:
     rng = np.random.default_rng(1)
     sizes = rng.integers(200, 4000, (100_000, 2)).astype(np.int32)

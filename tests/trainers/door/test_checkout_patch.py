@@ -237,7 +237,7 @@ def test_the_command_in_a_folder_without_a_trainer(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_command_does_not_patch_what_the_adapter_does_not_know(patch, checkout, init):
     pytest.importorskip("accelerate", reason="without torch and accelerate the adapter cannot be tried")
     if patch is SD_SCRIPTS:

@@ -52,7 +52,7 @@ def unknown_version(tmp_path):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_an_unknown_version_is_refused_whole(unknown_version):
     code = """
         import library.train_util
