@@ -33,7 +33,7 @@ def made(rank: int, stateful: bool = True) -> tuple:
     "huggingface/accelerate#3996",
     trainer="accelerate does not save the order: images of the epoch are missed, and others trained twice",
     here="0 missed, 0 repeated, on 1 to 3 processes, in any epoch",
-    command="pytest tests/datasets/test_epochs_resumed.py",
+    command="pytest -m '' tests/datasets/test_epochs_resumed.py",
     origin="the batches of an epoch without a stop",
 )
 @pytest.mark.parametrize("rank", range(RANKS))
@@ -83,7 +83,7 @@ def test_a_registered_sampler_goes_on_at_the_exact_image(rank: int) -> None:
     "meta-pytorch/data#1437",
     trainer="torchdata's loader has another state after it has loaded one",
     here="goes on with the first batch of the next epoch",
-    command="pytest tests/reported/test_epochs.py",
+    command="pytest -m '' tests/reported/test_epochs.py",
     origin="the batches of the next epoch",
 )
 @pytest.mark.parametrize("workers", [0, 1])
