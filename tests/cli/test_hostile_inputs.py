@@ -70,7 +70,7 @@ def test_the_environments_config(
     assert "is a pipe or a device, but a regular file is read here" in out
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     "text", ["a = " + "[" * 5000 + "]" * 5000, "[" + ".".join("a" * 5000) + "]", "[" + " " * 20000]
 )

@@ -347,7 +347,7 @@ def with_one_cut_off(tmp_path: Path) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.weekly)])
 @pytest.mark.parametrize("decode", ["exact", "fast"])
 def test_an_image_that_cannot_be_read_is_left_out_and_another_of_its_bucket_trains(
     with_one_cut_off: list[Path], workers: int, decode: str, caplog: pytest.LogCaptureFixture

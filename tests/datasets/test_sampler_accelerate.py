@@ -80,7 +80,7 @@ def test_skipped_batches() -> None:
     assert lists(loader) == list(plan_epoch(IDS, 4, epoch=3).rank_batches(0))
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.weekly)])
 @pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 0), (2, 1)])
 def test_a_stateful_loader_goes_on_where_it_was(ranks: int, rank: int, workers: int) -> None:
     """`DataLoaderConfiguration(use_stateful_dataloader=True)`: the loader's own state is enough, in any epoch."""

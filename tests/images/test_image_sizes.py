@@ -87,7 +87,7 @@ def test_whole_corpus_at_once(tmp_path: Path) -> None:
     assert_equals_pillow(tmp_path, CORPUS)
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_truncated_at_many_offsets(tmp_path: Path) -> None:
     rng = random.Random(1)
     files = []

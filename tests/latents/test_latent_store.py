@@ -164,7 +164,7 @@ def test_pickled_for_a_worker_it_reads_the_same(tmp_path):
     assert same(pickle.loads(pickle.dumps(store)).read(1), want["b"])
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_any_flipped_byte_of_a_shard_is_noticed(tmp_path):
     """Over every region of the file: length, header, latents, description of the rows."""
     want = fill(tmp_path, ["a", "b", "c"], flip=True)

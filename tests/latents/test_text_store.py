@@ -204,7 +204,7 @@ def flipped(root, rng):
     return victim.name
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.parametrize("indexed", [True, weekly(False)])
 def test_a_flipped_bit_gives_no_wrong_number_and_what_it_costs_is_named(tmp_path, indexed):
     good, rng = tmp_path / "good", random.Random(0)
