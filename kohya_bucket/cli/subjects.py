@@ -27,10 +27,12 @@ from kohya_bucket.texts import counted
 from kohya_bucket.trainers.ai_toolkit.config import read_job
 from kohya_bucket.trainers.ai_toolkit.plan import files_of, rule_of
 from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
-from kohya_bucket.trainers.door.findings import Finding, Severity
+from kohya_bucket.trainers.door.findings import Finding, Findings, Severity
+from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset
 from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.musubi.keys import ClipKeys
 from kohya_bucket.trainers.musubi.listing import list_items
+from kohya_bucket.trainers.musubi.plan import place_clips
 from kohya_bucket.trainers.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
@@ -173,7 +175,7 @@ def from_musubi_config(
     read = musubi_config(path, arch)
     model, adapter = read.model, adapter_options(read)
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
-    subjects = []
+    subjects, placed = [], list[InBuckets]()
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
         paths = list_items(keys, place, read.findings, model).paths
         if not paths:
@@ -183,17 +185,23 @@ def from_musubi_config(
         rule, facts = keys.picture_rule(model), None
         if isinstance(keys, ClipKeys):
             facts, images = reading.clips(paths)
-            sizes, frames = facts.scan.sizes, facts.scan.frames
-            rates = keys.rates(model, facts.scan.fps)
-            facts = replace(facts, placement=keys.clip_rule(model).place(sizes, frames, rates))
+            clips = place_clips(keys, place, paths, facts.scan, model, Findings())
+            facts = replace(facts, placement=clips.clips)
+            placed.append(replace(clips.items, batch_size=batch))
         else:
             images = reading.table(paths)
             images = images.without(reading.undecodable(images))
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * keys.times, captions=endings)
+        if facts is None:
+            placement = rule.place(images.sizes)
+            placed.append(PlacedDataset(images.paths, images.repeats, placement, batch, keys.resolution))
         focus = focus_of(adapter, images.paths)
         how = str(path), trainer, facts, focus, adapter
         subjects.append(Subject(name, images, rule, batch, *how))
+    subjects = [
+        one if one.clips else replace(one, epoch=Epoch(tuple(placed), number)) for number, one in enumerate(subjects)
+    ]
     findings = _serious(read.findings)
     if not subjects:
         reasons = "; ".join(finding.text for finding in findings[:3])
@@ -204,7 +212,7 @@ def from_musubi_config(
 def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
     """The same of a job of ai-toolkit; clips are left out."""
     job = read_job(path)
-    subjects, trainer = [], Trainer(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step})
+    read, trainer, adapter = [], Trainer(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step}), adapter_options(job)
     for keys in job.datasets:
         paths = [path for path in files_of(keys, job.findings) if not is_video(path)]
         if not paths:
@@ -216,9 +224,19 @@ def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list
             images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
             sizes=np.where(sideways[:, None], images.sizes[:, ::-1], images.sizes),
         )  # fmt: skip
-        name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
-        how = str(path), trainer, None, None, adapter_options(job)
-        subjects.append(Subject(name, images, rule_of(keys, job.step), batch_size or keys.batch_size, *how))
+        read.append((keys, images, rule_of(keys, job.step), batch_size or keys.batch_size))
+    subjects = []
+    for is_reg in (False, True):
+        mine = [one for one in read if one[0].is_reg == is_reg]
+        placed = tuple(
+            PlacedDataset(images.paths, images.repeats, rule.place(images.sizes), batch, (keys.resolution,) * 2)
+            for keys, images, rule, batch in mine
+        )
+        options = adapter.unscheduled() if is_reg else adapter
+        for number, (keys, images, rule, batch) in enumerate(mine):
+            name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
+            how = str(path), trainer, None, None, options, Epoch(placed, number)
+            subjects.append(Subject(name, images, rule, batch, *how))
     findings = _serious(job.findings)
     if not subjects:
         raise ConfigError(f"{path}: no data set with images in it: {'; '.join(f.text for f in findings[:3])}")

@@ -6,7 +6,7 @@ import ntpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.group import epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import PlacedDataset, first_placed
+from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset, first_placed
 from kohya_bucket.trainers.door.placing import each_once
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
 
@@ -185,7 +185,7 @@ class Epoch:
         number: which of them holds the subject's images; resolution: which of its resolutions the subject is about.
     """
 
-    datasets: tuple[PlacedDataset, ...]
+    datasets: tuple[InBuckets, ...]
     number: int = 0
     resolution: int = 0
 
@@ -195,13 +195,13 @@ class Epoch:
         Raises:
             PlanError: a remainder policy cannot do with that placement.
         """
-        own, at = self.datasets[self.number], self.resolution
+        own, at = cast("PlacedDataset", self.datasets[self.number]), self.resolution
         columns, first = own.per_resolution, placement
         if columns:
             columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
             first = first_placed(columns)
         own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
-        others = [one.trained for one in self.datasets]
+        others = [one.trained if isinstance(one, PlacedDataset) else one for one in self.datasets]
         datasets = [*others[: self.number], own, *others[self.number + 1 :]]
         counts = epoch_of(datasets, options, (), 1)[0][self.number]
         mine = np.flatnonzero(own.resolution_of_bucket == at).tolist()
@@ -249,5 +249,5 @@ class Subject:
         epoch, options = self.epoch, self.options
         if epoch is None:
             images = PlacedDataset(self.images.paths, self.images.repeats, placement, self.batch_size)
-            epoch, options = Epoch((images,)), self.options.unscheduled()
+            epoch, options = Epoch((images,)), options.unscheduled()
         return epoch.counts(placement, bool(getattr(rule, "no_upscale", False)), options)

@@ -139,6 +139,44 @@ def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path)
     assert next(subjects, None) is None
 
 
+@pytest.mark.parametrize("trainer", ["ai-toolkit", "musubi-tuner"])
+def test_data_sets_that_are_trained_one_after_another(trainer: str, tmp_path: Path) -> None:
+    """The one with fewer images has smaller batches, so that its epochs have as many steps."""
+    rng = np.random.default_rng(3)
+    for number, count in enumerate((37, 15)):
+        images = tmp_path / f"data{number}"
+        images.mkdir()
+        for i, (width, height) in enumerate(rng.integers(200, 600, (count, 2)).tolist()):
+            (images / f"{number}_{i}.png").write_bytes(png_header(width, height))
+            (images / f"{number}_{i}.txt").write_text("a caption", encoding="utf-8")
+    table = {"resolution_mode": "schedule", "resolution_epochs": [1]}
+    sides = {"data0": 128, "data1": 256}
+    path, arguments = tmp_path / "config.toml", ["--arch", "zi", "--json"]
+    if trainer == "ai-toolkit":
+        pytest.importorskip("yaml")
+        path, arguments = tmp_path / "job.yaml", ["--json"]
+        datasets = [{"folder_path": str(tmp_path / name), "resolution": side} for name, side in sides.items()]
+        process = {"type": "sd_trainer", "datasets": datasets, "train": {"batch_size": 4, "steps": 100}}
+        job = {"job": "extension", "config": {"name": "x", "process": [process]}, "kohya_bucket": table}
+        path.write_text(json.dumps(job), encoding="utf-8")  # JSON is YAML
+    else:
+        general = {"caption_extension": ".txt", "enable_bucket": True, "batch_size": 4}
+        datasets = [
+            {"image_directory": str(tmp_path / name), "cache_directory": str(tmp_path / f"{name} cache"),
+             "resolution": [side, side]} for name, side in sides.items()
+        ]  # fmt: skip
+        path.write_text(toml.dumps({"general": general, "datasets": datasets, "kohya_bucket": table}), encoding="utf-8")
+    planned = json.loads(run("plan", path, *arguments))["datasets"]
+    analysed = json.loads(run("analyze", "--config", path, *arguments))["datasets"]
+    steps = [sum(row["batches"] for row in data["buckets"]) for data in planned]
+    assert steps == [data["summary"]["batches"] for data in analysed]
+    assert steps[0] == steps[1] > 4
+    for data, report in zip(planned, analysed, strict=True):
+        rows = [row | {"bucket": row["bucket"][:2]} for row in data["buckets"]]
+        for what in ("samples", "batches"):
+            assert shown(rows, what) == shown(report["buckets"], what)
+
+
 def test_a_folder_of_images_is_no_clip(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(png_header(640, 480))
     result = CliRunner().invoke(app, ["simulate", str(tmp_path)])

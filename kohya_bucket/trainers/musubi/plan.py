@@ -85,7 +85,7 @@ def _place(
         findings.note("focus-control", place, CONTROL_IN_THE_MIDDLE)
     if isinstance(keys, ClipKeys):
         scan = read_clips(paths, decode=decode, progress=progress)
-        return replace(_place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
+        return replace(place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
     sizes = scan_sizes(paths, progress=progress)
     placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
@@ -96,10 +96,11 @@ def _place(
     return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
 
 
-def _place_clips(
+def place_clips(
     keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Family, findings: Findings,
-    focus: FloatArray | None,
+    focus: FloatArray | None = None,
 ) -> PlacedData:  # fmt: skip
+    """The items of a data set of clips, and where each goes."""
     placed = keys.clip_rule(model).place(scan.sizes, scan.frames, keys.rates(model, scan.fps))
     spans = placed.spans
     sections = np.ones(len(spans), dtype=np.int64)
