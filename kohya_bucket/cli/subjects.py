@@ -191,56 +191,51 @@ def from_musubi_config(
         else:
             images = reading.table(paths)
             images = images.without(reading.undecodable(images))
+            repeats = images.repeats * keys.times
+            placed.append(PlacedDataset(images.paths, repeats, rule.place(images.sizes), batch, keys.resolution))
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * keys.times, captions=endings)
-        if facts is None:
-            placement = rule.place(images.sizes)
-            placed.append(PlacedDataset(images.paths, images.repeats, placement, batch, keys.resolution))
-        focus = focus_of(adapter, images.paths)
-        how = str(path), trainer, facts, focus, adapter
+        epoch = None if facts else Epoch(placed, len(placed) - 1)
+        how = str(path), trainer, facts, focus_of(adapter, images.paths), adapter, epoch
         subjects.append(Subject(name, images, rule, batch, *how))
-    subjects = [
-        one if one.clips else replace(one, epoch=Epoch(tuple(placed), number)) for number, one in enumerate(subjects)
-    ]
-    findings = _serious(read.findings)
-    if not subjects:
-        reasons = "; ".join(finding.text for finding in findings[:3])
-        raise ConfigError(f"{path}: no data set with images or clips in it: {reasons}")
-    return subjects, findings
+    return _checked(subjects, path, "images or clips", read.findings)
 
 
 def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
     """The same of a job of ai-toolkit; clips are left out."""
     job = read_job(path)
-    read, trainer, adapter = [], Trainer(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step}), adapter_options(job)
+    trainer, adapter = Trainer(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step}), adapter_options(job)
+    subjects, placed = [], {False: list[InBuckets](), True: list[InBuckets]()}
     for keys in job.datasets:
         paths = [path for path in files_of(keys, job.findings) if not is_video(path)]
         if not paths:
             continue
         images = reading.table(paths)
         images = images.without(reading.undecodable(images))
-        sideways = images.orientation > 4
+        if not keys.fast_image_size:  # with it alone, the sizes are those of the pixels as they are stored
+            upright = np.where(images.orientation[:, None] > 4, images.sizes[:, ::-1], images.sizes)
+            images = replace(images, sizes=upright, orientation=np.ones_like(images.orientation), upright=True)
         images = replace(
             images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
-            sizes=np.where(sideways[:, None], images.sizes[:, ::-1], images.sizes),
+            sizes=(images.sizes * keys.scale).astype(np.int32),
         )  # fmt: skip
-        read.append((keys, images, rule_of(keys, job.step), batch_size or keys.batch_size))
-    subjects = []
-    for is_reg in (False, True):
-        mine = [one for one in read if one[0].is_reg == is_reg]
-        placed = tuple(
-            PlacedDataset(images.paths, images.repeats, rule.place(images.sizes), batch, (keys.resolution,) * 2)
-            for keys, images, rule, batch in mine
-        )
-        options = adapter.unscheduled() if is_reg else adapter
-        for number, (keys, images, rule, batch) in enumerate(mine):
-            name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
-            how = str(path), trainer, None, None, options, Epoch(placed, number)
-            subjects.append(Subject(name, images, rule, batch, *how))
-    findings = _serious(job.findings)
+        rule, batch, mine = rule_of(keys, job.step), batch_size or keys.batch_size, placed[keys.is_reg]
+        sides = (keys.resolution, keys.resolution)
+        mine.append(PlacedDataset(images.paths, images.repeats, rule.place(images.sizes), batch, sides))
+        name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
+        options = adapter.unscheduled() if keys.is_reg else adapter
+        how = str(path), trainer, None, None, options, Epoch(mine, len(mine) - 1)
+        subjects.append(Subject(name, images, rule, batch, *how))
+    return _checked(subjects, path, "images", job.findings)
+
+
+def _checked(
+    subjects: list[Subject], path: Path, what: str, findings: Iterable[Finding]
+) -> tuple[list[Subject], list[Finding]]:
+    serious = _serious(findings)
     if not subjects:
-        raise ConfigError(f"{path}: no data set with images in it: {'; '.join(f.text for f in findings[:3])}")
-    return subjects, findings
+        raise ConfigError(f"{path}: no data set with {what} in it: {'; '.join(one.text for one in serious[:3])}")
+    return subjects, serious
 
 
 def _serious(findings: Iterable[Finding]) -> list[Finding]:

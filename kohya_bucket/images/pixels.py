@@ -121,13 +121,14 @@ def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) 
         image.fp.seek(0)
         pixels = _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
     if pixels is None:
-        pixels = to_pixels(_upright(image) if obey_exif else image, alpha)
+        pixels = to_pixels(upright(image) if obey_exif else image, alpha)
     if scale == 1:
         return Picture.whole(pixels)
     return Picture(pixels, size[::-1] if across else size, scale)
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
+    """An image turned as EXIF asks, or XMP, as by `PIL.ImageOps.exif_transpose`."""
     image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
     turn = TURNS.get(orientation_in(image))
     return image if turn is None else image.transpose(turn)

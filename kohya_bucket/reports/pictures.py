@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
-from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.images.pixels import undecodable, upright
 from kohya_bucket.inputs import open_input
 from kohya_bucket.reports.analysis import Analysis
 
@@ -66,7 +66,8 @@ def illustrate(
         new = [path for path in dict.fromkeys(paths) if path not in pictures]
         if not new:
             return out, pictures
-        pictures |= zip(new, make_thumbnails(new, progress), strict=True)
+        turned = {path for a in out if a.images.upright for path in a.images.paths}
+        pictures |= zip(new, make_thumbnails(new, progress, turned), strict=True)
         files = [path for path in new if pictures[path] is None and not is_video(path) and Path(path).is_file()]
         if broken := dict(undecodable(files)):
             out = [a.without(broken) for a in out]
@@ -105,19 +106,23 @@ def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]
     return out
 
 
-def make_thumbnails(paths: Sequence[str], progress: Progress | None = None) -> list[tuple[str, int, int] | None]:
-    """(data URI, width, height) of each image, unrotated; None where its pixels do not decode."""
+def make_thumbnails(
+    paths: Sequence[str], progress: Progress | None = None, turned: Collection[str] = ()
+) -> list[tuple[str, int, int] | None]:
+    """(data URI, width, height) of each image, those in `turned` as EXIF asks; None where its pixels do not decode."""
     kind = "WEBP" if features.check("webp") else "JPEG"
-    return for_each(partial(_thumbnail, kind), paths, progress=progress, at_once=_THREADS)
+    return for_each(partial(_thumbnail, kind, turned), paths, progress=progress, at_once=_THREADS)
 
 
-def _thumbnail(kind: str, path: str) -> tuple[str, int, int] | None:
+def _thumbnail(kind: str, turned: Collection[str], path: str) -> tuple[str, int, int] | None:
     try:
         with open_input(path) as file, Image.open(file) as image:
             scale = min(1.0, (_AREA / (image.width * image.height)) ** 0.5, _LONGEST / max(image.size))
             size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
             image.draft("RGB", (2 * size[0], 2 * size[1]))
-            return _encode(image, size, kind), *size
+            as_seen = upright(image) if path in turned else image
+            size = size if as_seen.size == image.size else size[::-1]
+            return _encode(as_seen, size, kind), *size
     except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError):
         return None
 

@@ -101,6 +101,7 @@ class ImageTable:
         mislabelled: index -> how its name and its content differ.
         hashes: [N] content hashes (empty where there is none), or None where they were not computed.
         captions: endings of caption files, tried in this order beside an image.
+        upright: the trainer turns them as EXIF asks, so `sizes` are those of turned images, and `orientation` is 1.
     """
 
     paths: Sequence[str]
@@ -111,6 +112,7 @@ class ImageTable:
     mislabelled: Mapping[int, str] = field(default_factory=dict)
     hashes: Sequence[str] | None = None
     captions: tuple[str, ...] = CAPTION_EXTENSIONS
+    upright: bool = False
 
     @classmethod
     def of(cls, paths: Sequence[str], sizes: IntArray, **more: Any) -> ImageTable:
@@ -181,11 +183,11 @@ class Epoch:
     """The epoch that trains a subject's images.
 
     Attributes:
-        datasets: those that are planned together.
+        datasets: those that are planned together; a list may grow until the epoch is asked for.
         number: which of them holds the subject's images; resolution: which of its resolutions the subject is about.
     """
 
-    datasets: tuple[InBuckets, ...]
+    datasets: Sequence[InBuckets]
     number: int = 0
     resolution: int = 0
 

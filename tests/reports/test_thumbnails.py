@@ -59,6 +59,15 @@ def test_what_does_not_decode_is_left_out(tmp_path) -> None:
     assert [p is None for p in make_thumbnails(paths)] == [True, True, True, False]
 
 
+def test_one_is_turned_where_training_turns_the_image(tmp_path) -> None:
+    path, exif = str(tmp_path / "x.jpg"), Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (600, 400)).save(path, exif=exif)
+    for turned, landscape in (([], True), ([path], False)):
+        ((_, width, height),) = make_thumbnails([path], turned=turned)
+        assert (width > height) == landscape
+
+
 def test_captions_are_cut_and_optional(tmp_path) -> None:
     image = tmp_path / "a.b.png"
     assert caption_beside(str(image), (".txt", ".caption")) is None

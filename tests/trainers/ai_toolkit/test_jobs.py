@@ -59,6 +59,21 @@ def test_a_table_says_how_many_epochs_the_steps_are(job, command_line):
     assert "101 steps are 25 epochs and 1 step of the next" in out
 
 
+@pytest.mark.parametrize("keys", [{}, {"scale": 0.3}, {"fast_image_size": True}], ids=str)
+def test_a_report_places_images_as_the_plan_does(job, command_line, tmp_path, keys):
+    """A quarter turn that EXIF asks for is obeyed, except where sizes are read without it."""
+    with Image.open(tmp_path / "images" / "0.png") as image:
+        exif = image.getexif()
+        exif[0x0112] = 6
+        image.save(tmp_path / "images" / "0.png", exif=exif)
+    file = job({"resolution": 128, **keys})
+    planned = json.loads(command_line("plan", file, "--json")[1])["datasets"][0]
+    report = json.loads(command_line("analyze", "--config", file, "--json")[1])["datasets"][0]
+    rows = {tuple(row["bucket"]): row["samples"] for row in planned["buckets"]}
+    assert rows == {(row["width"], row["height"]): row["samples"] for row in report["buckets"] if row["samples"]}
+    assert report["exif_rotated"]["count"] == ("fast_image_size" in keys)
+
+
 def test_preview_takes_a_job(job):
     found = kohya_bucket.preview(str(job({"resolution": 128})))
     assert sum(bucket.samples for bucket in found.buckets) == len(SIZES)
