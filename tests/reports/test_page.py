@@ -64,6 +64,12 @@ def wait_for(browser, script: str) -> object:
     return WebDriverWait(browser, 120, poll_frequency=0.05).until(lambda b: b.execute_script(script))
 
 
+def open_page(browser, uri: str) -> None:
+    """A report from a file, once it is drawn: on a busy machine `get` may return before."""
+    browser.get(uri)
+    wait_for(browser, f"return location.href === {json.dumps(uri)} && !!document.querySelector('footer')")
+
+
 def sizes_to_ask(n: int = 1000) -> np.ndarray:
     """Random sizes, sizes of buckets, and sizes next to a switching point."""
     rng = np.random.default_rng(7)
@@ -105,7 +111,7 @@ def test_the_field_answers_as_python_for_a_thousand_sizes(browser, tmp_path) -> 
     sizes = sizes_to_ask()
     asked = {name: RULES[name] for name in ("upscaling", "no upscaling")}
     _, uri = page_of(asked, sizes[:50], tmp_path, thumbnails=0)
-    browser.get(uri)
+    open_page(browser, uri)
     for i, (name, rule) in enumerate(asked.items()):
         browser.find_elements("css selector", "#page > .tabs button")[i].click()
         answers = browser.execute_script(
@@ -131,7 +137,7 @@ def test_the_field_answers_as_python_for_a_thousand_sizes(browser, tmp_path) -> 
 def test_every_rule_is_repeated_exactly(browser, tmp_path, name) -> None:
     sizes = sizes_to_ask()
     _, uri = page_of({name: RULES[name]}, sizes[:5], tmp_path, thumbnails=0)
-    browser.get(uri)
+    open_page(browser, uri)
     answers = browser.execute_script(
         "return JSON.stringify(arguments[0].map(([w, h]) => place(DATA.datasets[0].rule, w, h)))", sizes.tolist()
     )
@@ -156,7 +162,7 @@ def test_no_name_or_caption_becomes_markup(browser, tmp_path) -> None:
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8", newline="\n")
     browser.get_log("browser")
-    browser.get(path.as_uri())
+    open_page(browser, path.as_uri())
     assert browser.execute_script("return window.pwned === undefined")
 
     def read(script: str):
@@ -186,7 +192,7 @@ def test_a_page_asks_nothing_from_the_network(browser, tmp_path) -> None:
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
     browser.get_log("browser")
-    browser.get(uri)
+    open_page(browser, uri)
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     # The policy holds: a script and a picture from elsewhere are refused.
     blocked = browser.execute_script(
@@ -212,7 +218,7 @@ def test_a_chosen_image_counts_as_it_is_stored(browser, tmp_path, ending) -> Non
     path = tmp_path / f"lying.{ending}"
     Image.new("RGB", (900, 600), "teal").save(path, exif=exif)
     _, uri = page_of({"set": RULES["upscaling"]}, [(800, 600)], tmp_path, thumbnails=0)
-    browser.get(uri)
+    open_page(browser, uri)
     browser.execute_script("delete document.getElementById('answer').dataset.result")  # of the size that is filled in
     browser.find_element("id", "file").send_keys(str(path))
     answer = json.loads(wait_for(browser, "return document.getElementById('answer').dataset.result"))
@@ -246,7 +252,7 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
     table = ImageTable.of([str(tmp_path / "wide.png")] * 3, np.array([(900, 300)] * 3, dtype=np.int32))
     _, uri = page_of_table(table, tmp_path)
     browser.get("about:blank")
-    browser.get(f"{uri}#sheets")
+    open_page(browser, f"{uri}#sheets")
     links = browser.find_elements("css selector", "nav.links a")
     shown = ["Buckets", "What an epoch trains", "Contact sheets", "Images that stand out", "For the curious"]
     assert [a.text for a in links][-5:] == shown
@@ -269,7 +275,7 @@ def test_what_an_epoch_trains_is_the_plan_first_and_then_each_trainers_loader(br
     table = ImageTable.of([f"{i}.png" for i in range(30)], np.array([(600 + 37 * i, 400) for i in range(30)]))
     _, uri = page_of_table(table, tmp_path)
     browser.get("about:blank")
-    browser.get(uri)
+    open_page(browser, uri)
     rows = browser.find_elements("css selector", "#trainers tbody tr")
     shown = [[cell.text for cell in row.find_elements("css selector", "th, td")] for row in rows]
     expected = trained_on(analyze(Subject("set", table, RULES["512"], 4)))
@@ -283,12 +289,12 @@ def test_what_is_for_the_curious_opens_by_a_click_or_a_link(browser, tmp_path) -
     _, uri = page_of({"set": RULES["512"]}, [(600 + 37 * i, 400) for i in range(20)], tmp_path, thumbnails=0)
     width = "document.querySelector('#aspects svg')?.getBoundingClientRect().width"
     browser.get("about:blank")
-    browser.get(uri)
+    open_page(browser, uri)
     assert not browser.execute_script(f"return {width}")
     browser.find_element("css selector", "#curious > h2 .fold").click()
     wait_for(browser, f"return {width} > 300")
     browser.get("about:blank")
-    browser.get(f"{uri}#aspects")
+    open_page(browser, f"{uri}#aspects")
     wait_for(browser, f"return {width} > 300")
 
 
@@ -301,7 +307,7 @@ def ask(browser, text) -> None:
 def test_lists_sort_and_filter(browser, tmp_path) -> None:
     names = [f"/set/{word}{i}.png" for i, word in enumerate(["cat", "dog"] * 10)]
     _, uri = page_of({"set": RULES["512"]}, [(600 + 37 * i, 400) for i in range(20)], tmp_path, names, thumbnails=0)
-    browser.get(uri)
+    open_page(browser, uri)
     column = "return [...document.querySelectorAll('#images tbody .name')].map((n) => n.textContent)"
     head = "#images th:first-child button"
     browser.execute_script(f"document.querySelector('{head}').click()")
@@ -323,7 +329,7 @@ def test_nothing_sticks_out_and_colours_follow_the_system(browser, tmp_path, wid
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
-        browser.get(uri)
+        open_page(browser, uri)
         for tab in browser.find_elements("css selector", "#page > .tabs button"):
             tab.click()
             assert browser.execute_script("return document.documentElement.scrollWidth - innerWidth") <= 0
@@ -343,7 +349,7 @@ def test_an_empty_set_and_a_wholly_broken_one_still_make_a_page(browser, tmp_pat
     for sizes in ([], [(0, 0), (0, 0)]):
         _, uri = page_of(RULES, np.array(sizes, dtype=np.int32).reshape(-1, 2), tmp_path)
         browser.get_log("browser")
-        browser.get(uri)
+        open_page(browser, uri)
         assert browser.execute_script("return document.querySelectorAll('.key').length") == 1
         assert browser.get_log("browser") == []
 
@@ -361,7 +367,7 @@ def test_a_rule_the_page_cannot_repeat_still_makes_a_page(browser, tmp_path) -> 
     others = {"exact": ExactBuckets(512)}
     _, uri = page_of(others, sizes_to_ask()[:60], tmp_path, thumbnails=0)
     browser.get_log("browser")
-    browser.get(uri)
+    open_page(browser, uri)
     ask(browser, "800x600")
     assert "cannot be repeated" in browser.find_element("id", "answer").text
     assert browser.get_log("browser") == []
@@ -388,7 +394,7 @@ def test_charts_are_true_and_readable_at_every_width(browser, tmp_path, width) -
     _, uri = page_of({"set": RULES["upscaling"]}, sizes, tmp_path)
     narrow(browser, width)
     try:
-        browser.get(uri)
+        open_page(browser, uri)
         boxes = browser.execute_script(
             "return [...document.querySelectorAll(arguments[0])].map(e => {const r = e.getBoundingClientRect();"
             "return [r.left, r.top, r.right, r.bottom, e.textContent]})",
@@ -421,7 +427,7 @@ def test_thousands_of_buckets_do_not_stop_the_page(browser, tmp_path) -> None:
     _, uri = page_of({"set": rule}, sizes, tmp_path, thumbnails=0)
     used = len(analyze(Subject("set", ImageTable.of(["x"] * len(sizes), sizes), rule)).used_buckets)
     assert used > 5000
-    browser.get(uri)
+    open_page(browser, uri)
     rows = "return document.querySelectorAll('tr.link[data-bucket]').length"
     assert browser.execute_script(rows) == 25
     browser.execute_script("document.querySelector('#buckets .more').click()")
@@ -433,7 +439,7 @@ def test_thousands_of_buckets_do_not_stop_the_page(browser, tmp_path) -> None:
 
 def test_the_bucket_of_the_asked_size_stays_marked_when_the_table_is_sorted(browser, tmp_path) -> None:
     _, uri = page_of({"set": RULES["upscaling"]}, [(1000, 1000), (1500, 1000), (1000, 1500)], tmp_path)
-    browser.get(uri)
+    open_page(browser, uri)
     ask(browser, "1500x1000")
     marked = (
         "return new Promise(done => setTimeout(() => done("
