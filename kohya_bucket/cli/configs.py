@@ -36,11 +36,18 @@ def adapter_options(read: Config | MusubiConfig | JobConfig) -> AdapterOptions:
         raise ConfigError(f"{read.path}: {error}" if read.path else str(error)) from error
 
 
-def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, BucketRule]]:
-    """What each data set of a config is trained by, at each of its resolutions, and its name for the reader.
+Rules = list[tuple[str, "BucketRule", tuple[int, int]]]
+
+
+def rules_of_config(path: Path, size: tuple[int, int], orientation: int) -> Rules:
+    """What each data set of a config is trained by, at each of its resolutions: its name, the rule, and the size that
+    an image counts as there.
 
     The name says if the data set leaves out an image of this size. `ConfigError` for a mistake other than missing
     images, or a rule that depends on all images.
+
+    Args:
+        size, orientation: the image's, as it is stored.
     """
     from kohya_bucket.buckets.rules.registry import named_rule
     from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
@@ -48,7 +55,7 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
     from kohya_bucket.trainers.sdscripts.config.files import skipped_images
 
     if trainer_of(path) == AI_TOOLKIT:
-        return _rules_of_job(path)
+        return _rules_of_job(path, size, orientation)
     read = read_config(path, check_captions=False)
     harmless = ("missing-folder", "no-images", "cache-conflict")
     wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in harmless]
@@ -64,18 +71,28 @@ def rules_of_config(path: Path, size: tuple[int, int]) -> list[tuple[str, Bucket
         but = f", which does not train it ({skipped})" if skipped else ""
         for keys in at_resolutions(dataset.config.dataset_keys, adapter):
             width, height = keys.resolution
-            rules.append((f"dataset {number} ({width}x{height}){but}", rule_for(keys, adapter)))
+            rules.append((f"dataset {number} ({width}x{height}){but}", rule_for(keys, adapter), size))
     return rules
 
 
-def _rules_of_job(path: Path) -> list[tuple[str, BucketRule]]:
+def _rules_of_job(path: Path, size: tuple[int, int], orientation: int) -> Rules:
+    import numpy as np
+
+    from kohya_bucket.buckets.sizes import as_pair
     from kohya_bucket.trainers.ai_toolkit.config import read_job
-    from kohya_bucket.trainers.ai_toolkit.plan import rule_of
+    from kohya_bucket.trainers.ai_toolkit.plan import counted_sizes, rule_of
 
     job = read_job(path)
     if not job.datasets:
         raise ConfigError(f"{path}: {next(iter(job.findings)).text}")
-    return [(f"{keys.place} (for {job.arch})", rule_of(keys, job.step)) for keys in job.datasets]
+    sizes, turns = np.array([size], dtype=np.int32), np.array([orientation], dtype=np.uint8)
+    found = []
+    for keys in job.datasets:
+        counted = as_pair(counted_sizes(keys, sizes, turns)[0])
+        if min(counted) < 1:
+            raise ConfigError(f"{path}: {keys.place}: scale = {keys.scale} leaves no pixel of {size[0]}x{size[1]}")
+        found.append((f"{keys.place} (for {job.arch})", rule_of(keys, job.step), counted))
+    return found
 
 
 def only_one(argument: Path | None, option: Path | None) -> Path | None:

@@ -25,7 +25,7 @@ from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.ai_toolkit.config import read_job
-from kohya_bucket.trainers.ai_toolkit.plan import files_of, rule_of
+from kohya_bucket.trainers.ai_toolkit.plan import counted_sizes, files_of, rule_of
 from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Finding, Findings, Severity
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset
@@ -212,12 +212,10 @@ def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list
             continue
         images = reading.table(paths)
         images = images.without(reading.undecodable(images))
-        if not keys.fast_image_size:  # with it alone, the sizes are those of the pixels as they are stored
-            upright = np.where(images.orientation[:, None] > 4, images.sizes[:, ::-1], images.sizes)
-            images = replace(images, sizes=upright, orientation=np.ones_like(images.orientation), upright=True)
         images = replace(
             images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
-            sizes=(images.sizes * keys.scale).astype(np.int32),
+            sizes=counted_sizes(keys, images.sizes, images.orientation), upright=not keys.fast_image_size,
+            orientation=images.orientation if keys.fast_image_size else np.ones_like(images.orientation),
         )  # fmt: skip
         rule, batch, mine = rule_of(keys, job.step), batch_size or keys.batch_size, placed[keys.is_reg]
         sides = (keys.resolution, keys.resolution)

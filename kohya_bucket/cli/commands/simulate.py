@@ -59,6 +59,7 @@ def simulate(
     as_json: AsJson = False,
     options: RuleArguments,
 ) -> None:
+    from kohya_bucket.images.headers import ORIENTATIONS
     from kohya_bucket.reports.explain import explain
 
     config, options, _ = given_config(config, options)
@@ -84,20 +85,19 @@ def simulate(
             from kohya_bucket.cli.sources import not_read
 
             foreign = not_read([image]).get(image, "")
-            if whose == AI_TOOLKIT and orientation > 4:
-                size = size[::-1]
     check_output("--preview", preview, "a picture", [file, config])
-    rules: list[WayToTrain]
+    ways: list[tuple[WayToTrain, tuple[int, int]]]
     if is_clip or for_clips:
         from kohya_bucket.cli.clips import ways_to_train
 
-        rules = ways_to_train(context, config, options, clip_options, clip)
+        ways = [(way, size) for way in ways_to_train(context, config, options, clip_options, clip)]
     elif config is not None:
-        rules = [(name, rule, None) for name, rule in rules_of_config(config, size)]
+        ways = [((name, rule, None), its) for name, rule, its in rules_of_config(config, size, orientation)]
     else:
-        rules = [(options.title, options.make(), None)]
+        ways = [((options.title, options.make(), None), size)]
     kept = _focus_of(focus, config, clip_options.arch, file)
-    found = [(name, explain(rule, *size, kept), taken) for name, rule, taken in rules]
+    found = [(name, explain(rule, *its, kept), taken) for (name, rule, taken), its in ways]
+    asked = ORIENTATIONS.get(orientation, "")
     if as_json:
         rows = [
             {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
@@ -111,10 +111,11 @@ def simulate(
             more = taken.lines() if taken else []
             if config is None and not given(context, ["max_bucket_reso"]):
                 more = [*more, *_with_longer_sides(options, explanation)]
-            _print(name, explanation, orientation, foreign, more)
+            _print(name, explanation, asked and f"asks for: {asked}; {_EXIF[whose == AI_TOOLKIT]}", foreign, more)
     if preview is not None:
         still = None if is_clip else file  # of a clip, a grid stands for its frames
-        _draw_into(preview, still, [explanation for _, explanation, _ in found], orientation)
+        unturned = f", as stored, without what EXIF asks for ({asked})" if asked and whose != AI_TOOLKIT else ""
+        _draw_into(preview, still, [explanation for _, explanation, _ in found], unturned, whose == AI_TOOLKIT)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
         raise typer.Exit(1)
 
@@ -194,9 +195,10 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     return Path(image), (width, height), int(scan.orientation[0])
 
 
-def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequence[tuple[str, str]]) -> None:
-    from kohya_bucket.images.headers import ORIENTATIONS
+_EXIF = "training ignores it and takes the pixels as stored", "ai-toolkit turns the pixels so"
 
+
+def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tuple[str, str]]) -> None:
     console = plain_console()
 
     def line(label: str, text: str) -> None:
@@ -205,8 +207,8 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
     console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
     if foreign:
         line("file", foreign)
-    if orientation in ORIENTATIONS:
-        line("EXIF", f"asks for: {ORIENTATIONS[orientation]}; training ignores it and takes the pixels as stored")
+    if exif:
+        line("EXIF", exif)
     if e.bucket is None:
         line("bucket", f"none: {e.reason}")
         return
@@ -231,18 +233,22 @@ def _print(name: str, e: Explanation, orientation: int, foreign: str, more: Sequ
         line(label, text)
 
 
-def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], orientation: int = 1) -> None:
-    """Draw the first of `found` that has a bucket, over the image as it is stored or, without its file, over a grid."""
+def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], unturned: str, obey_exif: bool) -> None:
+    """Draw the first of `found` that has a bucket, over the image or, without its file, over a grid."""
     from PIL import Image
 
-    from kohya_bucket.images.headers import ORIENTATIONS
+    from kohya_bucket.images.pixels import upright
     from kohya_bucket.reports.explain import draw_preview
 
     e = next((e for e in found if e.bucket is not None), None)
     if e is None:
         raise KohyaBucketError(f"no preview: {found[0].reason}")
     try:
-        picture = draw_preview(Image.open(open_input(file)) if file is not None else _grid(e.size), e)
+        picture = Image.open(open_input(file)) if file is not None else _grid(e.size)
+        turned = upright(picture) if obey_exif else picture
+        if (turned.width < turned.height) == (e.size[0] < e.size[1]):  # or else the size counts as stored
+            picture = turned
+        picture = draw_preview(picture, e)
     except OSError as error:
         raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
     kind = Image.registered_extensions().get(target.suffix.lower())
@@ -253,8 +259,6 @@ def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], or
     except (OSError, ValueError, KeyError) as error:
         raise KohyaBucketError(f"the preview cannot be drawn as {target}: {error}; name a .png file") from error
     replace_file(target, data)
-    asked = ORIENTATIONS.get(orientation)
-    unturned = f", as stored, without what EXIF asks for ({asked})" if asked else ""
     say(f"preview of {e.bucket}, {e.crop_loss:.1%} cut off, in {target}{unturned}", err=True)
 
 

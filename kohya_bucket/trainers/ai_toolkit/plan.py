@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.buckets import BucketRule, Placement
 from kohya_bucket.buckets.rules.fixed import OneBucket
@@ -36,7 +37,7 @@ class JobData:
 
     Attributes:
         paths: [N] its images and clips.
-        sizes: [N, 2] as ai-toolkit counts them: upright.
+        sizes: [N, 2] as ai-toolkit counts them, see `counted_sizes`.
         items: what is trained of them, each turn of one an item.
         placement: [N] where each goes.
         left_out: (path, reason) of what is not trained.
@@ -64,6 +65,12 @@ class Overview:
 def rule_of(keys: JobKeys, step: int) -> BucketRule:
     """What gives an image of a data set its bucket."""
     return OneBucket((keys.resolution,) * 2) if keys.square_crop else AIToolkitBuckets(keys.resolution, step)
+
+
+def counted_sizes(keys: JobKeys, sizes: IntArray, orientation: npt.NDArray[np.uint8]) -> IntArray:
+    """[N, 2] sizes by which images get their buckets: turned as EXIF asks, unless `fast_image_size`; times `scale`."""
+    turned = (orientation > 4) & (not keys.fast_image_size)
+    return np.asarray(np.where(turned[:, None], sizes[:, ::-1], sizes) * keys.scale).astype(np.int32)
 
 
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
@@ -96,7 +103,7 @@ def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
 def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | None) -> JobData:
     paths = files_of(keys, findings)
     is_clip = np.array([keys.of_clips and path.lower().endswith(_CLIPS) for path in paths], dtype=np.bool_)
-    sizes = np.zeros((len(paths), 2), dtype=np.int32)
+    sizes, orientation = np.zeros((len(paths), 2), dtype=np.int32), np.ones(len(paths), dtype=np.uint8)
     reasons: dict[int, str] = {}
     for clips in (False, True):
         rows = np.flatnonzero(is_clip == clips)
@@ -108,10 +115,10 @@ def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | No
             sizes[rows], failures = scan.sizes, scan.failures
         else:
             images = scan_sizes(mine, progress=progress)
-            sizes[rows] = images.sizes if keys.fast_image_size else images.upright_sizes()
-            failures = images.failures
+            sizes[rows], orientation[rows], failures = images.sizes, images.orientation, images.failures
         reasons |= {int(rows[i]): why for i, _, why in failures}
-    placement = rule_of(keys, step).place((sizes * keys.scale).astype(np.int32))
+    sizes = counted_sizes(keys, sizes, orientation)
+    placement = rule_of(keys, step).place(sizes)
     left_out = tuple((paths[i], reasons.get(i, "it is too small for any bucket"))
                      for i in np.flatnonzero(~placement.placed).tolist())  # fmt: skip
     if left_out:

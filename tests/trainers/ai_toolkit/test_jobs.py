@@ -72,6 +72,23 @@ def test_a_report_places_images_as_the_plan_does(job, command_line, tmp_path, ke
     rows = {tuple(row["bucket"]): row["samples"] for row in planned["buckets"]}
     assert rows == {(row["width"], row["height"]): row["samples"] for row in report["buckets"] if row["samples"]}
     assert report["exif_rotated"]["count"] == ("fast_image_size" in keys)
+    picture = tmp_path / "drawn.png"
+    code, out, _ = command_line("simulate", tmp_path / "images" / "0.png", "--config", file, "--preview", picture)
+    (turned,) = [row for row in json.loads(command_line("plan", file, "--json", "--images")[1])["datasets"][0]["rows"]
+                 if row["path"].endswith("0.png")]  # fmt: skip
+    width, height = turned["size"]
+    assert code == 0
+    assert out.startswith(f"{width}x{height}, ")
+    assert f"{turned['bucket'][0]}x{turned['bucket'][1]}  (aspect" in out
+    assert "asks for: a quarter turn clockwise; ai-toolkit turns the pixels so" in out
+    with Image.open(picture) as drawn:
+        assert (drawn.width < drawn.height) == (width < height)
+
+
+def test_a_scale_that_leaves_nothing_is_one_line(job, command_line):
+    code, _, err = command_line("simulate", "300x200", "--config", job({"resolution": 128, "scale": 0.001}))
+    assert code == 2
+    assert err.endswith("dataset 1, 128: scale = 0.001 leaves no pixel of 300x200\n")
 
 
 def test_preview_takes_a_job(job):
