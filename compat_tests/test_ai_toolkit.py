@@ -257,12 +257,23 @@ def test_other_buckets_of_the_same_names_are_noticed(change):
     assert list(found["left_alone"]) == (["planning"] if change else [])
 
 
+@pytest.fixture(scope="module")
+def some_turned(pictures, tmp_path_factory):
+    """The same, of which EXIF asks to turn each third by a quarter."""
+    folder, exif = tmp_path_factory.mktemp("turned"), Image.Exif()
+    exif[0x0112] = 6
+    for i, path in enumerate(sorted(pictures.glob("*.png"))):
+        with Image.open(path) as image:
+            image.save(folder / path.name, exif=exif if i % 3 == 0 else None)
+    return folder
+
+
 @pytest.mark.parametrize(("ranks", "keys"), [
     (1, [{"resolution": [128, 96], "num_repeats": 2}]), (1, [{"flip_x": True, "flip_y": True}, {"square_crop": True}]),
-    (2, [{"resolution": 128, "scale": 0.8, "batch_size": 3}]),
+    (2, [{"resolution": 128, "scale": 0.8, "batch_size": 3}]), (1, [{"resolution": 128, "fast_image_size": True}]),
 ])  # fmt: skip
-def test_plan_shows_what_its_loader_trains(pictures, tmp_path, ranks, keys):
-    listed = [{"folder_path": str(pictures), "resolution": 128, **one} for one in keys]
+def test_plan_shows_what_its_loader_trains(some_turned, tmp_path, ranks, keys):
+    listed = [{"folder_path": str(some_turned), "resolution": 128, **one} for one in keys]
     process = {"datasets": listed, "train": {"batch_size": BATCH}, "model": {"arch": "zimage"}}
     file = tmp_path / "job.json"
     file.write_text(json.dumps({"job": "extension", "config": {"name": "x", "process": [process]}}), encoding="utf-8")
