@@ -15,7 +15,7 @@ from kohya_bucket.cli.console import say, scan_progress
 from kohya_bucket.cli.options import RuleArguments
 from kohya_bucket.cli.sources import images_in, not_read, tars_in
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.extras import pip_install
+from kohya_bucket.extras import argument, pip_install
 from kohya_bucket.images import MetadataCache, SizeScan, read_sizes
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
@@ -202,12 +202,16 @@ def from_musubi_config(
 
 
 def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
-    """The same of a job of ai-toolkit; clips are left out."""
+    """The same of a job of ai-toolkit; its clips are left out, and one line says so."""
     job = read_job(path)
     trainer, adapter = Trainer(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step}), adapter_options(job)
     subjects, placed = [], {False: list[InBuckets](), True: list[InBuckets]()}
     for keys in job.datasets:
-        paths = [path for path in files_of(keys, job.findings) if not is_video(path)]
+        files = files_of(keys, job.findings)
+        paths = [path for path in files if not is_video(path)]
+        if len(paths) < len(files):
+            clips = counted(len(files) - len(paths), "clip")
+            say(f"{keys.place}: {clips} left out; `kohya-bucket plan {argument(path)}` counts them", err=True)
         if not paths:
             continue
         images = reading.table(paths)

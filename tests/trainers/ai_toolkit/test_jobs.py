@@ -9,6 +9,7 @@ from PIL import Image
 
 import kohya_bucket
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.extras import argument
 from kohya_bucket.trainers.ai_toolkit.config import read_job
 from tests.cli.test_preview import mistakes
 from tests.command_line import command_line
@@ -83,6 +84,14 @@ def test_a_report_places_images_as_the_plan_does(job, command_line, tmp_path, ke
     assert "asks for: a quarter turn clockwise; ai-toolkit turns the pixels so" in out
     with Image.open(picture) as drawn:
         assert (drawn.width < drawn.height) == (width < height)
+
+
+def test_a_report_says_that_it_leaves_out_clips(job, command_line, tmp_path):
+    (tmp_path / "images" / "clip.mp4").touch()
+    file = job({"resolution": 128, "num_frames": 9})
+    code, _, err = command_line("analyze", "--config", file)
+    assert code == 0
+    assert err == f"dataset 1, 128: 1 clip left out; `kohya-bucket plan {argument(file)}` counts them\n"
 
 
 def test_a_scale_that_leaves_nothing_is_one_line(job, command_line):
