@@ -38,7 +38,7 @@ from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, 
 class Mend(enum.Enum):
     """What is done with a file. The values are what people read."""
 
-    TURNED = "turned as EXIF asks: trainers take the pixels as they are stored"
+    TURNED = "turned as EXIF asks: sd-scripts and musubi-tuner take the pixels as they are stored"
     EIGHT_BITS = "brought from 16 bits to 8: trainers read nearly all of such grey as white"
     CONVERTED = "written as PNG: trainers list no files of this kind"
     RENAMED = "renamed by content, with an ending that trainers list"
