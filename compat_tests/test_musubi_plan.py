@@ -96,7 +96,7 @@ def compare(source, config, architecture):
     compared = 0
     for mine, cached, other in zip(seen.datasets, expected["cached"], expected["trained"], strict=True):
         of_clips = mine.clips is not None
-        names = [name if of_clips else Path(os.environ["MUSUBI_DIR"]).stem for name in mine.items.keys]
+        names = [name if of_clips else Path(name).stem for name in mine.items.keys]
         assert sorted(names) == sorted({item_of(name) for name in cached})
         buckets = {}
         for name, k, times in zip(names, mine.items.bucket_ids, mine.items.repeats.tolist(), strict=True):
