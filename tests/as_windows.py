@@ -1,4 +1,4 @@
-"""Tests run on Linux with what Windows refuses; those marked `posix` run without, and on Windows not at all."""
+"""Tests run on Linux with what Windows refuses, but for slow ones and those marked `posix`, which Windows skips."""
 
 from __future__ import annotations
 

@@ -62,11 +62,11 @@ def illustrate(
     out, pictures = list(analyses), Pictures()
     while True:
         shown = [(a, [*(some for _, some in examples), worst]) for a, examples, worst in shown_images(out, thumbnails)]
-        paths = [a.images.paths[i] for a, chosen in shown for some in chosen for i in some]
-        new = [path for path in dict.fromkeys(paths) if path not in pictures]
+        turns = {a.images.paths[i]: a.images.upright for a, chosen in shown for some in chosen for i in some}
+        new = [path for path in turns if path not in pictures]
         if not new:
             return out, pictures
-        turned = {path for a in out if a.images.upright for path in a.images.paths}
+        turned = {path for path in new if turns[path]}
         pictures |= zip(new, make_thumbnails(new, progress, turned), strict=True)
         files = [path for path in new if pictures[path] is None and not is_video(path) and Path(path).is_file()]
         if broken := dict(undecodable(files)):

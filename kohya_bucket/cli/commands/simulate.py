@@ -97,7 +97,7 @@ def simulate(
         ways = [((options.title, options.make(), None), size)]
     kept = _focus_of(focus, config, clip_options.arch, file)
     found = [(name, explain(rule, *its, kept), taken) for (name, rule, taken), its in ways]
-    asked = ORIENTATIONS.get(orientation, "")
+    asked, obeyed = ORIENTATIONS.get(orientation, ""), whose == AI_TOOLKIT
     if as_json:
         rows = [
             {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
@@ -111,11 +111,11 @@ def simulate(
             more = taken.lines() if taken else []
             if config is None and not given(context, ["max_bucket_reso"]):
                 more = [*more, *_with_longer_sides(options, explanation)]
-            _print(name, explanation, asked and f"asks for: {asked}; {_EXIF[whose == AI_TOOLKIT]}", foreign, more)
+            _print(name, explanation, asked and f"asks for: {asked}; {_EXIF[obeyed]}", foreign, more)
     if preview is not None:
         still = None if is_clip else file  # of a clip, a grid stands for its frames
-        unturned = f", as stored, without what EXIF asks for ({asked})" if asked and whose != AI_TOOLKIT else ""
-        _draw_into(preview, still, [explanation for _, explanation, _ in found], unturned, whose == AI_TOOLKIT)
+        unturned = f", as stored, without what EXIF asks for ({asked})" if asked and not obeyed else ""
+        _draw_into(preview, still, [explanation for _, explanation, _ in found], unturned, obeyed)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
         raise typer.Exit(1)
 
@@ -195,7 +195,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     return Path(image), (width, height), int(scan.orientation[0])
 
 
-_EXIF = "training ignores it and takes the pixels as stored", "ai-toolkit turns the pixels so"
+_EXIF = {False: "training ignores it and takes the pixels as stored", True: "ai-toolkit turns the pixels so"}
 
 
 def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tuple[str, str]]) -> None:

@@ -68,15 +68,14 @@ def test_a_report_places_images_as_the_plan_does(job, command_line, tmp_path, ke
         exif[0x0112] = 6
         image.save(tmp_path / "images" / "0.png", exif=exif)
     file = job({"resolution": 128, **keys})
-    planned = json.loads(command_line("plan", file, "--json")[1])["datasets"][0]
+    planned = json.loads(command_line("plan", file, "--json", "--images")[1])["datasets"][0]
     report = json.loads(command_line("analyze", "--config", file, "--json")[1])["datasets"][0]
     rows = {tuple(row["bucket"]): row["samples"] for row in planned["buckets"]}
     assert rows == {(row["width"], row["height"]): row["samples"] for row in report["buckets"] if row["samples"]}
     assert report["exif_rotated"]["count"] == ("fast_image_size" in keys)
     picture = tmp_path / "drawn.png"
     code, out, _ = command_line("simulate", tmp_path / "images" / "0.png", "--config", file, "--preview", picture)
-    (turned,) = [row for row in json.loads(command_line("plan", file, "--json", "--images")[1])["datasets"][0]["rows"]
-                 if row["path"].endswith("0.png")]  # fmt: skip
+    (turned,) = [row for row in planned["rows"] if row["path"].endswith("0.png")]
     width, height = turned["size"]
     assert code == 0
     assert out.startswith(f"{width}x{height}, ")
