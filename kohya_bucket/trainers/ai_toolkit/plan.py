@@ -18,7 +18,6 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
 from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress
@@ -184,13 +183,7 @@ def job_section(path: Path, show: ShowProgress, *, decode: bool) -> Section:
         section.facts.append((data.keys.place, f"{text}{counted(batches, 'batch')} an epoch"))
     if decode:
         known = {path for data in seen.datasets for path, _ in data.left_out}
-        files = dict.fromkeys(p for data in seen.datasets for p in data.paths if p.lower().endswith(_IMAGES))
-        with show("decoding every image") as progress:
-            bad = undecodable([path for path in files if path not in known], progress)
-        section.facts.append(("decoded", counted(len(files), "image")))
-        if bad:
-            names = [f"{path}: {reason}" for path, reason in bad]
-            message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}), for which ai-toolkit "
-            message += "trains another one, drawn at random"
-            section.findings.warning("undecodable", "", message, what_to_do(*(why for _, why in bad)), names)
+        files = (path for data in seen.datasets for path in data.paths if path.lower().endswith(_IMAGES))
+        then = ", for which ai-toolkit trains another one, drawn at random"
+        section.decode((path for path in files if path not in known), show, then, stops=False)
     return section

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.texts import some
+from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.texts import counted, some
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 """Makes a progress function for a title."""
@@ -152,6 +154,18 @@ class Section:
     def stops(self) -> bool:
         """Something here would stop the training, or the trainer without this package."""
         return bool(self.findings.of(Severity.ERROR)) or any(finding.stops_alone for finding in self.findings)
+
+    def decode(self, paths: Iterable[str], show: ShowProgress, then: str, *, stops: bool) -> None:
+        """Decode images, and name those that cannot be: an error where training `stops`; `then` says what it does."""
+        images = list(dict.fromkeys(paths))
+        with show("decoding every image") as progress:
+            bad = undecodable(images, progress)
+        self.facts.append(("decoded", f"{counted(len(images), 'image')}, {len(bad):,} of them cannot be decoded"))
+        if bad:
+            names = [f"{path}: {reason}" for path, reason in bad]
+            message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}){then}"
+            report = self.findings.error if stops else self.findings.warning
+            report("undecodable", "", message, what_to_do(*(reason for _, reason in bad)), names)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -21,7 +21,6 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
@@ -279,16 +278,10 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
         text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
         section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
-    if not decode:
-        return
-    known = {path for data in seen.datasets for path, _ in data.left_out}
-    images = [(*data.paths, *data.controls) for data in seen.datasets if data.clips is None]
-    paths = dict.fromkeys(path for some_paths in images for path in some_paths if path not in known)
-    with show("decoding every image") as progress:
-        bad = undecodable(list(paths), progress)
-    clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
-    section.facts.append(("decoded", f"{counted(len(paths), 'image')} and {counted(clips, 'clip')}"))
-    if bad:
-        names = [f"{path}: {reason}" for path, reason in bad]
-        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}), at which musubi-tuner stops"
-        section.findings.error("undecodable", "", message, what_to_do(*(why for _, why in bad)), names)
+    if decode:
+        known = {path for data in seen.datasets for path, _ in data.left_out}
+        images = (path for data in seen.datasets if data.clips is None for path in (*data.paths, *data.controls))
+        section.decode((p for p in images if p not in known), show, ", at which musubi-tuner stops", stops=True)
+        clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
+        if clips:
+            section.facts.append(("decoded clips", f"{clips:,}"))

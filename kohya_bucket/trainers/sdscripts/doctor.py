@@ -20,7 +20,6 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_from
 from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
-from kohya_bucket.images.pixels import undecodable
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.activation import activation, site_packages
 from kohya_bucket.trainers.door.checkout_patch import CheckoutError
@@ -132,19 +131,12 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
 
 def _decode(section: Section, read: Config, known: set[str], show: ShowProgress, *, stops: bool) -> None:
     lists = [found for d in read.datasets for found in (d.images, d.validation) if found is not None]
-    every = [path for found in lists for path in (*found.paths, *found.conditioning) if path and path not in known]
-    with show("decoding every image") as progress:
-        bad = undecodable(list(dict.fromkeys(every)), progress)
-    section.facts.append(("decoded", f"{counted(len(set(every)), 'image')}, {len(bad):,} of them cannot be decoded"))
-    if bad:
-        names = [f"{path}: {reason}" for path, reason in bad]
-        then = 'training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
-            "sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its "
-            "turn comes, and another image of its bucket trains in its place"
-        )  # fmt: skip
-        message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}); {then}"
-        report = section.findings.error if stops else section.findings.warning
-        report("undecodable", "", message, what_to_do(*(reason for _, reason in bad)), names)
+    then = '; training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
+        "; sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its turn "
+        "comes, and another image of its bucket trains in its place"
+    )  # fmt: skip
+    every = (path for found in lists for path in (*found.paths, *found.conditioning) if path and path not in known)
+    section.decode(every, show, then, stops=stops)
 
 
 # A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.

@@ -94,7 +94,8 @@ def test_doctor(config, command_line, tmp_path):
     assert "a.mp4: cannot be decoded as a video after" in codes["not-trained"]
     assert "1 image that cannot be decoded" in codes["undecodable"]
     assert "counted" not in codes
-    assert {f["name"]: f["text"] for f in section["facts"]}["decoded"] == "3 images and 3 clips"
+    facts = {fact["name"]: fact["text"] for fact in section["facts"]}
+    assert (facts["decoded"], facts["decoded clips"]) == ("3 images, 1 of them cannot be decoded", "3")
     assert command_line("doctor", config, "--resolution", "512")[0] == 2
 
 
