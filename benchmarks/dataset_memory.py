@@ -1,4 +1,4 @@
-"""Memory of a data set of a million images, and what a forked worker dirties by reading all of it (Linux).
+"""Memory of a dataset of a million images, and what a forked worker dirties by reading all of it (Linux).
 
     SD_SCRIPTS_DIR=... BUCKETSAMPLER_DIR=... python benchmarks/dataset_memory.py [--images 1000000]
         [--sd-scripts-python PYTHON]
@@ -164,7 +164,7 @@ def main() -> None:
         one(options.one, options.images)
         return
     n = options.images
-    print("# Memory of a data set\n")
+    print("# Memory of a dataset\n")
     print(f"| {n:,} images | held, MB | bytes per image | dirtied by one forked worker, MB |")
     print("| --- | ---: | ---: | ---: |")
     for name, (_, _, needs) in CONTESTANTS.items():

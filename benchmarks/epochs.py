@@ -1,8 +1,8 @@
-"""What an epoch of sd-scripts' real data sets trains, without and with the adapter: missed, repeated, mixed shapes.
+"""What an epoch of sd-scripts' real datasets trains, without and with the adapter: missed, repeated, mixed shapes.
 
     SD_SCRIPTS_DIR=... python benchmarks/epochs.py
 
-Run it with a Python that has sd-scripts' requirements. Images of random sizes go through the real data set group,
+Run it with a Python that has sd-scripts' requirements. Images of random sizes go through the real dataset group,
 collator and loader, and through accelerate for two processes (gloo, on this machine), as the trainers call them; there
 is no model. A row says, over all its epochs, how few and how many images were missed and trained more often than asked
 in an epoch, and in how many steps the processes had batches of different shapes. Nothing here depends on the speed of

@@ -1,4 +1,4 @@
-"""Plans of very large data sets, by a table in memory and by an index on disk: the second table of `docs/scale.md`.
+"""Plans of very large datasets, by a table in memory and by an index on disk: the second table of `docs/scale.md`.
 
     python benchmarks/indexed_plans.py [--images 10000000 100000000 1000000000] [--table 100000000]
 

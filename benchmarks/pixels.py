@@ -1,4 +1,4 @@
-"""CPU time for one image: data sets side by side with bucketsampler, decoders, shrinking, and the error of "fast".
+"""CPU time for one image: datasets side by side with bucketsampler, decoders, shrinking, and the error of "fast".
 
     python benchmarks/pixels.py [--images 6] [--runs 7] [--bucketsampler DIR] [--output FILE]
 
@@ -101,7 +101,7 @@ SWITCHED = {
 
 
 def items(folder, options):
-    """Rows of data sets' items, and of the error of "fast"."""
+    """Rows of datasets' items, and of the error of "fast"."""
     rows, errors = [], []
     for case, (size, side) in CASES.items():
         paths = [folder / f"{case}-{k}.jpg" for k in range(options.images)]

@@ -1,4 +1,4 @@
-"""Encoding a data set: `kohya-bucket precompute --format npz` and sd-scripts' own `tools/cache_latents.py`.
+"""Encoding a dataset: `kohya-bucket precompute --format npz` and sd-scripts' own `tools/cache_latents.py`.
 
     SD_SCRIPTS_DIR=… SD_MODEL=sd15.safetensors SD_TOKENIZERS=… PYTHON_OF_SD_SCRIPTS
         benchmarks/precompute.py [--images 24] [--stub-images 240] [--output FILE]
@@ -182,7 +182,7 @@ def main_() -> None:
         print(f"\n{seconds} {statistics.mean(BATCHES) if BATCHES else 0}", flush=True)
         return
     lines = [
-        "# Encoding a data set (`benchmarks/precompute.py`)",
+        "# Encoding a dataset (`benchmarks/precompute.py`)",
         "",
         "On the CPU, without a GPU: with the real VAE, nearly all time is its computation. Portrait, landscape and "
         "square images alternate. sd-scripts' tool sorts them only by the area of their bucket, so portrait and "

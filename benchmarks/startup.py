@@ -1,4 +1,4 @@
-"""From start to the first batch of sd-scripts' real data set code, without and with the adapter (Linux).
+"""From start to the first batch of sd-scripts' real dataset code, without and with the adapter (Linux).
 
     SD_SCRIPTS_DIR=... python benchmarks/startup.py [--images 100000] [--workers 8] [--folder DIR]
 
@@ -130,7 +130,7 @@ def one(folder: str, workers: int, adapter: bool) -> dict[str, float]:
     del batches, loader
     return {
         "imports": imported - started,
-        "data sets": made - imported,
+        "datasets": made - imported,
         "first batch": first - made,
         "total": first - started,
         "memory": memory,
@@ -175,10 +175,10 @@ def main() -> None:
             runs["sd-scripts"].append(run(folder, options.workers, False, cache))
             runs["adapter, first"].append(run(folder, options.workers, True, cache))
             runs["adapter, again"].append(run(folder, options.workers, True, cache))
-    names = ["imports", "data sets", "first batch", "total", "memory", "own", "dirtied"]
+    names = ["imports", "datasets", "first batch", "total", "memory", "own", "dirtied"]
     print("# Start of a training run\n")
     print(
-        "| start | imports, s | data sets, s | first batch, s | to the first batch, s | memory of all processes, MB "
+        "| start | imports, s | datasets, s | first batch, s | to the first batch, s | memory of all processes, MB "
         "| of it each worker's own, MB | dirtied by reading all records, MB |"
     )
     print("| --- |" + " ---: |" * len(names))

@@ -21,7 +21,7 @@ os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 
 
 class Model:
-    """What a data set asks of the model."""
+    """What a dataset asks of the model."""
 
     use_raw_control_images = encode_control_in_text_embeddings = False
     is_xl = is_v3 = is_auraflow = is_flux = is_vega = is_ssd = False
@@ -35,7 +35,7 @@ class Model:
 
 
 class Training:
-    """The part of a trainer's process that its loaders meet: data sets, steps, and checkpoints that hold both."""
+    """The part of a trainer's process that its loaders meet: datasets, steps, and checkpoints that hold both."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from toolkit.config_modules import DatasetConfig

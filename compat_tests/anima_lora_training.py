@@ -2,7 +2,7 @@
 
 anima_lora_training.py OUT [train.py's arguments]        started by test_anima_lora.py, with the launcher or without
 
-Transformer and autoencoder are made up, since there are no weights; data sets, config files, caches, loaders, the
+Transformer and autoencoder are made up, since there are no weights; datasets, config files, caches, loaders, the
 training loop and its saved states are the real ones. With OUT/dies in place, the process ends when a state is saved.
 """
 

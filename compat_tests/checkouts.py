@@ -18,7 +18,7 @@ PREFIX = "musubi-"
 
 
 class CheckoutError(Exception):
-    """A folder that is no checkout, or one without an environment; the text is one line for the user."""
+    """A folder that is not a checkout, or one without an environment; the text is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def identify(root: str | Path) -> Checkout:
         trainer, prefix = SD_SCRIPTS, ""
     else:
         raise CheckoutError(
-            f"{root} is no checkout of sd-scripts, with library/ and train_network.py, nor of musubi-tuner, with "
+            f"{root} is not a checkout of sd-scripts, with library/ and train_network.py, nor of musubi-tuner, with "
             "src/musubi_tuner/"
         )
     if (root / ".git").exists():

@@ -68,7 +68,7 @@ def sd_scripts_dir() -> Path:
         pytest.skip("SD_SCRIPTS_DIR is not set: no sd-scripts checkout to compare with")
     path = Path(name).resolve()
     if not (path / "library").is_dir() or not (path / "train_network.py").is_file():
-        pytest.fail(f"SD_SCRIPTS_DIR={name} is no sd-scripts checkout")
+        pytest.fail(f"SD_SCRIPTS_DIR={name} is not an sd-scripts checkout")
     return path
 
 
@@ -79,7 +79,7 @@ def musubi_source() -> Path:
         pytest.skip("MUSUBI_DIR is not set: no checkout of musubi-tuner")
     source = Path(name).resolve() / "src"
     if not (source / "musubi_tuner").is_dir():
-        pytest.fail(f"MUSUBI_DIR={name} is no musubi-tuner checkout")
+        pytest.fail(f"MUSUBI_DIR={name} is not a musubi-tuner checkout")
     for package in ("torch", "accelerate", "safetensors", "einops", "toml", "av"):
         pytest.importorskip(package, reason=f"{package} is not installed here")
     return source

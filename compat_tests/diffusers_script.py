@@ -1,6 +1,6 @@
 """Run by `test_diffusers_examples.py`: a DreamBooth script of diffusers without its models, in each process of a run.
 
-`diffusers_script.py SPEC.json` takes data set, collate function, sampler and the statements of `main` that make the
+`diffusers_script.py SPEC.json` takes dataset, collate function, sampler and the statements of `main` that make the
 loader, resume and loop out of the script's file, and runs them as they are; a batch is written down where the models
 would train it. Nothing of diffusers has to be installed.
 """

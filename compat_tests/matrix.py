@@ -3,7 +3,7 @@
 `python compat_tests/matrix.py CHECKOUT…`, with any Python. The environment of a checkout is the virtual environment in
 it or beside it (`checkouts.py` has the rule), or the one that `--python` names. What was found is kept after every test
 file, in `results/NAME.json`: a run that was stopped goes on where it was, and only what was run with other code of the
-package or of the test is run again. Without a checkout, only the page is written anew.
+package or of the test is run again. Without a checkout, only the page is written again.
 """
 
 from __future__ import annotations

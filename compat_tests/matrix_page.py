@@ -15,7 +15,7 @@ PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 _TOP = """# Verified versions of the trainers
 
 `compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's
-environment, with the trainer's real data sets, loaders and trainers.
+environment, with the trainer's real datasets, loaders and trainers.
 
 - **seams**: places in the trainer's code that the adapter replaces. It checks all of them before it replaces one.
 - **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch` or from a patched checkout,

@@ -1,4 +1,4 @@
-"""What befalls a data set and its caches, as steps of `musubi_caching_script.py`.
+"""What befalls a dataset and its caches, as steps of `musubi_caching_script.py`.
 
 All scenarios of a side run in one process, with models that need no files.
 """
@@ -297,7 +297,7 @@ def controls(case):
 
 
 def repeated(case):
-    """Every key of a list and a data set that says how often an item is trained."""
+    """Every key of a list and a dataset that says how often an item is trained."""
     rows = []
     for i in range(3):
         for name in (f"a{i}", f"c{i}"):

@@ -225,7 +225,7 @@ CHANGES = {
 
 
 def minimax_h3(kind, arguments):
-    """What its two programs do with data sets, items and the common writers; its models are left out."""
+    """What its two programs do with datasets, items and the common writers; its models are left out."""
     from musubi_tuner import cache_latents
     from musubi_tuner import cache_text_encoder_outputs as texts
     from musubi_tuner.dataset import audio_utils, cache_io, config_utils

@@ -10,7 +10,7 @@ from musubi_tuner.dataset import config_utils
 
 
 def blueprint(path):
-    """The parameters of each data set, or the name of the error."""
+    """The parameters of each dataset, or the name of the error."""
     try:
         user = config_utils.load_user_config(path)
         user.pop("kohya_bucket", None)

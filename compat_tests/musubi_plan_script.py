@@ -1,8 +1,8 @@
 """What musubi-tuner caches and trains of a config: `musubi_plan_script.py SPEC.json`.
 
 The spec names `config`, `architecture` and `out`.
-Its own data sets list, decode, resize and cut; in place of an autoencoder's, its caches hold zeros of the right shape.
-Then its own data sets find the caches and put them into buckets.
+Its own datasets list, decode, resize and cut; in place of an autoencoder's, its caches hold zeros of the right shape.
+Then its own datasets find the caches and put them into buckets.
 """
 
 import argparse

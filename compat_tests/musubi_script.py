@@ -1,4 +1,4 @@
-"""Run by `test_musubi_epochs.py`: the real data sets, collator, loader and accelerate of musubi-tuner, without a model.
+"""Run by `test_musubi_epochs.py`: the real datasets, collator, loader and accelerate of musubi-tuner, without a model.
 
 `musubi_script.py SPEC.json`: trains nothing for some epochs, and writes what each process is given, step by step. With
 `train` in it, the real trainer that `program` names, with a tiny random model, in place of that.

@@ -124,7 +124,7 @@ def epochs(*arguments, **more):
 def epochs_and_log(
     source, folder, config, ranks=1, workers=0, seed=None, count=2, timestep_buckets=None, cut=(), of=None, **more
 ):
-    """That, and what was said. Files in `cut` lose their end when the data sets are made; `of` is a family that the
+    """That, and what was said. Files in `cut` lose their end when the datasets are made; `of` is a family that the
     trainer learns first.
     """
     out = folder / "rows"

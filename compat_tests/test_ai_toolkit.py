@@ -1,6 +1,6 @@
 """Epochs of ai-toolkit's own loader, with and without the plan: every batch is written down.
 
-Set AI_TOOLKIT_DIR to a checkout; its loader and data sets run unmodified, without a model.
+Set AI_TOOLKIT_DIR to a checkout; its loader and datasets run unmodified, without a model.
 """
 
 import ast
@@ -191,7 +191,7 @@ def is_large(row):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_resolution_after_another(pictures, tmp_path, ranks):
-    """Which `resolution: [96, 128]` makes data sets of; a run that is killed at the switch goes on behind it."""
+    """Which `resolution: [96, 128]` makes datasets of; a run that is killed at the switch goes on behind it."""
     table = {"resolution_mode": "schedule", "resolution_epochs": [2]}
     more = {"job": {"kohya_bucket": table}, "ranks": ranks}
     datasets = [data(pictures, 96), data(pictures, 128)]

@@ -1,6 +1,6 @@
 """Trainings of anima_lora's own `train.py`, with and without the plan: every batch is written down.
 
-Set ANIMA_LORA_DIR to a checkout; its data sets, caches, loaders and training loop run unmodified, with a tiny model.
+Set ANIMA_LORA_DIR to a checkout; its datasets, caches, loaders and training loop run unmodified, with a tiny model.
 """
 
 import json

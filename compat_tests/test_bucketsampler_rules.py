@@ -21,7 +21,7 @@ def peer():
     """bucketsampler: of the checkout or unpacked sdist at BUCKETSAMPLER_DIR, or as it is installed."""
     folder = os.environ.get("BUCKETSAMPLER_DIR")
     if folder and not (Path(folder) / "bucketsampler" / "__init__.py").is_file():
-        pytest.fail(f"BUCKETSAMPLER_DIR={folder} is no bucketsampler checkout")
+        pytest.fail(f"BUCKETSAMPLER_DIR={folder} is not a bucketsampler checkout")
     if folder:
         sys.path.insert(0, folder)
     return pytest.importorskip("bucketsampler", reason="no bucketsampler: install it, or set BUCKETSAMPLER_DIR")

@@ -101,7 +101,7 @@ def test_an_epoch_on_two_processes(diffusers, images, script):
 @pytest.mark.parametrize(("ranks", "accumulation"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("script", ["flux2", "flux_kontext"])
 def test_a_run_that_is_resumed(diffusers, images, script, ranks, accumulation):
-    """Stopped after 5 updates of the second epoch; theirs begins that epoch anew, ours goes on."""
+    """Stopped after 5 updates of the second epoch; theirs begins that epoch again, ours goes on."""
     for ours in (False, True):
         more = {"ours": ours, "ranks": ranks, "gradient_accumulation_steps": accumulation}
         whole = run(diffusers, images, script, epochs=3, **more)

@@ -1,4 +1,4 @@
-"""musubi-tuner's real caching programs and data sets: what they do of themselves, and with the door open."""
+"""musubi-tuner's real caching programs and datasets: what they do of themselves, and with the door open."""
 
 import os
 import shutil
@@ -142,7 +142,7 @@ def test_images_none_of_which_can_be_read(left, right):
     """A drive that is not there shall not cost the caches."""
     ended, files = right["all_broken"][2:]
     assert ended["exit"] == 2
-    assert "not one of 2 items can be read" in ended["log"]
+    assert "none of 2 items can be read" in ended["log"]
     assert files["files"].keys() == left["all_broken"][-1]["files"].keys()
 
 

@@ -80,7 +80,7 @@ def images(case):
 
 
 def controls(case):
-    """Control images with the same rectangles; the first data set cuts them like their images."""
+    """Control images with the same rectangles; the first dataset cuts them like their images."""
     pictures(case)
     for i, (size, *box) in enumerate(boxes()):
         case.do("marked", case.folder / "control" / f"a{i:02d}.png", list(size), list(box))

@@ -1,4 +1,4 @@
-"""Items, buckets and batches of `plan` against musubi-tuner's own data sets (MUSUBI_DIR), on clips and images."""
+"""Items, buckets and batches of `plan` against musubi-tuner's own datasets (MUSUBI_DIR), on clips and images."""
 
 import collections
 import json
@@ -139,7 +139,7 @@ def test_clips(source, data, tmp_path, way, architecture):
 
 
 def cached_by_plan(seen):
-    """(item, width, height) of the first data set."""
+    """(item, width, height) of the first dataset."""
     items = seen.datasets[0].items
     return {(name, *items.bucket_keys[k][:2]) for name, k in zip(items.keys, items.bucket_ids, strict=True)}
 

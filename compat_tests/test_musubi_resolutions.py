@@ -1,4 +1,4 @@
-"""One image at several resolutions in the real musubi-tuner (MUSUBI_DIR names a checkout): a data set for each."""
+"""One image at several resolutions in the real musubi-tuner (MUSUBI_DIR names a checkout): a dataset for each."""
 
 import collections
 
@@ -25,7 +25,7 @@ SCHEDULE = "resolution_mode = 'schedule'\nresolution_epochs = [2]"
 
 
 def add_resolution(source, folder, config, table, **keys):
-    """A second data set of the same images, at 64x64, and a table of options."""
+    """A second dataset of the same images, at 64x64, and a table of options."""
     make_caches(source, folder / "smaller", family(source), side=64)
     more = ["[[datasets]]", f"image_directory = '{folder / 'images'}'", f"cache_directory = '{folder / 'smaller'}'"]
     more += ["resolution = [64, 64]", *(f"{key} = {value}" for key, value in keys.items()), "[kohya_bucket]", table, ""]

@@ -1,4 +1,4 @@
-"""Crops that keep a marked rectangle, in sd-scripts' own data sets and trainings: seen in the pixels that are trained.
+"""Crops that keep a marked rectangle, in sd-scripts' own datasets and trainings: seen in the pixels that are trained.
 
 Every picture is black with a white rectangle and needs no resize, so a crop's mean tells to the pixel how much of the
 rectangle is in it, whether pixels are trained or latents that are means of pixels.

@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 
 def cache(sd, strategies, folder, wishes, table=None):  # noqa: F811
-    """One run's caching, a data set for each of `wishes`; (images encoded, the group, ready to train)."""
+    """One run's caching, a dataset for each of `wishes`; (images encoded, the group, ready to train)."""
     keys = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64}
     datasets = [
         {**keys, "subsets": [{"image_dir": str(folder), "class_tokens": f"set {k}", "num_repeats": 4, **subset}]}

@@ -19,8 +19,8 @@ COMMANDS = {"plan.py", "wanted_latents.py", "doctor.py", "cache_doctor.py"}  # h
 # Names of sd-scripts that the adapter's code also uses, for things of its own.
 OF_OUR_OWN = {
     "image", "size", "subsets", "random_crop", "color_aug", "cumsum",
-    "register_image",  # only tells sd-scripts' data sets from those of others
-    "cache_text_encoder_outputs",  # the trainers' option; data sets up to 0.10 have a method of that name
+    "register_image",  # only tells sd-scripts' datasets from those of others
+    "cache_text_encoder_outputs",  # the trainers' option; datasets up to 0.10 have a method of that name
 }  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def test_other_pixels_of_the_same_names_are_noticed(unpatched, sd_scripts_dir):
 
 
 def trainers(root):
-    """Programs that load a data set group: those which hand one to a loader, and those that are built on them."""
+    """Programs that load a dataset group: those which hand one to a loader, and those that are built on them."""
     files = {}
     for file in sorted(root.glob("*.py")):
         text = file.read_text(encoding="utf-8")

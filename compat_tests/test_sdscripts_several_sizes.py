@@ -101,7 +101,7 @@ def test_a_schedule_of_resolutions(patched, tmp_path):
 
 
 def test_a_schedule_of_datasets(patched, tmp_path):
-    """Without `resolutions`: the data sets one after another, by their own."""
+    """Without `resolutions`: the datasets one after another, by their own."""
     config = config_of(tmp_path, {"resolution_mode": "schedule", "resolution_epochs": [2]})
     config["datasets"].append({**config["datasets"][0], "resolution": 192, "batch_size": 2})
     group, _ = build_groups(patched, config)

@@ -25,7 +25,7 @@ def skipping(patched: SimpleNamespace) -> SimpleNamespace:
 
 
 def built(sd: SimpleNamespace, folder: Path, *subsets: dict[str, Any], **keys: Any) -> tuple[Any, Any, ReadDataset]:
-    """(training data set, validation data set or None) of sd-scripts with the adapter, and the same as read here."""
+    """(training dataset, validation dataset or None) of sd-scripts with the adapter, and the same as read here."""
     config = {"datasets": [{**BASE, **keys, "subsets": [dict(s, **_captions(s)) for s in subsets]}]}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     read = read_config(folder / "config.json", release=Release.in_checkout(sd.root)).datasets[0]
@@ -83,7 +83,7 @@ def test_extended_webp_is_skipped_by_its_true_size(skipping: SimpleNamespace, tm
 
 
 def latents_of(path: Path, width: int, height: int) -> Path:
-    """A latents file of SD 1.5 beside an image, whole but for what nobody looks at here."""
+    """A latents file of SD 1.5 beside an image, whole except for what nobody looks at here."""
     name = path.with_name(f"{path.stem}_{width:04d}x{height:04d}_sd.npz")
     np.savez(name, latents=np.zeros((4, 8, 8), dtype=np.float32), original_size=[width, height], crop_ltrb=[0, 0, 0, 0])
     return name

@@ -44,7 +44,7 @@ def strategy_type(strategies):  # noqa: F811
 
 
 def run(sd, strategies, strategy_type, datasets, models=()):  # noqa: F811
-    """(captions encoded, {(data set, image): (caption that is trained, its rate)})."""
+    """(captions encoded, {(dataset, image): (caption that is trained, its rate)})."""
     group, _ = build_groups(sd, {"datasets": [{**KEYS, "subsets": subsets} for subsets in datasets]})
     strategy = strategies.base.TextEncoderOutputsCachingStrategy._strategy = strategy_type(True, 1, False)
     group.new_cache_text_encoder_outputs(list(models), ACCELERATOR)

@@ -15,7 +15,7 @@ SPLIT = {"validation_split": 0.3, "validation_seed": 1}
 @pytest.fixture(autouse=True)
 def needs_validation(unpatched):
     if not hasattr(unpatched.train_util, "split_train_val"):
-        pytest.skip("this version has no validation data sets")
+        pytest.skip("this version has no validation datasets")
 
 
 def validation_loader(sd, group, workers=0):

@@ -133,7 +133,7 @@ def test_a_version_that_is_recorded_again_leaves_nothing_behind(checkout, tmp_pa
     assert after != before
 
 
-@pytest.mark.parametrize(("arguments", "said"), [(["nowhere"], "is no checkout"), (["V1"], "nothing is recorded")])
+@pytest.mark.parametrize(("arguments", "said"), [(["nowhere"], "is not a checkout"), (["V1"], "nothing is recorded")])
 def test_mistakes_are_one_line(checkout, capsys, arguments, said):
     assert compared(*[checkout("v1") if word == "V1" else word for word in arguments]) == 2
     assert said in capsys.readouterr().err

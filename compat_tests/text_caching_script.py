@@ -59,7 +59,7 @@ family.caching.cache_batch_outputs = cache_batch_outputs
 
 
 def cache():
-    """One run's caching; returns its data sets."""
+    """One run's caching; returns its datasets."""
     group, _ = build_groups(sd, json.loads(options.config.read_text(encoding="utf-8")))
     for kind, strategy in zip(kinds, family, strict=False):
         kind._strategy = strategy

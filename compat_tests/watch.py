@@ -120,7 +120,7 @@ def compare(record: dict[str, Any], checkout: Checkout, seams: dict[str, Definit
 
 
 def difference(code: Definition | None, before: str | None) -> str:
-    """In what the code of a seam is another one than the recorded."""
+    """In what the code of a seam differs from the recorded one."""
     if code is None:
         return "gone"
     if before is None:

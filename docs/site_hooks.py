@@ -1,4 +1,4 @@
-"""What mkdocs does besides: the explorer and a report are in the site, and links out of docs/ become plain text."""
+"""What mkdocs does in addition: the explorer and a report are in the site, and links out of docs/ become plain text."""
 
 from __future__ import annotations
 

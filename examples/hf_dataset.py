@@ -1,6 +1,6 @@
-"""Train from a Hugging Face data set: one that lies on the disk, and one that is streamed.
+"""Train from a Hugging Face dataset: one that lies on the disk, and one that is streamed.
 
-It needs the extra `hf`, and makes a small data set itself, so nothing is downloaded. With yours:
+It needs the extra `hf`, and makes a small dataset itself, so nothing is downloaded. With yours:
 
     hf = load_dataset("lambdalabs/pokemon-blip-captions", split="train")
 """

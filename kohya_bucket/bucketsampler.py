@@ -307,7 +307,7 @@ class MetadataCache(images.MetadataCache):
 def build_metadata_cache(
     paths: Iterable[str | os.PathLike[str]], *, existing: MetadataCache | None = None, num_workers: int = 8
 ) -> MetadataCache:
-    """A cache of exactly these files; unchanged rows of `existing` are not read anew."""
+    """A cache of exactly these files; unchanged rows of `existing` are not read again."""
     cache = MetadataCache() if existing is None else existing
     return cast("MetadataCache", cache.refresh(paths, workers=max(num_workers, 1)))
 

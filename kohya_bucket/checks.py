@@ -75,7 +75,7 @@ def number_of_launch(name: str, alone: int, allowed: range) -> int:
     """What torchrun or accelerate tell a process in its environment; `alone` where it was started by itself.
 
     Raises:
-        KohyaBucketError: it is no number that is allowed.
+        KohyaBucketError: it is not a number, or not one that is allowed.
     """
     text = os.environ.get(name, "") or str(alone)
     try:

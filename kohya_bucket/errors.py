@@ -80,7 +80,7 @@ class UnreadableError(KohyaBucketError):
 
 
 class FileChangedError(KohyaBucketError):
-    """A container of images that is another than when it was looked at."""
+    """A container of images that has changed since it was looked at."""
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def reading(path: object) -> Iterator[None]:
         if error.errno is None:
             raise
         if isinstance(error, OddFileError):
-            raise UnreadableError(f"{path}: is {error.strerror}, and no file of its kind: move it away") from error
+            raise UnreadableError(f"{path}: is {error.strerror}, where a file is needed: move it away") from error
         raise UnreadableError(
             f"{path}: cannot be read now ({error.strerror}); that may pass, and does not count as damage: run again"
         ) from error

@@ -136,18 +136,19 @@ def _content(path: Path) -> bytes | None:
 
 
 class _PassedOverError(Exception):
-    """The file is another one by now."""
+    """The file has changed by now."""
 
 
 class _Claims:
     """The right to replace one state of a file, which one process has at a time.
 
-    Whoever would replace a state makes a file, named by that state, that nobody can make twice, and writes the name of
-    its temporary file into it; then it looks whether the state is still that one, and renames. A state whose claim
-    belongs to a dead process is inherited: by a claim that is named by the dead one's, which nobody can make twice
-    either. Who seems dead and is not cannot rename any more, since its temporary file is removed first. So at any time
-    at most one process can replace a state, whatever clocks say, and without locks of the file system. Only a file that
-    is changed, and changed back to the last byte by another process within the milliseconds of a claim, is not covered.
+    A process that is about to replace a state makes a file that is named by that state, so that only one process can
+    make it, and writes the name of its temporary file into it; then it checks that the state is still the same, and
+    renames. The claim of a dead process is inherited in the same way, by a file that is named by that claim. A process
+    that only seemed dead cannot rename any more, since its temporary file is removed first. So at any time at most one
+    process can replace a state, whatever clocks say, and without locks of the file system. The one case that is not
+    covered: a file that another process changes, and changes back to the last byte, within the milliseconds of a
+    claim.
     """
 
     def __init__(self, target: Path) -> None:
@@ -285,7 +286,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[Binary
     """Put `content`, or what `content(file)` writes, in the place of a file that a user named.
 
     Readers see the old or the new one, whole, whatever interrupts this. Folders are made, links are followed, a file's
-    permissions stay. What is no file (a pipe, /dev/stdout) is written to.
+    permissions stay. What is not a file (a pipe, /dev/stdout) is written to.
 
     Raises:
         KohyaBucketError: the disk is full, the folder or the file is read-only, or held open by a program (Windows).

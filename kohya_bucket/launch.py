@@ -86,7 +86,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if not used and (started or any(module in sys.modules for module in _SPAWNED)):
         line = (
-            f"{name} made no data sets of {_TRAINERS}, and none of the processes that it started "
+            f"{name} made no datasets of {_TRAINERS}, and none of the processes that it started "
             f"({one_line(', '.join(started))[:200] or 'by multiprocessing'}) did so with kohya_bucket: if one of them "
             f"trained, it trained without. {_REMEDY}"
         )
@@ -96,7 +96,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
             print(f"kohya_bucket: {line}", file=sys.stderr)
     elif not used and ended is None and is_first_process():
         print(
-            f"kohya_bucket: {name} uses no data sets of {_TRAINERS}, so there was nothing to do",
+            f"kohya_bucket: {name} uses no datasets of {_TRAINERS}, so there was nothing to do",
             file=sys.stderr,
         )
     if ended is not None:
@@ -109,7 +109,7 @@ _REMEDY = "Start the trainer itself with `-m kohya_bucket.launch`, or `kohya-buc
 _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
 """Events of Python, and which of their arguments is the command."""
 _SPAWNED = tuple(f"multiprocessing.popen_{kind}" for kind in ("spawn_posix", "spawn_win32", "forkserver"))
-"""Modules that are imported when multiprocessing starts a process that is no copy of this one."""
+"""Modules that are imported when multiprocessing starts a process that is not a copy of this one."""
 _PYTHON = re.compile(r"(python[\d.]*w?|accelerate(-launch)?|torchrun|deepspeed)(\.exe)?", re.IGNORECASE)
 _PROGRAM = re.compile(r"\.py$|train|fine_tune|musubi", re.IGNORECASE)
 

@@ -14,7 +14,7 @@ from kohya_bucket.inputs import MAX_CONFIG_BYTES, OddFileError, TooLongError, re
 _MAX_DEPTH = 64
 _WANT = "a regular file is read here"
 
-# C0, C1, marks and overrides of writing direction, separators of lines and paragraphs, bytes that are no text.
+# C0, C1, marks and overrides of writing direction, separators of lines and paragraphs, bytes that are not text.
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 

@@ -1,4 +1,4 @@
-"""Tests run on Linux with what Windows refuses, but for slow ones and those marked `posix`, which Windows skips."""
+"""Tests run on Linux with what Windows refuses, except for slow ones and those marked `posix`, which Windows skips."""
 
 from __future__ import annotations
 

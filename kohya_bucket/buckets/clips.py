@@ -111,7 +111,7 @@ def clip_counts(frames: npt.ArrayLike, clips: int) -> npt.NDArray[np.int64]:
     if array.shape != (clips,) or (array.size and array.dtype.kind not in "iu"):
         raise BucketSettingsError(f"frames must be {clips} whole numbers, one for each clip, got {array!r:.80}")
     if array.max(initial=0) > MOST_FRAMES:
-        raise BucketSettingsError(f"a clip of {int(array.max()):,} frames, but no clip can have above {MOST_FRAMES:,}")
+        raise BucketSettingsError(f"a clip of {int(array.max()):,} frames, but a clip can have at most {MOST_FRAMES:,}")
     return np.maximum(array.astype(np.int64), 0)
 
 

@@ -1,7 +1,7 @@
 """Crops that keep the subject: of all crops of the bucket's size, the one that keeps most of a rectangle.
 
 A focus is a rectangle in shares of the picture: left, top, right and bottom from 0 to 1, of the picture as it is
-trained. Trainers take pixels as stored, so that is without the turn that EXIF asks for; where a data set turns images
+trained. Trainers take pixels as stored, so that is without the turn that EXIF asks for; where a dataset turns images
 upright (`obey_exif`), it is of the upright picture. A point is a rectangle without width and height.
 """
 

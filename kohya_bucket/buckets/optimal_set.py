@@ -1,4 +1,4 @@
-"""The K admissible sizes that crop a data set least: exact, by dynamic programming over sorted aspects.
+"""The K admissible sizes that crop a dataset least: exact, by dynamic programming over sorted aspects.
 
 What an image loses depends only on the aspects: `1 - min(a/b, b/a)`. Between two chosen neighbours every image
 takes the better of the two, so the loss of a set is a sum over neighbours, and the best set is a shortest path
@@ -66,7 +66,7 @@ def least_crop_set(aspects: FloatArray, candidates: IntArray, k: int) -> tuple[I
             parents.append(parent)
         closed = total + tail
         end = int(closed.argmin())
-        # Prefix sums over many images leave rounding noise, which is no reason for one more bucket.
+        # Prefix sums over many images leave rounding noise, which must not cost one more bucket.
         if closed[end] < best_loss - 1e-12 * len(aspects):
             best_loss, best_end, best_count = float(closed[end]), end, count
     chosen = [best_end]

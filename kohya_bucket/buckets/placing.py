@@ -1,4 +1,4 @@
-"""Where every image gets its bucket and its crop: the plan, both trainers, the data sets and the reports ask here."""
+"""Where every image gets its bucket and its crop: the plan, both trainers, the datasets and the reports ask here."""
 
 from __future__ import annotations
 

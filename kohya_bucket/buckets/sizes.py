@@ -11,11 +11,12 @@ import numpy.typing as npt
 from kohya_bucket.checks import array_of
 from kohya_bucket.errors import BucketSettingsError, KohyaBucketError
 
+Size = tuple[int, int]  # (width, height)
 IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float64]
 
 # Generated sets grow with the sides; this is far above what any model trains.
 _MAX_RESOLUTION = 1_000_000
-FloatArray = npt.NDArray[np.float64]
 
 
 def size_keys(sizes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -22,7 +22,7 @@ _NARROW = 76  # columns that all of a bucket's numbers take
 
 
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
-    """Print one data set; lists of images show the first `limit`."""
+    """Print one dataset; lists of images show the first `limit`."""
     wrap, narrow = console.is_terminal, console.width < _NARROW
     recommendations = recommend(analysis)
     parts: list[RenderableType] = [_head(analysis, recommendations)]
@@ -51,7 +51,7 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Rend
         text.append(f"Lost: {s.mean_crop:.2%} of an image is cropped off, {s.worst_crop:.1%} of the worst one; ")
         text.append(f"{s.enlarged:.1%} of the images are enlarged\n")
     first = most_worth(analysis, recommendations)
-    line = "nothing; no setting does better" if s.placed else "the images: not one can be trained"
+    line = "nothing; no setting does better" if s.placed else "the images: none can be trained"
     line = f"{first.setting}: {first.current} → {first.proposed}" if first else line
     text.append("Change first: ", style="bold")
     text.append(f"{one_line(line)}\n\n", style="cyan")

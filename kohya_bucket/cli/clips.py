@@ -47,7 +47,7 @@ def clip_of(text: str) -> tuple[Path | None, Clip]:
     if match := CLIP_SIZE.fullmatch(text.strip()):
         width, height, frames = map(int, match.groups())
         if min(width, height, frames) < 1:
-            raise KohyaBucketError(f"{text} is no clip: width, height and frames must be 1 or more")
+            raise KohyaBucketError(f"{text} is not a clip: width, height and frames must be 1 or more")
         return None, Clip((width, height), frames)
     scan = read_clips([text], workers=1)
     if scan.failures:
@@ -90,7 +90,7 @@ def _of_config(
     context: typer.Context, config: Path, how: ClipOptions, clip: Clip | None, own: list[str]
 ) -> list[WayToTrain]:
     if trainer_of(config) != MUSUBI_TUNER:
-        raise ConfigError(f"{config} is no config of musubi-tuner, the only one here that trains clips")
+        raise ConfigError(f"{config} is not a config of musubi-tuner, the only trainer here that trains clips")
     refuse_beside(context, f"--config {config} brings its own rules", own)
     out, read = [], musubi_config(config, how.arch)
     for number, keys in enumerate(read.datasets, 1):
@@ -99,7 +99,7 @@ def _of_config(
             name = f"dataset {number} ({width}x{height} for {read.model.title})"
             out.append(_way(name, keys, read.model, clip))
     if not out:
-        raise ConfigError(f"{config}: none of its data sets is of {'images' if clip is None else 'clips'}")
+        raise ConfigError(f"{config}: none of its datasets is of {'images' if clip is None else 'clips'}")
     return out
 
 

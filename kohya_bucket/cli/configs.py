@@ -40,10 +40,10 @@ Rules = list[tuple[str, "BucketRule", tuple[int, int]]]
 
 
 def rules_of_config(path: Path, size: tuple[int, int], orientation: int) -> Rules:
-    """What each data set of a config is trained by, at each of its resolutions: its name, the rule, and the size that
+    """What each dataset of a config is trained by, at each of its resolutions: its name, the rule, and the size that
     an image counts as there.
 
-    The name says if the data set leaves out an image of this size. `ConfigError` for a mistake other than missing
+    The name says if the dataset leaves out an image of this size. `ConfigError` for a mistake other than missing
     images, or a rule that depends on all images.
 
     Args:

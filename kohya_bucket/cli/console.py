@@ -25,7 +25,7 @@ _SECONDS_BETWEEN_LINES = 10
 
 
 def say_plainly(*streams: TextIO) -> None:
-    """Show what a stream's encoding lacks, and file names that are no text, escaped and not as a traceback."""
+    """Show what a stream's encoding lacks, and file names that are not text, escaped and not as a traceback."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ENCODING_ERRORS)
@@ -47,7 +47,7 @@ def say_first(lines: Sequence[str], limit: int = 10, rest: str = "", *, indent: 
 
 
 def plain_console(*, width: int | None = None) -> Console:
-    """A console whose `print` shows a text in one line, and names and paths as they are: `:x:` in one is no picture."""
+    """A console whose `print` shows a text in one line, and names and paths as they are, `:x:` in them too."""
     from rich.console import Console
 
     class Plain(Console):

@@ -84,7 +84,7 @@ class PlannedConfig:
         folders = sorted({store_folder(self.adapter, path) for path in firsts}, key=str)
         if len(folders) > 1:
             raise ConfigError(
-                f"latents of the config's data sets lie in {len(folders)} folders ({some(list(map(str, folders)))}): "
+                f"latents of the config's datasets lie in {len(folders)} folders ({some(list(map(str, folders)))}): "
                 "set latent_cache_dir in [kohya_bucket], and give it as --output"
             )
         return folders[0] if folders else None

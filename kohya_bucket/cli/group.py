@@ -89,7 +89,7 @@ def run() -> None:
 
         completion_init()
     try:
-        app(windows_expand_args=False)  # a folder "pics [a]" is no pattern for "pics a", and names may have a $
+        app(windows_expand_args=False)  # a folder "pics [a]" is not a pattern for "pics a", and names may have a $
     except (UnreadableError, StorageError) as error:  # no mistake of the user's
         print(f"kohya-bucket: {one_line(error)}", file=sys.stderr)
         sys.exit(1)

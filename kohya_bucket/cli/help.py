@@ -145,7 +145,7 @@ def _convert_quickly(parameter: Any) -> None:
 
 
 def _check_number(option: str, value: Any, kind: Any, low: float | None) -> None:
-    """Refuse a text that is no number, or one below `low`, with its value, which typer's message does not have."""
+    """Refuse a text that is not a number, or one below `low`, with its value, which typer's message does not have."""
     if kind in (int, float) and isinstance(value, str):
         try:
             number = kind(value)

@@ -300,7 +300,7 @@ class SourceOptions:
     caption_extension: str = opt(
         ".txt", 'Ending of caption files, also in tars. In a .json file, the text under "caption" is taken.'
     )
-    image_column: str = opt("image", "Of Parquet files and saved data sets: the column of images.")
+    image_column: str = opt("image", "Of Parquet files and saved datasets: the column of images.")
     caption_column: str | None = opt(None, "Of the same: the column of captions. Default: none.")
 
 
@@ -369,7 +369,7 @@ class ClipOptions:
         return None, self
 
     def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:
-        """The same as the keys of a data set. `ConfigError` for lengths below 1."""
+        """The same as the keys of a dataset. `ConfigError` for lengths below 1."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
         from kohya_bucket.trainers.musubi.keys import ClipKeys
 

@@ -130,7 +130,7 @@ def _arrow_files(folder: Path) -> list[str]:
         if data.get("_indices_data_files"):
             raise ValueError("it refers to rows of other files; save it again")
     except (KeyError, TypeError, ValueError) as error:
-        raise KohyaBucketError(f"{state}: not that of a saved data set ({error}); save it again") from None
+        raise KohyaBucketError(f"{state}: not that of a saved dataset ({error}); save it again") from None
     return [str(folder / name) for name in names]
 
 

@@ -1,4 +1,4 @@
-"""From what a command line names to data sets with their rules: folders with options, or a dataset config."""
+"""From what a command line names to datasets with their rules: folders with options, or a dataset config."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Reading:
 
 
 def from_folders(sources: list[str], options: RuleArguments, batch_size: int, reading: Reading) -> list[Subject]:
-    """One data set of all images that `sources` name, and one of all clips."""
+    """One dataset of all images that `sources` name, and one of all clips."""
     if not sources:
         raise ConfigError("nothing to analyse: name a folder, e.g. kohya-bucket analyze data/, or give --config")
     name = ", ".join(Path(source).name or Path(source).resolve().name for source in sources)
@@ -113,7 +113,7 @@ def from_folders(sources: list[str], options: RuleArguments, batch_size: int, re
 
 
 def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[list[Subject], list[Finding]]:
-    """Every data set of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
+    """Every dataset of an sd-scripts dataset config that can be trained, and what is wrong with the config."""
     config, read, _ = images_of_config(path, reading)
     adapter = adapter_options(config)
     placed = []
@@ -141,13 +141,13 @@ def from_config(path: Path, batch_size: int | None, reading: Reading) -> tuple[l
 def images_of_config(
     path: Path, reading: Reading
 ) -> tuple[Config, list[tuple[ReadDataset, ImageTable]], list[Finding]]:
-    """A config, its data sets that can be trained with their images, and what is wrong; `ConfigError` for none."""
+    """A config, its datasets that can be trained with their images, and what is wrong; `ConfigError` for none."""
     config = read_config(path, release=reading.release, trainer=reading.trainer)
     usable = [d for d in config.datasets if len(d.images) and d.config.resolution is not None]
     findings = _serious(config.findings)
     if not usable:
         reasons = "; ".join(f.text for f in findings[:3])
-        raise ConfigError(f"{path}: no data set with images and a resolution in it: {reasons or 'see its folders'}")
+        raise ConfigError(f"{path}: no dataset with images and a resolution in it: {reasons or 'see its folders'}")
     paths = list(dict.fromkeys(path for d in usable for path in d.images.paths))
     everything = reading.table(paths)
     broken = reading.undecodable(everything)
@@ -236,7 +236,7 @@ def _checked(
 ) -> tuple[list[Subject], list[Finding]]:
     serious = _serious(findings)
     if not subjects:
-        raise ConfigError(f"{path}: no data set with {what} in it: {'; '.join(one.text for one in serious[:3])}")
+        raise ConfigError(f"{path}: no dataset with {what} in it: {'; '.join(one.text for one in serious[:3])}")
     return subjects, serious
 
 

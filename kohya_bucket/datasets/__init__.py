@@ -1,1 +1,1 @@
-"""PyTorch data sets and samplers."""
+"""PyTorch datasets and samplers."""

@@ -166,5 +166,5 @@ def _position_in(state: Mapping[str, Any]) -> Mapping[str, Any]:
             waiting += part.values()
     raise ResumeError(
         "the saved state of the loader holds no position in a plan: it is that of a loader which prepare_loader has "
-        "not prepared. Go on with load_state_dict of the sampler, or start the epoch anew with its set_epoch"
+        "not prepared. Go on with load_state_dict of the sampler, or start the epoch again with its set_epoch"
     )

@@ -1,4 +1,4 @@
-"""A column of a Hugging Face data set as a source of images."""
+"""A column of a Hugging Face dataset as a source of images."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class HuggingFaceSource(CellSource):
 
 
 def refuse_splits(dataset: Any) -> None:
-    """What `load_dataset` returns without `split=`: a mapping of data sets.
+    """What `load_dataset` returns without `split=`: a mapping of datasets.
 
     Raises:
         KohyaBucketError: `dataset` is a mapping.

@@ -120,8 +120,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         focus: [N, 4] what each crop keeps, in shares, NaN where an image has none; None: all crops are in the middle.
 
     Raises:
-        KohyaBucketError: no paths, captions that do not match, an unknown interpolation, a focus that is no rectangle,
-            or no image at all that has a bucket.
+        KohyaBucketError: no paths, captions that do not match, an unknown interpolation, a focus that is not a
+            rectangle, or no image that has a bucket.
 
     Examples:
         >>> dataset = BucketedDataset.from_folder("photos", KohyaBuckets.for_arch("sd"))
@@ -357,14 +357,14 @@ def bucketed_loader(
     Its attribute `bucket_sampler` is the `BucketBatchSampler`: `plan()` of the epoch, `state_dict()`, `ledger()`.
 
     Args:
-        source: a folder of images with `.txt` captions (or several, or a pattern or list file), a data set of Hugging
-            Face's `datasets` with a column `image`, or a data set that has `bucket_indices`, such as
+        source: a folder of images with `.txt` captions (or several, or a pattern or list file), a dataset of Hugging
+            Face's `datasets` with a column `image`, or a dataset that has `bucket_indices`, such as
             `BucketedDataset` or `BucketedLatentDataset`.
-        rule: where images go, e.g. `KohyaBuckets.for_arch("sdxl")`; None for a data set that has been placed.
+        rule: where images go, e.g. `KohyaBuckets.for_arch("sdxl")`; None for a dataset that has been placed.
         batch_size: images of one process in one step; a number or [K] per bucket; None with `max_pixels`.
         accelerator: of Hugging Face's accelerate, which prepares the loader.
         num_workers: processes that load images; they stay alive between epochs.
-        caption_column: of a Hugging Face data set.
+        caption_column: of a Hugging Face dataset.
         options: of `BucketBatchSampler`, e.g. `seed=42`, `remainder="pad"`.
 
     Raises:
@@ -379,7 +379,7 @@ def bucketed_loader(
         (2, 3, 448, 576) ['a photo', 'a photo']
         (2, 3, 448, 576) ['a photo', 'a photo']
     """
-    from kohya_bucket.datasets.sampler import BucketBatchSampler  # not for data sets in loaders of one's own
+    from kohya_bucket.datasets.sampler import BucketBatchSampler  # not for datasets in loaders of one's own
 
     dataset = _dataset(source, rule, caption_column)
     sampler = BucketBatchSampler(dataset, batch_size, **options)

@@ -29,7 +29,7 @@ from kohya_bucket.images.resize import choose_interpolation, resize_and_crop, to
 
 
 class Item(dict[str, Any]):
-    """One image of a data set with all that belongs to it; `gathered` has the latents of its whole batch."""
+    """One image of a dataset with all that belongs to it; `gathered` has the latents of its whole batch."""
 
     gathered: torch.Tensor | None = None
 
@@ -114,7 +114,7 @@ _BY_AREA = ("auto", "auto-0.9", "area")
 
 
 class ItemKeywords(TypedDict, total=False):
-    """Keyword arguments of data sets from any source: what an item is made by."""
+    """Keyword arguments of datasets from any source: what an item is made by."""
 
     transform: Transform | None
     pixel_range: PixelRange
@@ -124,7 +124,7 @@ class ItemKeywords(TypedDict, total=False):
 
 
 class DatasetKeywords(ItemKeywords, total=False):
-    """Keyword arguments of `BucketedDataset`, but for the captions."""
+    """Keyword arguments of `BucketedDataset`, except for the captions."""
 
     metadata_cache: MetadataCache | None
     focus: str | os.PathLike[str] | npt.ArrayLike | None
@@ -241,7 +241,7 @@ class BucketResize:
 
     Raises:
         KohyaBucketError: an interpolation or a range that does not exist.
-        TypeError: what is called with is no Pillow image.
+        TypeError: called with something that is not a Pillow image.
     """
 
     def __init__(self, bucket: Bucket, *, interpolation: str = "auto", pixel_range: PixelRange = (-1, 1)) -> None:

@@ -1,4 +1,4 @@
-"""`BucketedLatentDataset`: a store of latents, and of the outputs of text encoders, as a torch data set."""
+"""`BucketedLatentDataset`: a store of latents, and of the outputs of text encoders, as a torch dataset."""
 
 from __future__ import annotations
 

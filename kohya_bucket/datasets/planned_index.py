@@ -25,7 +25,7 @@ class PlannedIndex(int):
     """An int like any other, with `bucket`: position in the bucket set that the plan was made for.
 
     The sampler yields these where a plan trains images outside of their usual bucket (remainders "merge" and
-    "catch_all") or in one of several (`resolutions`); a data set that ignores `bucket` would return images of
+    "catch_all") or in one of several (`resolutions`); a dataset that ignores `bucket` would return images of
     different sizes for one batch. They survive the way into worker processes.
     """
 

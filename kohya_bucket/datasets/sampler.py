@@ -42,7 +42,7 @@ def warn_of_never_trained(planner: EpochPlanner) -> None:
 
 
 def with_shards(options: dict[str, Any], dataset: Any) -> dict[str, Any]:
-    """The options with the data set's own shards, where the order goes by shards and none are given."""
+    """The options with the dataset's own shards, where the order goes by shards and none are given."""
     order = ORDERS.get(options.get("order", ""))
     if order is None or not order.uses_shards or options.get("shards") is not None:
         return options
@@ -55,7 +55,7 @@ def with_shards(options: dict[str, Any], dataset: Any) -> dict[str, Any]:
 
 
 class BucketBatchSampler(Sampler[list[int]]):
-    """Yields lists of data set indices, all of one bucket.
+    """Yields lists of dataset indices, all of one bucket.
 
     In each step, all ranks train the same bucket, or buckets of nearly equal cost where one has too few images for all.
 
@@ -64,7 +64,7 @@ class BucketBatchSampler(Sampler[list[int]]):
     that was read to its end is followed by the next one. `set_epoch` chooses another.
 
     Args:
-        bucket_indices: a data set with `bucket_indices` (and `bucket_set`, if it has one), or [N] bucket numbers,
+        bucket_indices: a dataset with `bucket_indices` (and `bucket_set`, if it has one), or [N] bucket numbers,
             -1 for images that are not to be trained; [N, R] with `resolution_mode`.
         batch_size: images of one rank in one step; a number or [K] per bucket; None with `max_pixels`.
         shuffle: False gives the same order in every epoch: bucket after bucket, images by number.
@@ -266,10 +266,10 @@ class BucketBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved position, on any number of ranks. Takes the same time for every position.
 
-        With another global batch, what is left of the epoch is planned anew: exactly the images not trained yet.
+        With another global batch, what is left of the epoch is planned again: exactly the images not trained yet.
 
         Raises:
-            ResumeError: the data or the settings are others than those the position was saved for.
+            ResumeError: the data or the settings differ from those that the position was saved for.
         """
         self._move_to(EpochPosition.from_state_dict(state, self._planner(self._ranks[0]).fingerprint))
 

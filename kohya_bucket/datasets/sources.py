@@ -60,7 +60,7 @@ class ImageSource(Protocol):
 
 
 class FastSource(ImageSource, Protocol):
-    """What `decode="fast"` needs besides. Without a `fit`, the image is whole."""
+    """What else `decode="fast"` needs. Without a `fit`, the image is whole."""
 
     def pixels(self, index: int) -> npt.NDArray[np.uint8]:
         return self.picture(index).pixels
@@ -109,7 +109,7 @@ def at_rest(cell: Any) -> Any:
     """The cell, or an equal one that holds no file: Pillow keeps that of an image open until it is decoded.
 
     Such an image is read into memory as it lies in its file. Where that would not give the same one again (a later
-    frame, a JPEG that is to be decoded smaller), or the file cannot be read anew, it is decoded. What is broken stays
+    frame, a JPEG that is to be decoded smaller), or the file cannot be read again, it is decoded. What is broken stays
     as it is, and fails where it is decoded. The image itself belongs to the caller, and is not closed.
     """
     file = getattr(cell, "fp", None) if isinstance(cell, ImageFile.ImageFile) else None
@@ -141,7 +141,7 @@ def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
     """(width, height) of what `cell_picture` returns; nothing is decoded.
 
     Raises:
-        UnreadableImageError: empty, broken, or of a shape that is no image.
+        UnreadableImageError: empty, broken, or of a shape that no image has.
     """
     if isinstance(cell, Image.Image):
         return int(cell.width), int(cell.height)
@@ -157,7 +157,7 @@ def cell_picture(cell: Any, obey_exif: bool, fit: Fit | None = None) -> Picture:
     """The cell; encoded images are turned upright if `obey_exif`, and JPEG decoded at a fraction as `fit` allows.
 
     Raises:
-        UnreadableImageError: empty, broken, of a shape that is no image, or floats outside [0, 1].
+        UnreadableImageError: empty, broken, of a shape that no image has, or floats outside [0, 1].
     """
     if isinstance(cell, Image.Image):
         return Picture.whole(to_pixels(cell))
@@ -259,7 +259,7 @@ def _as_rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def column_of(row: Any, column: str, name: str) -> Any:
-    """What a row has in a column. `KohyaBucketError` where it has none, or is no mapping; `name` is the row's."""
+    """What a row has in a column. `KohyaBucketError` where it has none, or is not a mapping; `name` is the row's."""
     if not isinstance(row, Mapping):
         raise KohyaBucketError(f"{name} is a {type(row).__name__}, but must be a mapping of columns")
     try:

@@ -159,7 +159,7 @@ register_bucket_collation()
 
 
 class StreamKeywords(ItemKeywords, total=False):
-    """Keyword arguments of `StreamingBuckets`, but for the names of columns."""
+    """Keyword arguments of `StreamingBuckets`, except for the names of columns."""
 
     buffer_size: int
     shuffle: bool
@@ -173,7 +173,7 @@ class StreamKeywords(ItemKeywords, total=False):
 class StreamingBuckets(IterableDataset[dict[str, Any]]):
     """Whole batches from a stream of samples; use as `DataLoader(stream, batch_size=None)`.
 
-    A batch is the dict that a `BucketedDataset` gives through a `DataLoader`, but for `bucket_idx`; all images are of
+    A batch is the dict that a `BucketedDataset` gives through a `DataLoader`, without `bucket_idx`; all images are of
     one bucket. Images wait undecoded and without their files, `buffer_size` of them at most. Memory is bounded by it,
     whatever the stream's length.
 
@@ -207,8 +207,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
     Raises:
         KohyaBucketError: settings that cannot work; a Hugging Face stream that is shuffled without a seed or split by
-            rank, on several ranks; in a pass: a sample that is no mapping or lacks a column, a caption that is no text,
-            a batch of which no image's pixels can be read, or a second pass over an iterator that has ended.
+            rank, on several ranks; in a pass: a sample that is not a mapping or lacks a column, a caption that is not
+            text, a batch none of whose images can be read, or a second pass over an iterator that has ended.
         RanksDifferError: in a pass: a rank reads other samples than another, or in another order.
 
     Examples:

@@ -26,13 +26,13 @@ def parquet_bytes(path: str | os.PathLike[str], limit: int = _MOST_BYTES) -> byt
 
     Raises:
         ValueError: it neither begins nor ends as one.
-        OSError: it cannot be read, is no file, or longer than `limit`.
+        OSError: it cannot be read, is not a file, or is longer than `limit`.
     """
     with open_input(path) as file:
         begin = file.read(len(_MAGIC))
         file.seek(max(0, os.fstat(file.fileno()).st_size - len(_MAGIC)))
         if begin != _MAGIC or file.read(len(_MAGIC)) != _MAGIC:
-            raise ValueError("it is no Parquet file")
+            raise ValueError("it is not a Parquet file")
     return read_input(path, limit)
 
 

@@ -1,4 +1,4 @@
-"""Which images each bucket holds, on disk: for data sets that are too large for a table in memory."""
+"""Which images each bucket holds, on disk: for datasets that are too large for a table in memory."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BucketIndex:
                 images = np.memmap(file, kind, "r", shape=(int(starts[-1]),))
                 whole = file.seek(0, 2) == images.nbytes
         except (FileNotFoundError, ValueError, IndexError) as error:
-            raise PlanError(f"{fspath(folder)} holds no whole index of buckets: {error}; write it again") from error
+            raise PlanError(f"{fspath(folder)} holds no complete index of buckets: {error}; write it again") from error
         except OSError as error:
             raise PlanError(f"{fspath(folder)} cannot be read at the moment: {error}; try again") from error
         if not whole or starts[0] or np.diff(starts).min(initial=0) < 0:

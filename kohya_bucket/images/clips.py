@@ -2,7 +2,7 @@
 
 The size is that of the first decoded frame, as it is stored: a rotation that the file asks for is reported and not
 done, which is how trainers read clips. A container is believed about its frames if it says how many there are and
-lists each of them within the file; an edit list, a first frame that is no key frame, or a file that was cut off are
+lists each of them within the file; an edit list, a first frame that is not a key frame, or a file that was cut off are
 reasons to count by decoding."""
 
 from __future__ import annotations

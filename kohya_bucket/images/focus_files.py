@@ -52,14 +52,14 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         paths: [N] image files.
 
     Raises:
-        ConfigError: a file that cannot be read, or a row that is no rectangle, with file, line and value.
+        ConfigError: a file that cannot be read, or a row that is not a rectangle, with file, line and value.
     """
     try:
         if where == BESIDE:
             return _beside(paths), []
         status = os.stat(where)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no file")
+            raise OSError("it is not a file")
         folder, names, rectangles, keys = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
     except ConfigError:
         raise
@@ -81,7 +81,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     return rectangles[at], [name for name, known in zip(others, there, strict=True) if not known]
 
 
-@lru_cache(maxsize=2)  # all data sets of a run ask for it
+@lru_cache(maxsize=2)  # all datasets of a run ask for it
 def _table(
     path: str, nbytes: int, mtime: int  # noqa: ARG001  (what tells states apart)
 ) -> tuple[str, list[str], FloatArray, list[str]]:  # fmt: skip
@@ -138,7 +138,7 @@ def _parquet(path: str, data: bytes) -> tuple[list[str], FloatArray]:
 
 
 def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
-    """The columns of a table; None where any row is no rectangle of an image, which is then found row by row."""
+    """The columns of a table; None where any row is not a rectangle of an image, which is then found row by row."""
     names, focus = (table.column(name).combine_chunks() for name in ("image", "focus"))
     values = focus.flatten().cast("float64")
     whole = not (names.null_count or focus.null_count or values.null_count)
@@ -150,7 +150,7 @@ def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
 
 
 def _whole(values: FloatArray, lengths: npt.NDArray[np.integer]) -> FloatArray | None:
-    """[N, 4] rectangles from the shares of all, 2 or 4 for each; None where any is no rectangle."""
+    """[N, 4] rectangles from the shares of all, 2 or 4 for each; None where any is not a rectangle."""
     if not np.isin(lengths, (2, 4)).all():
         return None
     if len(values) == 4 * len(lengths):  # no points
@@ -170,7 +170,7 @@ def _columns(rows: Iterable[Row]) -> tuple[list[str], FloatArray]:
 
 
 def _lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
-    """Many lines at a time; one by one where any of them is no row."""
+    """Many lines at a time; one by one where any of them is not a row."""
     names, rectangles, number = list[str](), [_none(0)], 1
     try:
         with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig") as file:
@@ -186,7 +186,7 @@ def _lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
 
 
 def _at_once(lines: Sequence[str]) -> tuple[list[str], FloatArray] | None:
-    """The columns of lines; None where any is no row."""
+    """The columns of lines; None where any is not a row."""
     rows = [line for line in lines if not line.isspace()]
     try:
         data = json.loads(f"[{','.join(rows)}]")
@@ -211,7 +211,7 @@ def _parsed(text: str, where: str) -> Any:
 def _row(row: Any, where: str) -> Row:
     name = row.get("image") if isinstance(row, dict) else None
     if not isinstance(name, str) or not name or "focus" not in row:
-        raise ConfigError(f'{where}: {str(row)[:100]} is no row: write {{"image": "a.jpg", "focus": {_FORM}}}')
+        raise ConfigError(f'{where}: {str(row)[:100]} is not a row: write {{"image": "a.jpg", "focus": {_FORM}}}')
     return name, _rectangle(row["focus"], f"{where}: the focus of {name!r}")
 
 
@@ -256,7 +256,7 @@ def parsed_focus(text: str, what: str) -> tuple[float, ...] | None:
     """A rectangle that is written out, such as `0.1,0.2,0.5,0.9`; None for a text of another kind.
 
     Raises:
-        ConfigError: numbers that are no rectangle.
+        ConfigError: numbers that are not a rectangle.
     """
     try:
         values = [float(part) for part in text.split(",")]

@@ -105,8 +105,8 @@ def _csv(text: str, source: str) -> Iterator[Box]:
                 raise ConfigError(f"{where}: the image's width and height are {across:g} and {down:g}")
         elif max(sides) > 1:
             raise ConfigError(
-                f"{where}: {max(sides):g} is no share of a picture, and a box in pixels needs its picture's size: add "
-                "the columns width and height"
+                f"{where}: {max(sides):g} is not a share of a picture, and a box in pixels needs the picture's size: "
+                "add the columns width and height"
             )
         left, top, right, bottom = sides
         shares = left / across, top / down, right / across, bottom / down
@@ -121,7 +121,7 @@ def _coco(data: dict[str, Any], source: str) -> Iterator[Box]:
         where = f"{source}, annotation {number}"
         image = images.get(one.get("image_id")) if isinstance(one, dict) else None
         if image is None:
-            raise ConfigError(f"{where}: {str(one)[:100]} is of no image in the file")
+            raise ConfigError(f"{where}: {str(one)[:100]} belongs to no image in the file")
         x, y, width, height = _numbers(one.get("bbox"), 4, f"{where}: bbox")
         across, down = _numbers([image.get("width"), image.get("height")], 2, f"{where}: the image's width and height")
         if min(across, down) < 1:

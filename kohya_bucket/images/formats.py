@@ -137,7 +137,7 @@ def not_decoded(error: BaseException) -> str:
 def not_loaded(error: BaseException) -> str:
     """The same of whatever was to be loaded: of anything but an image the kind of error and the first line of it.
 
-    A mistake in this package is no image's fault, and is raised again.
+    A mistake in this package is not the image's fault, and is raised again.
     """
     if isinstance(error, _MISTAKES) and _raised_here(error):
         raise error

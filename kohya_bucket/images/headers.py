@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from zlib import crc32, decompressobj, error
 
 from kohya_bucket.images.formats import MAX_SIDE, HeaderRow, ImageFormat, UnreadableImageError, explain_os_error, sniff
-from kohya_bucket.images.remote import HEAD_BYTES, HeaderFile, Pieces, RemoteFile, Source, is_url, length_of, read_at
+from kohya_bucket.images.remote import HEAD_BYTES, HeaderFile, Opened, Pieces, RemoteFile, is_url, length_of, read_at
 from kohya_bucket.inputs import READING
 
 ORIENTATIONS = {
@@ -86,7 +86,7 @@ _PNG_HEADER_BYTES = 41
 _png_chunk = struct.Struct(">I4s").unpack_from
 
 
-def read_png(head: bytes, source: Source) -> HeaderRow | None:
+def read_png(head: bytes, source: Opened) -> HeaderRow | None:
     """(width, height, orientation, format), or None where only a full decoder can tell.
 
     The header's checksum must be right and the pixels (IDAT) must begin inside the file, as decoders demand.
@@ -111,7 +111,7 @@ _TEXT = 1 << 20  # bytes, unpacked: Pillow's limit for one text, and 64 times as
 _PACKED = 1000  # bytes, packed, that never hold so much
 
 
-def _png_orientation(head: bytes, source: Source) -> int | None:
+def _png_orientation(head: bytes, source: Opened) -> int | None:
     """Follow the chunks up to IDAT; the orientation met on the way, 0 for none. None if IDAT is not reached, or only
     Pillow can tell."""
     orientation, at, texts = -1, 33, 0
@@ -135,11 +135,11 @@ def _png_orientation(head: bytes, source: Source) -> int | None:
     return None
 
 
-def _part(head: bytes, source: Source, at: int, length: int) -> bytes:
+def _part(head: bytes, source: Opened, at: int, length: int) -> bytes:
     return head[at : at + length] if at + length <= len(head) else read_at(source, at, length)
 
 
-def _is_plain(name: bytes, head: bytes, source: Source, at: int, length: int) -> bool:
+def _is_plain(name: bytes, head: bytes, source: Opened, at: int, length: int) -> bool:
     """Whether a text or a profile holds no orientation, and not more than Pillow reads."""
     if _part(head, source, at, min(length, 32)).startswith(_TELLING):
         return False
@@ -156,7 +156,7 @@ def _is_plain(name: bytes, head: bytes, source: Source, at: int, length: int) ->
     return not unpacking.unconsumed_tail
 
 
-def _ends_in_pixels(head: bytes, source: Source, at: int, length: int) -> bool:
+def _ends_in_pixels(head: bytes, source: Opened, at: int, length: int) -> bool:
     """Whether behind the first IDAT, which is there, nothing follows that could hold an orientation.
 
     Where all IDAT but the last are of one length, one look tells; else each is passed. At an address, where a look is a
@@ -199,7 +199,7 @@ _JPEG = int(ImageFormat.JPEG)
 _segment = struct.Struct(">BBH").unpack_from
 
 
-def read_jpeg(head: bytes, source: Source) -> HeaderRow | None:
+def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
     """(width, height, orientation, format), or None where only a full decoder can tell.
 
     Segments are followed up to the first scan, as decoders do; what lies between the headers (profiles,
@@ -257,7 +257,7 @@ _int = int.from_bytes
 _WEBP = int(ImageFormat.WEBP)
 
 
-def read_webp(head: bytes, source: Source) -> HeaderRow | None:
+def read_webp(head: bytes, source: Opened) -> HeaderRow | None:
     """(width, height, orientation, format), or None where only a full decoder can tell (a truncated file, say).
 
     The canvas of an extended file is stored minus one in 24 bits per side; reading it without adding one is the
@@ -296,7 +296,7 @@ def read_webp(head: bytes, source: Source) -> HeaderRow | None:
     return None
 
 
-def _webp_orientation(head: bytes, source: Source, flags: int) -> tuple[int, int | None]:
+def _webp_orientation(head: bytes, source: Opened, flags: int) -> tuple[int, int | None]:
     """(how far the file was seen to reach, the orientation); None where only Pillow can tell."""
     at, start, reached = _FIRST_CHUNK, 0, len(head)
     for _ in range(_WEBP_CHUNKS):
@@ -325,7 +325,7 @@ def _webp_orientation(head: bytes, source: Source, flags: int) -> tuple[int, int
 
 
 # By the first byte; each reader looks at the rest of the signature itself.
-_readers: list[Callable[[bytes, Source], HeaderRow | None]] = [lambda _, __: None] * 256
+_readers: list[Callable[[bytes, Opened], HeaderRow | None]] = [lambda _, __: None] * 256
 _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
 
 
@@ -380,7 +380,7 @@ def header_of(source: bytes | Pieces) -> HeaderRow:
     return found
 
 
-def _by_pillow(source: Source, head: bytes) -> HeaderRow:
+def _by_pillow(source: Opened, head: bytes) -> HeaderRow:
     # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
     from kohya_bucket.images.by_pillow import open_with_pillow
 

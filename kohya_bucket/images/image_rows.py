@@ -1,4 +1,4 @@
-"""Images in a column of a table: Parquet files, and the Arrow files in which `datasets` saves a data set.
+"""Images in a column of a table: Parquet files, and the Arrow files in which `datasets` saves a dataset.
 
 A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it. An image in
 an Arrow file is read where it lies. To read a row of Parquet, all rows before it in its row group are decoded: so a

@@ -1,4 +1,4 @@
-"""Which files are the images of a data set: a folder, a pattern, a list, or a mixture of them; and their full paths.
+"""Which files are the images of a dataset: a folder, a pattern, a list, or a mixture of them; and their full paths.
 
 General on purpose. What sd-scripts itself lists (one folder, no subfolders, its own endings) is decided by its
 own rules, elsewhere.
@@ -61,7 +61,7 @@ def refuse_one_path(paths: object) -> None:
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise KohyaBucketError(
-            f"paths is the one path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"
+            f"paths is a single path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"
         )
 
 

@@ -178,7 +178,7 @@ def _steps(log: Path) -> Iterator[Step]:
                 if number < len(lines):  # the last may be cut off by a crash, and then nothing was done for it
                     raise
     except (IndexError, KeyError, TypeError, ValueError):
-        raise KohyaBucketError(f"{log} is no log of this command: nothing was undone") from None
+        raise KohyaBucketError(f"{log} is not a log of this command: nothing was undone") from None
 
 
 def _undo(step: Step, root: Path, run: Path) -> bool:

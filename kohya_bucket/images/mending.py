@@ -100,7 +100,7 @@ def find(
 
     Args:
         least_side: images with a shorter side are set aside.
-        encoding: of captions that are no UTF-8 and have no byte order mark.
+        encoding: of captions that are not UTF-8 and have no byte order mark.
 
     Raises:
         KohyaBucketError: there is no such folder, or it cannot be listed. ScanInterrupted: Ctrl-C.
@@ -276,7 +276,7 @@ def content_of(fix: Fix, encoding: str) -> bytes | None:
     except NO_IMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise KohyaBucketError(f"{fix.path}: cannot be written anew ({not_decoded(error)})") from error
+        raise KohyaBucketError(f"{fix.path}: cannot be written again ({not_decoded(error)})") from error
     if not good:
         raise KohyaBucketError(f"{fix.path}: what was made of it is not {size[0]}x{size[1]}, upright")
     return content

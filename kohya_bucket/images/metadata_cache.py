@@ -1,4 +1,4 @@
-"""`MetadataCache`: what the headers of a data set say, kept between runs, so that a second run opens no image.
+"""`MetadataCache`: what the headers of a dataset say, kept between runs, so that a second run opens no image.
 
 On disk it is a Parquet file that anything else can read, with the columns path (text), width, height (int32), mtime_ns,
 bytes (int64), format (text: PNG, JPEG, …), orientation (uint8), hash (text or null), reason (text, null if readable).
@@ -229,7 +229,7 @@ class MetadataCache:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the cache as Parquet: to a sibling file first, then renamed, so that readers see old or new.
 
-        A file that was listed twice is stored once; a name that is no valid Unicode is not stored.
+        A file that was listed twice is stored once; a name that is not valid Unicode is not stored.
 
         Raises:
             KohyaBucketError: pyarrow is missing, or the file cannot be replaced.
@@ -288,7 +288,7 @@ class MetadataCache:
         `mtime_ns` and `bytes`. Hashes are kept where this cache has any.
 
         Raises:
-            KohyaBucketError: what is given is no `MetadataRow`, or one with a size that no image has.
+            KohyaBucketError: what is given is not a `MetadataRow`, or one with a size that no image has.
         """
         added = _columns(rows, self)
         at, new = self.paths.find(added.paths), len(self)

@@ -65,7 +65,7 @@ class Container:
     column: str | None = None
 
     def checked(self) -> Container:
-        """The same with the stamp that it has now. `KohyaBucketError` if it is another than before, or gone."""
+        """The same with the stamp that it has now. `KohyaBucketError` if it has changed, or is gone."""
         found = stamp_or_refuse(self.path)
         if self.stamp is not None:
             check_unchanged(self.path, found, self.stamp)
@@ -160,7 +160,7 @@ class Origins:
         """Of the samples of tars; and why some of them are left out, since a later one of the shard has their name.
 
         Raises:
-            KohyaBucketError: a shard is not there, or is another than its index says.
+            KohyaBucketError: a shard is not there, or is not as its index says.
         """
         indexed = zip(absolute_paths(index.shards), index.stamps, strict=True)
         containers = for_each(Container.checked, [Container(path, stamp) for path, stamp in indexed])

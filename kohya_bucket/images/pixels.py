@@ -147,7 +147,7 @@ def draft(image: Image.Image, resized_size: tuple[int, int], divides: bool = Fal
         divides: no fraction that would leave a part of a pixel at the right or at the bottom.
 
     Returns:
-        1, 2, 4 or 8, by which the sides were divided and rounded up; 1 for all that is no JPEG.
+        1, 2, 4 or 8, by which the sides were divided and rounded up; 1 for everything but JPEG.
     """
     width, height = image.size
     most = min(width // resized_size[0], height // resized_size[1])

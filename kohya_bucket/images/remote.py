@@ -43,7 +43,7 @@ class Pieces(Protocol):
 class Region:
     """A file inside another, such as a member of a tar: `length` bytes from `start`."""
 
-    def __init__(self, source: Source, start: int, length: int) -> None:
+    def __init__(self, source: Opened, start: int, length: int) -> None:
         self._source, self._start, self.length = source, start, length
 
     def read_at(self, offset: int, length: int) -> bytes:
@@ -52,7 +52,7 @@ class Region:
         return read_at(self._source, self._start + offset, min(length, self.length - offset))
 
 
-Source = int | bytes | io.BufferedReader | Pieces
+Opened = int | bytes | io.BufferedReader | Pieces
 """An open file or its descriptor, a whole file in memory, or anything that is read in pieces."""
 
 
@@ -64,7 +64,7 @@ def _seek_and_read(fd: int, length: int, offset: int) -> bytes:
 _read_fd = getattr(os, "pread", _seek_and_read)  # Windows has no call that does both
 
 
-def read_at(source: Source, offset: int, length: int) -> bytes:
+def read_at(source: Opened, offset: int, length: int) -> bytes:
     """At most `length` bytes from `offset`; fewer at the end."""
     if isinstance(source, int):
         data: bytes = _read_fd(source, length, offset)
@@ -77,7 +77,7 @@ def read_at(source: Source, offset: int, length: int) -> bytes:
     return source.read_at(offset, length)
 
 
-def length_of(source: Source) -> int:
+def length_of(source: Opened) -> int:
     """Bytes in all."""
     if isinstance(source, int):
         return os.lseek(source, 0, os.SEEK_END)
@@ -89,7 +89,7 @@ def length_of(source: Source) -> int:
 class RawFile(io.RawIOBase):
     """The same as an open file without a buffer."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Opened) -> None:
         self._source, self._length, self._at = source, length_of(source), 0
 
     def readable(self) -> bool:
@@ -120,7 +120,7 @@ class HeaderFile(io.BufferedReader):
     More than `MAX_HEADER_BYTES`, all reads together, is an `UnreadableImageError`.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Opened) -> None:
         super().__init__(RawFile(source), _BUFFER)
         self._length, self._left = length_of(source), MAX_HEADER_BYTES
 

@@ -81,7 +81,7 @@ def resize_and_crop(
         shrink: makes [H, W, C] as large as (width, height), in place of the area filter where no side grows.
 
     Returns:
-        [bucket height, bucket width, C] uint8; contiguous, but for what `shrink` made.
+        [bucket height, bucket width, C] uint8; contiguous, except for what `shrink` made.
 
     Raises:
         KohyaBucketError: the resized image does not cover the bucket, or the cut lies outside.

@@ -34,7 +34,7 @@ class SizeTable:
     """Images without their files.
 
     Attributes:
-        ids: [N] int64, or [N] text where an id is no whole number.
+        ids: [N] int64, or [N] text where an id is not a whole number.
         sizes: [N, 2] int32 (width, height) in pixels.
     """
 
@@ -54,7 +54,7 @@ def read_size_table(path: str | Path) -> SizeTable:
     - `.pkl`, `.pickle`: what NovelAI's program reads, `{id: (width, height)}`; nothing in the file is executed.
 
     Raises:
-        KohyaBucketError: another suffix, a missing column, a value that is no whole number, an id twice.
+        KohyaBucketError: another suffix, a missing column, a value that is not a whole number, an id twice.
     """
     source = Path(path)
     suffix = source.suffix.lower()
@@ -136,7 +136,7 @@ def _odd(data: bytes) -> str | None:
         # A pair in a pair thirty times over takes a hundred bytes, and its hash 2^30 steps.
         plain = all(one in _INTS or one in _TEXTS for one in before[1:])
         if name in ("TUPLE", "TUPLE2") and not (plain and (name == "TUPLE2" or before[0] == "MARK")):
-            return "holds a tuple that is no pair of whole numbers or texts"
+            return "holds a tuple that is not a pair of whole numbers or texts"
         if name != "FRAME":
             before = [*before[1:], name]
     return None
@@ -168,7 +168,7 @@ def _table(rows: Iterable[tuple[Any, Any, Any]], path: Path) -> SizeTable:
     sizes: dict[Any, list[int]] = {}
     for key, width, height in rows:
         if not isinstance(key, (int, float, str, tuple)):
-            raise KohyaBucketError(f"{path}: the id {str(key)[:100]} is no number and no text")
+            raise KohyaBucketError(f"{path}: the id {str(key)[:100]} is neither a number nor a text")
         if key in sizes:
             raise KohyaBucketError(f"{path}: the id {key!r} occurs twice: every image needs its own")
         try:

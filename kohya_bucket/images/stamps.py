@@ -41,7 +41,7 @@ def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
     if found != stamp:
         raise FileChangedError(
             f"{path}: has changed since it was looked at, so that its images may lie elsewhere: run again, and it is "
-            "looked at anew"
+            "looked at again"
         )
 
 

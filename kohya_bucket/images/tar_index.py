@@ -1,9 +1,9 @@
 """Where each sample of tar shards lies, and how large its image is: one pass over the shards, then none.
 
 A sample is what the `webdataset` package takes for one: consecutive members whose names are equal up to the
-first dot of the last part. Only headers of images are read, wherever they lie in a shard. What leads to an image less
-or to another one than meant is said in the log: samples without an image or with several, a caption ending that occurs
-nowhere, a shard that seems to be cut off.
+first dot of the last part. Only headers of images are read, wherever they lie in a shard. What loses an
+image, or leads to another one than was meant, is said in the log: samples without an image or with several, a caption
+ending that occurs nowhere, a shard that seems to be cut off.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class TarIndex:
             return False
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as Parquet, atomically. Raises `KohyaBucketError` for a member whose name is no Unicode."""
+        """Write as Parquet, atomically. Raises `KohyaBucketError` for a member whose name is not Unicode."""
         pa, pq = arrow_files.pyarrow_modules()
         for odd in np.flatnonzero(~self.keys.is_unicode())[:1].tolist():
             raise KohyaBucketError(
@@ -207,7 +207,7 @@ def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -
         if ((start < 0) | (length < 0) | (start > ends) | (length > ends - start)).any():
             raise ValueError("a sample after the end of its shard")
     if min(rows["width"].min(), rows["height"].min()) < 0 or not 1 <= rows["orientation"].min() <= 8:
-        raise ValueError("an image of less than no pixels, or an unknown orientation")
+        raise ValueError("an image with a negative size, or an unknown orientation")
 
 
 def split_key(name: str) -> tuple[str, str]:
@@ -338,7 +338,7 @@ def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[st
             yield key, sample
         after = read_at(file, tar.offset, _BLOCK)
         if any(after):  # where tarfile ends without a word, as at the end
-            raise tarfile.ReadError(f"what follows from byte {tar.offset} on is no member")
+            raise tarfile.ReadError(f"what follows from byte {tar.offset} on is not a member")
         if len(after) < _BLOCK:
             _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
 

@@ -170,8 +170,8 @@ Bools = npt.NDArray[np.bool_]
 def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> dict[Stale, Bools]:
     """What of stored items is not as wanted, besides their source: [N] bool by kind, or one bool for one item.
 
-    A flipped latent or mask that is stored but not wanted is no difference. `ignoring` names what may differ. Outputs
-    of text encoders depend on caption, encoders and tokens; "" is unknown, which matches anything.
+    A flipped latent or mask that is stored but not wanted makes no difference. `ignoring` names what may differ.
+    Outputs of text encoders depend on caption, encoders and tokens; "" is unknown, which matches anything.
     """
     if wanted["kind"] == "text":
         names = [name for name in _CHANGES_OF_TEXT if wanted.get(name)]

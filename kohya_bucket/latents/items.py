@@ -354,8 +354,8 @@ def compare(store: LatentStore, wanted: Wanted, *, ignoring: Collection[Stale] =
     """Which of the wanted items are in `store` as they should be.
 
     An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. Of an image that changed, size and crop are no reasons of their own. `ignoring` names what may
-    differ.
+    such images are read. For an image that changed, size and crop are not given as reasons too. `ignoring` names what
+    may differ.
     """
     at = store.find(wanted.sources, wanted.collection)
     here = np.flatnonzero(at >= 0)

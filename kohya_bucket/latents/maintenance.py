@@ -64,8 +64,8 @@ class StoreStatus:
         superseded: rows on disk that newer ones have replaced.
         unindexed: shards that the manifest does not name yet.
         damage: (file, what is wrong).
-        changed, absent: sources of items whose image is another by now, or not there.
-        no_images: not one source is there, so the store was carried away from its images: nothing is stale.
+        changed, absent: sources of items whose image has changed, or is not there.
+        no_images: none of the sources is there, so the store was moved away from its images: nothing is stale.
         temporary: leftover files.
         of_images: it holds latents of images, not outputs of text encoders.
     """
@@ -185,7 +185,7 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
                 continue
             if stated != info or not _are_among(store.rows_in(name), rows):
                 for manifest in layout.manifests():
-                    found.setdefault(manifest.name, f"a manifest says other things of {name} than that")
+                    found.setdefault(manifest.name, f"a manifest describes {name} differently")
     return list(found.items())
 
 
@@ -377,7 +377,7 @@ def prune(
     done.copied = sum(len(live[name]) for name in loose)
     old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
     own = (store.layout.own_file(name) for name in set(bad_files) - set(loose))
-    old += [path for path in own if path is not None]  # store.json is written anew, or stays
+    old += [path for path in own if path is not None]  # store.json is written again, or stays
     if dry_run:
         done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
         done.removed = [*loose, *map(str, old)]

@@ -395,7 +395,7 @@ class EncoderOnRay:
 
 
 _SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
-_LOST = "the process that encoded it ended, each of several times: see Ray's logs, perhaps for want of memory"
+_LOST = "the process that encoded it died every time: see Ray's logs; it may have run out of memory"
 
 
 def encode_on_ray(

@@ -1,1 +1,1 @@
-"""What the published sources have besides, restated: nothing else in this package uses it."""
+"""What else the published sources have, restated: nothing else in this package uses it."""

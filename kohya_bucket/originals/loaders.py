@@ -139,7 +139,7 @@ def _ai_toolkit(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> l
 
 
 def _one_trainer(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
-    """Steps of one shape, of whole batches for all ranks; what is left over is drawn anew in each epoch."""
+    """Steps of one shape, of whole batches for all ranks; what is left over differs in each epoch."""
     return [[np.split(step, ranks) for step in _anew(ids, size * ranks, rng, whole=True)] for _ in range(epochs)]
 
 

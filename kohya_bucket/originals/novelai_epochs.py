@@ -110,7 +110,7 @@ class NovelAIEpochs:
             yield self.next_batch()
 
     def next_batch(self) -> NovelAIBatch:
-        """Draw one batch; a new epoch starts when the one at hand is through.
+        """Draw one batch; a new epoch starts when the present one is done.
 
         Raises:
             PlanError: there are fewer images than one global batch.

@@ -142,7 +142,7 @@ def tokens_that_fit(peaks: Mapping[int, float], limit: float, reserve: float = 0
         reserve: share of it that stays free.
 
     Raises:
-        PlanError: fewer than two peaks, some that lie on no rising line, or a limit into which no token fits.
+        PlanError: fewer than two peaks, some that do not lie on a rising line, or a limit into which no token fits.
 
     Examples:
         >>> tokens_that_fit({4096: 14.1, 16384: 20.3}, limit=24)  # GB, as torch.cuda.max_memory_reserved() says
@@ -155,8 +155,8 @@ def tokens_that_fit(peaks: Mapping[int, float], limit: float, reserve: float = 0
     off = float(np.abs(fixed + slope * tokens - taken).max())
     if not slope > 0 or off > 0.1 * taken.max():
         raise PlanError(
-            f"peaks lie on no rising line (off by {off:.3g} of {taken.max():.3g}): measure them in processes of their "
-            "own, each after a few steps of one shape"
+            f"peaks do not lie on a rising line (off by {off:.3g} of {taken.max():.3g}): measure each in its own "
+            "process, after a few steps of one shape"
         )
     found = int((limit * (1 - reserve) - fixed) / slope)
     if found < 1:

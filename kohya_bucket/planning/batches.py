@@ -40,7 +40,7 @@ class BatchLayout:
 
 
 def cut_batches(counts: npt.NDArray[np.int64], global_batch: npt.NDArray[np.int64]) -> BatchLayout:
-    """ceil(counts / global_batch) batches of each bucket, all full but for the last of a bucket."""
+    """ceil(counts / global_batch) batches of each bucket, all full except for the last of a bucket."""
     per_bucket = -(-counts // global_batch)
     bucket = np.repeat(np.arange(len(counts), dtype=np.int32), per_bucket)
     turn = runs(per_bucket)
@@ -146,7 +146,7 @@ def deal_apart(items: Items, lengths: npt.NDArray[np.int32], rng: np.random.Rand
 
     Args:
         items: [T] image numbers, repeats included.
-        lengths: [B] sizes of the batches, all equal but for a shorter last one.
+        lengths: [B] sizes of the batches, all equal except for a shorter last one.
 
     Returns:
         [T] the same trainings, batch after batch.

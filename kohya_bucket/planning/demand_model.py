@@ -332,8 +332,8 @@ def _ratio(value: Any) -> Fraction:
     ratio = exact.limit_denominator(_LARGEST_DENOMINATOR)
     if abs(ratio - exact) > Fraction(1, 10**7):
         raise PlanError(
-            f"repeats holds {value}, which is near no ratio with a denominator of at most {_LARGEST_DENOMINATOR}: "
-            "round it, e.g. to two digits"
+            f"repeats holds {value}, which is not a ratio with a denominator of at most {_LARGEST_DENOMINATOR}: round "
+            "it, e.g. to two digits"
         )
     return ratio
 

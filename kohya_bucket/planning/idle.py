@@ -2,8 +2,8 @@
 
 A step ends when its slowest rank is done. With the cost of a rank's batch (of the plan's tokens, else pixels), all are
 idle for `1 - mean / largest` of a step, and over an epoch for `1 - sum of means / sum of largest`. Images that are
-trained again so that no rank is empty are no idle time; to compare plans that repeat with plans that wait, count both
-as lost. Costs that are not in proportion to these, such as fixed ones per step, are not seen.
+trained again so that no rank is empty do not count as idle time; to compare plans that repeat with plans that wait,
+count both as lost. Costs that are not in proportion to these, such as fixed ones per step, are not seen.
 """
 
 from __future__ import annotations

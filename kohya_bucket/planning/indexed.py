@@ -1,4 +1,4 @@
-"""Epochs of very large data sets: plans without a table of images in memory, which open at once.
+"""Epochs of very large datasets: plans without a table of images in memory, which open at once.
 
 Images lie on disk sorted by bucket. Which image stands where in a bucket is computed by a permutation with a key, such
 as Grain's index shuffle; which bucket comes when is drawn in blocks of steps. So any batch is found without those

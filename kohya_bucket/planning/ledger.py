@@ -42,7 +42,7 @@ class Ledger:
     """Rows, sorted by reason and image; one for each training more, less or elsewhere than asked.
 
     Attributes:
-        images: images in the data set, with or without a bucket.
+        images: images in the dataset, with or without a bucket.
         asked: trainings asked of this epoch, all images together.
         image: [L] int32 image numbers.
         bucket: [L] int32, the bucket that it was asked in; -1 without one.

@@ -162,11 +162,11 @@ class PlanOptions(EpochOptions):
         regularization: [N] bool, images that are used in rotation instead of `repeats` times.
         regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
         stages: [N] number of the stage of a `schedule` in which an image is trained, and in no other, with
-            `bucket_ids` of shape [N]: data sets one after another, say.
+            `bucket_ids` of shape [N]: datasets one after another, say.
         shards: [N] number of the shard (file) that each image lies in, for order="local".
         nodes: machines whose ranks divide the shards, with order="local". More or fewer train the same plan.
         base_bucket: bucket of the catch-all batches; by default the squarest, then the largest.
-        bucket_groups: [K], images are never moved from one group to another (e.g. two data sets).
+        bucket_groups: [K], images are never moved from one group to another (e.g. two datasets).
         no_upscale: "merge" and "catch_all" must not move an image to a bucket that is larger in a side, for all or
             [K] by its own bucket; pixels lost by scaling down then count towards `merge_max_crop` too.
         equal_epochs: every epoch has as many steps as the longest. With "rotate" and "weighted", epochs have the same
@@ -211,7 +211,7 @@ class PlanOptions(EpochOptions):
                 raise PlanError(f"{name}={policy.name!r} needs bucket_sizes: {policy.needs_sizes}")
         if self.arrangement.uses_shards and self.shards is None:
             raise PlanError(
-                f"order={self.order!r} needs shards: the number of the shard that each image lies in; data sets of "
+                f"order={self.order!r} needs shards: the number of the shard that each image lies in; datasets of "
                 "latents and of tar shards know it themselves"
             )
         if self.by_cost and self.arrangement.uses_shards:

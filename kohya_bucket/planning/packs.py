@@ -166,7 +166,7 @@ def _chosen(images: npt.ArrayLike, n: int) -> Ints:
     if chosen.ndim != 1 or chosen.min(initial=0) < 0 or chosen.max(initial=-1) >= n:
         raise PlanError(f"images must be numbers from 0 to {n - 1}")
     if len(np.unique(chosen)) < len(chosen):
-        raise PlanError("images names one twice: each is trained once")
+        raise PlanError("images holds a number twice: each is trained once")
     return chosen
 
 

@@ -96,7 +96,7 @@ class EpochPlan:
         global_batch: [K] images that fill a step of each bucket, all ranks together.
         accumulate: steps whose gradients are added up for one update.
         seed, epoch: as given to `plan_epoch`.
-        images: N, images in the data set.
+        images: N, images in the dataset.
         asked: trainings asked of the epoch.
         items: [T] int32 image numbers.
         start: [S] int64, length: [S] int32, bucket_of_step: [S] int32; -1 - m of a mixed step, row m of `mixed`.

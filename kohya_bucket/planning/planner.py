@@ -55,7 +55,7 @@ def plan_epoch(
         epoch: 0 or more.
         done: what of the epoch has been trained already, as (global batch, steps, ranks) in order. The plan then holds
             the rest: the very steps that would have followed, or, with another global batch or number of ranks, the
-            images that are left, planned anew. A global batch is a number or [K]. With step_shapes="one" it is (global
+            images that are left, planned again. A global batch is a number or [K]. With step_shapes="one" it is (global
             batch, steps), and the same steps follow on any number of ranks with the same global batch.
         options: see `PlanOptions`.
 

@@ -28,7 +28,7 @@ class OtherDataError(ResumeError):
         self.changed = changed
         super().__init__(
             f"cannot resume at {where}: {'; '.join(changed)}. Images would be missed or repeated: restore the data and "
-            "the settings, or start the epoch anew"
+            "the settings, or start the epoch again"
         )
 
 
@@ -109,7 +109,7 @@ class EpochPosition:
     def from_state_dict(cls, state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> EpochPosition:
         """Read a saved position, for the data and the options that `fingerprint` describes.
 
-        The global batch may differ: what is left of the epoch is then planned anew with the present one.
+        The global batch may differ: what is left of the epoch is then planned again with the present one.
 
         Raises:
             OtherDataError: the state is for other data or options, with the differences.
@@ -125,7 +125,7 @@ class EpochPosition:
         if type(state["version"]) is not int or state["version"] != STATE_VERSION:
             raise ResumeError(
                 f"the saved position has version {state['version']!r}, this release reads {STATE_VERSION}: "
-                "resume with the release that saved it, or start the epoch anew"
+                "resume with the release that saved it, or start the epoch again"
             )
         if not isinstance(state["fingerprint"], Mapping):
             raise ResumeError(f"{_DAMAGED}: its fingerprint is {state['fingerprint']!r}")

@@ -31,7 +31,7 @@ class Purpose(enum.IntEnum):
 def stream(purpose: Purpose, seed: int, epoch: int = -1, part: int = 0) -> np.random.RandomState:
     """The stream of (purpose, seed, epoch, part). Seeds may be any integer; their lowest 64 bits count.
 
-    `part` counts the plannings of one epoch: 0 for the epoch itself, more where its rest is planned anew.
+    `part` counts the plannings of one epoch: 0 for the epoch itself, more where its rest is planned again.
     """
     words = [int(purpose), seed & _WORD, (seed >> 32) & _WORD, epoch & _WORD, (epoch >> 32) & _WORD, part]
     return np.random.RandomState(np.array(words, dtype=np.uint32))

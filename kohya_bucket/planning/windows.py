@@ -88,7 +88,7 @@ def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
     """[N] shard numbers as given to an option.
 
     Raises:
-        PlanError: not one whole number for each image, a negative one, or one far above the number of images.
+        PlanError: not a whole number for each image, a negative one, or one far above the number of images.
     """
     given = array_of("shards", shards)
     if given.shape != (images,) or (images and given.dtype.kind not in "iu"):
@@ -154,7 +154,7 @@ def _deal_to_nodes(
 
     Node m of M trains the m-th of M parts of each batch: its ranks are neighbours. A bucket's items of one window,
     which come shard after shard, are cut into one stretch for each node, as long as all its parts of them together, and
-    each stretch is shuffled. So a node reads a bucket's shards of a window by itself, but for those at the two ends.
+    each stretch is shuffled. So a node reads a bucket's shards of a window by itself, except for those at the two ends.
 
     Args:
         begins: where in `items` those of another bucket or window begin, sorted, and their end.

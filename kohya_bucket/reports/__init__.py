@@ -1,1 +1,1 @@
-"""What a data set becomes under a rule: numbers, recommendations, and a page to look at."""
+"""What a dataset becomes under a rule: numbers, recommendations, and a page to look at."""

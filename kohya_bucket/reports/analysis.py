@@ -1,4 +1,4 @@
-"""What becomes of a data set under a rule: counts, distributions, and the images that stand out."""
+"""What becomes of a dataset under a rule: counts, distributions, and the images that stand out."""
 
 from __future__ import annotations
 

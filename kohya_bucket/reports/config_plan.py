@@ -1,4 +1,4 @@
-"""What a dataset config of any trainer trains: its data sets and the epoch, for a reader and for programs."""
+"""What a dataset config of any trainer trains: its datasets and the epoch, for a reader and for programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
 
 @dataclass(frozen=True)
 class PlannedData:
-    """One data set.
+    """One dataset.
 
     Attributes:
         number: which of the config's.
@@ -57,7 +57,7 @@ class Plan:
     Attributes:
         head: what `--json` begins with.
         accumulate: batches for one update of the weights.
-        unplanned: numbers of the data sets from which no buckets follow.
+        unplanned: numbers of the datasets from which no buckets follow.
         length: how long it trains, where the file says so.
     """
 

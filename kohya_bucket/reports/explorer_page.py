@@ -45,7 +45,7 @@ class GivenConfig:
     Attributes:
         name: of its file.
         text: which is saved with what is changed.
-        datasets: for each table of images the place of its data set in the config, from 0.
+        datasets: for each table of images the place of its dataset in the config, from 0.
     """
 
     name: str
@@ -109,7 +109,7 @@ def render_explorer(
 
     Args:
         name: what the images are called.
-        images: those that are in the page from the start, one table; with a config one for each of its data sets.
+        images: those that are in the page from the start, one table; with a config one for each of its datasets.
         config: a dataset config, or a preset of the GUI, to begin with.
         trained: endings of files that the trainer reads; others that are dropped are named. None for all images.
         focus: what crops keep from the start.

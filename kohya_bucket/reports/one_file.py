@@ -19,7 +19,7 @@ SHARED_SCRIPTS = tuple(f"shared/{name}.js" for name in ("placement", "dom", "tab
 
 def markup_safe(text: object) -> str:
     """A text of anybody's making as markup that shows it."""
-    # File names may hold bytes that are no text; a file in UTF-8 cannot.
+    # File names may hold bytes that are not text; a file in UTF-8 cannot.
     return escape(one_line(text))
 
 

@@ -33,7 +33,7 @@ def report_as_dict(
 
 
 def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
-    """One data set. Shares are between 0 and 1; numbers that do not exist are null."""
+    """One dataset. Shares are between 0 and 1; numbers that do not exist are null."""
     images, subject, ratios = analysis.images, analysis.subject, analysis.aspect_summary
     readable = images.readable
     sizes = images.sizes[readable]

@@ -144,11 +144,11 @@ def render_page(
     progress: Progress | None = None,
     pictures: Pictures | None = None,
 ) -> str:
-    """The report of one or several data sets as the text of an HTML file.
+    """The report of one or several datasets as the text of an HTML file.
 
     Args:
-        title: heading of the page; the first data set's name if empty.
-        thumbnails: at most this many small pictures in the file, over all data sets; and of each data set at most 20
+        title: heading of the page; the first dataset's name if empty.
+        thumbnails: at most this many small pictures in the file, over all datasets; and of each dataset at most 20
             of images whose focus the middle crop would cut.
         limit: at most this many images in each list.
         progress: called as `progress(done, total)` while the small pictures are made.

@@ -21,10 +21,10 @@ from kohya_bucket.trainers.door.findings import Severity
 
 @dataclass(frozen=True)
 class PreviewBucket:
-    """One bucket of a data set.
+    """One bucket of a dataset.
 
     Attributes:
-        dataset: number of the data set in the config, from 1 on.
+        dataset: number of the dataset in the config, from 1 on.
         size: (width, height) in pixels; of clips (width, height, frames).
         files: images or clips that are trained in it, as the trainer names them.
         samples: how many are trained in an epoch, repeats included.
@@ -43,7 +43,7 @@ class NotTrained:
     """One file that no epoch trains.
 
     Attributes:
-        dataset: number of the data set in the config, from 1 on; 0 where it fills no batch of all of them.
+        dataset: number of the dataset in the config, from 1 on; 0 where it fills no batch of all of them.
         reason: why, in words.
         mend: keys of the config with values that were tried and let it train; empty where none of those tried does.
     """
@@ -60,7 +60,7 @@ class Preview:
 
     Attributes:
         steps: of each GPU in an epoch.
-        errors: what makes the trainer stop, in words; data sets with one are not planned.
+        errors: what makes the trainer stop, in words; datasets with one are not planned.
         data: all that `plan --json --images` prints, see `plan.schema.json`.
     """
 

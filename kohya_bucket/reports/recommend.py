@@ -43,7 +43,7 @@ from kohya_bucket.trainers.sdscripts.families import Trainer
 
 @dataclass(frozen=True)
 class Recommendation:
-    """One change and what it does to this data set.
+    """One change and what it does to this dataset.
 
     Attributes:
         setting: the key to change, as sd-scripts or the command line names it, or "files" for the images themselves.
@@ -357,7 +357,7 @@ def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBu
     return FixedBuckets(bucket_set, switching=switching, no_upscale=rule.no_upscale, max_crop=rule.max_crop)
 
 
-_MANY = 0.25  # of the images: so many are no exceptions, and a setting may be what is wrong
+_MANY = 0.25  # of the images: so many are not exceptions, and a setting may be what is wrong
 
 
 def recommend(analysis: Analysis) -> list[Recommendation]:

@@ -213,7 +213,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Subject:
-    """One data set with the rule it is placed by.
+    """One dataset with the rule it is placed by.
 
     Attributes:
         name: what it is called in the report, e.g. its folder.

@@ -1,4 +1,4 @@
-"""A data set and a placement in few numbers; `Summary` is what two placements of the same images are compared by."""
+"""A dataset and a placement in few numbers; `Summary` is what two placements of the same images are compared by."""
 
 from __future__ import annotations
 

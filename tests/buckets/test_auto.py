@@ -124,7 +124,7 @@ def test_settings_that_cannot_work_are_refused(options, message) -> None:
 
 
 def test_unreadable_or_no_images_are_refused() -> None:
-    with pytest.raises(BucketSettingsError, match="not one image can be read"):
+    with pytest.raises(BucketSettingsError, match="no image can be read"):
         generate_buckets([])
     with pytest.raises(BucketSettingsError, match="an image of 0x5"):
         generate_buckets([(64, 64), (0, 5)])

@@ -40,7 +40,7 @@ def read(*arguments: object):
 
 def test_a_folder_in_which_nothing_can_be_read(tmp_path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"no image")
-    assert "not one can be trained" in run(tmp_path).stdout
+    assert "none can be trained" in run(tmp_path).stdout
 
 
 def test_json_counts_what_is_there(folder) -> None:

@@ -67,7 +67,7 @@ def test_a_config_brings_its_text_and_its_data_sets(opened, tmp_path) -> None:
     )
     result = run(config, "--out", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
-    assert "error: " in result.output  # of the first data set, as analyze says it
+    assert "error: " in result.output  # of the first dataset, as analyze says it
     start = start_of(tmp_path / "page.html")
     assert start["config"] == {"name": "c.toml", "text": config.read_text(encoding="utf-8")}
     assert start["dataset"] == 1

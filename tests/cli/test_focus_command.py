@@ -104,7 +104,7 @@ def csv_in_shares(folder):
     ("text", "message"),
     [
         ("filename,xmin,ymin,xmax\na.png,0,0,1", "no column for bottom"),
-        ("image,x1,y1,x2,y2\na.png,0,0,40,20", "line 2: 40 is no share of a picture"),
+        ("image,x1,y1,x2,y2\na.png,0,0,40,20", "line 2: 40 is not a share of a picture"),
         ("image,x1,y1,x2,y2\na.png,0,0,one,1", "line 2: the box is"),
         ("image,width,height,x1,y1,x2,y2\na.png,0,9,0,0,1,1", "line 2: the image's width and height are 0 and 9"),
         ("", "no column for image"),

@@ -50,7 +50,7 @@ def run(*arguments: object) -> str:
 
 
 class Case:
-    """Random data sets and options, and the batches that a trainer's loader is given for them in an epoch."""
+    """Random datasets and options, and the batches that a trainer's loader is given for them in an epoch."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         rng = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ class Case:
             self.samples[key] += len(batch.images)
 
     def of(self, counts: Counter[Any], dataset: int, resolution: int | None = None) -> dict[tuple[int, int], int]:
-        """What a data set trains in each size, of one resolution or of all."""
+        """What a dataset trains in each size, of one resolution or of all."""
         out: Counter[tuple[int, int]] = Counter()
         for (number, at, size), count in counts.items():
             if number == dataset and resolution in (None, at):

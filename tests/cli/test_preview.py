@@ -30,7 +30,7 @@ def mistakes(value, schema=SCHEMA, where="$"):
     names = schema.get("type", list(_TYPES))
     kinds = tuple(_TYPES[name] for name in ([names] if isinstance(names, str) else names))
     if "type" in schema and (isinstance(value, bool) or not any(isinstance(value, kind) for kind in kinds)):
-        return [*found, f"{where}: {value!r} is no {names}"]
+        return [*found, f"{where}: {value!r} is not a {names}"]
     if ("const" in schema and value != schema["const"]) or value not in schema.get("enum", [value]):
         found.append(f"{where}: {value!r}")
     if isinstance(value, (int, float)) and not schema.get("minimum", value) <= value <= schema.get("maximum", value):

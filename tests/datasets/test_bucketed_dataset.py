@@ -221,8 +221,8 @@ def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"paths": "photo.png"}, r"paths is the one path 'photo\.png': give a list"),
-        ({"paths": Path("photo.png")}, "paths is the one path"),
+        ({"paths": "photo.png"}, r"paths is a single path 'photo\.png': give a list"),
+        ({"paths": Path("photo.png")}, "paths is a single path"),
         ({"rule": KohyaBuckets}, r"rule is the class KohyaBuckets, but must be a rule, e\.g\. KohyaBuckets"),
         ({"rule": SET}, r"rule is BucketSet.*FixedBuckets\(bucket_set\)"),
         ({"rule": "kohya"}, "rule is 'kohya', but must be a rule"),

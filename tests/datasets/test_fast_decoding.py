@@ -1,4 +1,4 @@
-"""`decode="fast"`: the same items but for small differences of their pixels, wherever the images come from."""
+"""`decode="fast"`: the same items except for small differences of their pixels, wherever the images come from."""
 
 from __future__ import annotations
 

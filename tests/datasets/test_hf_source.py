@@ -1,4 +1,4 @@
-"""Hugging Face data sets of every kind of image column."""
+"""Hugging Face datasets of every kind of image column."""
 
 from __future__ import annotations
 

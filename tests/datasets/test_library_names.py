@@ -1,4 +1,4 @@
-"""What a PyTorch loop meets beside the data set: one image alone, ranges of pixels, open files, a sampler misplaced."""
+"""What a PyTorch loop meets beside the dataset: one image alone, ranges of pixels, open files, a sampler misplaced."""
 
 from __future__ import annotations
 

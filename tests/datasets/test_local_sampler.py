@@ -1,4 +1,4 @@
-"""Order "local" with data sets that know their shards themselves."""
+"""Order "local" with datasets that know their shards themselves."""
 
 import io
 import tarfile

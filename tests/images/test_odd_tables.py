@@ -66,5 +66,5 @@ def test_millions_of_rows_in_a_small_file_are_not_unpacked(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ['[{"id": [1], "width": 1, "height": 1}]', '[[{"a": 1}, 1, 1]]', "[[null, 1, 1]]"])
 def test_ids_in_json_that_are_no_names(tmp_path: Path, text: str) -> None:
     (tmp_path / "sizes.json").write_text(text, encoding="utf-8")
-    with pytest.raises(KohyaBucketError, match="is no number and no text"):
+    with pytest.raises(KohyaBucketError, match="is neither a number nor a text"):
         read_size_table(tmp_path / "sizes.json")

@@ -154,8 +154,8 @@ if features.check("avif"):
 def pillows(data: bytes) -> tuple[tuple[int, int], tuple[int, int], int] | None:
     """(size as it is opened, size upright, orientation) by Pillow alone; None where it refuses the file.
 
-    An EXIF block that Pillow itself ends at asks for nothing. (`exif_transpose` also writes the block anew, which fails
-    for some that it has read.)
+    An EXIF block that Pillow itself ends at asks for nothing. (`exif_transpose` also writes the block again, which
+    fails for some that it has read.)
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

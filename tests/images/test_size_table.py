@@ -104,7 +104,7 @@ def test_a_hostile_pickle_is_refused_by_name_and_runs_nothing(tmp_path, protocol
         ({b"a": (2, 3)}, "asks for SHORT_BINBYTES"),
         ([1, 2], "asks for EMPTY_LIST"),
         ({1: np.int64(3)}, "asks for STACK_GLOBAL"),
-        ({1: ((2, 3), 4)}, "holds a tuple that is no pair"),
+        ({1: ((2, 3), 4)}, "holds a tuple that is not a pair"),
         ({1: (2, 3, 4)}, "asks for TUPLE3"),
         ({1: 2**70}, "holds a number of 71 bits"),
         (7, "holds a int, but must be a dict"),
@@ -138,7 +138,7 @@ def test_a_pickle_that_would_take_for_ever_is_refused_at_once(tmp_path) -> None:
         b"\x80\x02}K\x01K\x01" + pair_in_pair + b"s.",  # as a size
     ):
         path.write_bytes(program)
-        with pytest.raises(KohyaBucketError, match="holds a tuple that is no pair"):
+        with pytest.raises(KohyaBucketError, match="holds a tuple that is not a pair"):
             read_size_table(path)
     path.write_bytes(b"\x80\x02}K\x01\x8b\xff\xff\xff\x7f")
     with pytest.raises(KohyaBucketError, match="damaged or no pickle: "):

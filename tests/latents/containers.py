@@ -1,4 +1,4 @@
-"""The same images in files that hold many: tars, Parquet files, and data sets that `datasets` has saved."""
+"""The same images in files that hold many: tars, Parquet files, and datasets that `datasets` has saved."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def make_table(path: Path, rows: Sequence[dict[str, Any]], plain: bool = False, 
 
 
 def make_saved(folder: Path, images: Sequence[Path], order: Sequence[int], shards: int = 2) -> Path:
-    """A saved data set of these images in another order, which `datasets` keeps as an indices mapping until then."""
+    """A saved dataset of these images in another order, which `datasets` keeps as an indices mapping until then."""
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     rows = cells(images)
     made = datasets.Dataset.from_dict({

@@ -98,9 +98,9 @@ MISTAKES = [
     (["t.parquet", "--caption-column", "id"], "t.parquet: its column 'id' holds int64, not texts"),
     (["t.parquet", "--caption-column", "image"], "t.parquet: its column 'image' holds struct<bytes: binary, path"),
     (["splits"], f"splits: holds the splits test, train: name one, {Path('splits') / 'test'}"),
-    (["damaged"], "state.json: not that of a saved data set ("),
-    (["old"], "state.json: not that of a saved data set (it refers to rows of other files; save it again)"),
-    (["outside"], "state.json: not that of a saved data set (its files are ['../../t.parquet'])"),
+    (["damaged"], "state.json: not that of a saved dataset ("),
+    (["old"], "state.json: not that of a saved dataset (it refers to rows of other files; save it again)"),
+    (["outside"], "state.json: not that of a saved dataset (its files are ['../../t.parquet'])"),
     (["gone"], "d.arrow: cannot be read (no such file)"),
     (["memory://x/d.arrow"], "memory://x/d.arrow: Arrow files are read on this machine only: name Parquet files there"),
     (["hf://datasets/some/one"], "hf://datasets/some/one: has no Parquet files; the Hub's own copy in Parquet, if it "

@@ -1,4 +1,4 @@
-"""`precompute` from tars, Parquet files and saved data sets: the latents that the same images give as files."""
+"""`precompute` from tars, Parquet files and saved datasets: the latents that the same images give as files."""
 
 from __future__ import annotations
 

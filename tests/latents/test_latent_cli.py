@@ -112,7 +112,7 @@ def test_damage_prune_pack(tmp_path, images, run):
     for image in images[1:]:
         image.unlink()
     code, _, err = run("cache", "prune", out, "--gone")
-    assert (code, "carried away" in err) == (2, True)
+    assert (code, "moved away" in err) == (2, True)
 
 
 def test_npz_import_and_export(tmp_path, images, run):

@@ -1,4 +1,4 @@
-"""Random data sets and settings, shared by the tests of planning."""
+"""Random datasets and settings, shared by the tests of planning."""
 
 from dataclasses import fields
 

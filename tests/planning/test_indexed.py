@@ -122,7 +122,7 @@ def test_index_on_disk(tmp_path, monkeypatch):
     with pytest.raises(PlanError, match="is there already"):
         BucketIndex.write(tmp_path / "index", ids)
     (tmp_path / "index" / "starts.bin").unlink()
-    with pytest.raises(PlanError, match="no whole index"):
+    with pytest.raises(PlanError, match="no complete index"):
         BucketIndex.open(tmp_path / "index")
     (tmp_path / "index" / "starts.bin").mkdir()  # as much in the way of reading as a share that is away
     with pytest.raises(PlanError, match="cannot be read at the moment"):

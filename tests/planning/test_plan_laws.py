@@ -277,7 +277,7 @@ def test_a_schedule_trains_one_resolution_after_another() -> None:
 def test_stages_train_every_image_in_the_epochs_of_its_own_and_all_have_equal_steps(
     lengths, per_stage, ranks, shapes, unplaced
 ) -> None:
-    """Which is what data sets of several resolutions are: here, buckets 0 to 2 for the first, 3 to 5 for the next, …"""
+    """Which is what datasets of several resolutions are: here, buckets 0 to 2 for the first, 3 to 5 for the next, …"""
     stages = np.repeat(np.arange(len(lengths) + 1), per_stage)
     ids = 3 * stages + np.arange(len(stages)) % 3
     if unplaced:

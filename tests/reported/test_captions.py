@@ -56,7 +56,7 @@ def test_captions_of_several_lines(command_line: Command) -> None:  # noqa: F811
     assert found(command_line, config())["caption-lines"] == {"lines", "blank"}
     text = command_line("plan", config())[1]
     assert (
-        "2 captions of several lines, of which sd-scripts trains the first alone (img/blank.png, img/lines.png)"
+        "2 captions of several lines, of which sd-scripts trains only the first (img/blank.png, img/lines.png)"
         in text.replace("\\", "/")
     )
     assert "of 1 the first line is blank, so an empty caption is trained" in text

@@ -39,7 +39,7 @@ def settings(**more: object) -> str:
 
 
 def findings(run: Command, *arguments: object, code: int = 0) -> dict[str, dict[str, object]]:
-    """Those of `plan`, by their codes, which are those of `doctor` and, but for notes, of `analyze`."""
+    """Those of `plan`, by their codes, which are those of `doctor` and, except for notes, of `analyze`."""
     ended, out, err = run("plan", *arguments, "--json")
     assert ended == code, out + err
     found = json.loads(out)["findings"]
@@ -164,7 +164,7 @@ def test_a_config_without_subsets_beside_a_folder(command_line: Command) -> None
     trainer="stops after it has read the images",
     here="exit code 1 with both keys, for every pair that a trainer refuses",
     command="kohya-bucket plan my.toml --cache-latents",
-    origin="`is_latent_cacheable` of its data sets",
+    origin="`is_latent_cacheable` of its datasets",
 )
 @pytest.mark.parametrize("key", ["color_aug", "random_crop"])
 def test_latents_are_not_cached_beside_random_pixels(command_line: Command, key: str) -> None:  # noqa: F811
@@ -189,7 +189,7 @@ def test_latents_are_not_cached_beside_random_pixels(command_line: Command, key:
     trainer="stops; Anima takes caption_dropout_rate, and `lumina_train_network.py` ignores them all in silence",
     here="exit code 1 with both keys; a warning where a setting does nothing",
     command="kohya-bucket plan my.toml --cache-text-encoder-outputs --arch flux",
-    origin="`is_text_encoder_output_cacheable` of its data sets, and each trainer's `assert_extra_args`",
+    origin="`is_text_encoder_output_cacheable` of its datasets, and each trainer's `assert_extra_args`",
 )
 @pytest.mark.parametrize(
     "line",

@@ -39,14 +39,14 @@ def of_rates(plan: Any) -> list[str]:
     "Clips of 12 or 16 frames per second move too fast when they are trained for a model of 24",
     "kohya-ss/musubi-tuner#34",
     trainer="takes every frame; with source_fps = 16.0 it also leaves out items: it stops early",
-    here="says that they must be encoded anew at the model's rate, and warns of a source_fps that is below it",
+    here="says that they must be re-encoded at the model's rate, and warns of a source_fps that is below it",
     command="kohya-bucket plan musubi.toml --arch hv",
     origin="the rule of musubi-tuner's loader, compared with its own in compat_tests/test_musubi_plan.py",
 )
 def test_clips_slower_than_the_model(command_line: Any, tmp_path: Path) -> None:
     plan = plan_of(command_line, tmp_path, "hv", [16])
     (said,) = of_rates(plan)
-    assert said.endswith("slower ones anew at 24 frames per second: a source_fps below that only leaves out items")
+    assert said.endswith("slower ones at 24 frames per second: a source_fps below that only leaves out items")
     with_it = plan_of(command_line, tmp_path, "hv", [16], 16.0)
     assert with_it["datasets"][0]["items"] < plan["datasets"][0]["items"]
     (said,) = of_rates(with_it)
@@ -56,8 +56,8 @@ def test_clips_slower_than_the_model(command_line: Any, tmp_path: Path) -> None:
 @reported(
     "Which source_fps for clips of 30 frames per second with Wan?",
     "kohya-ss/musubi-tuner#212",
-    trainer="drops frames to reach the model's rate, if source_fps says the clips' own, which is one for a data set",
-    here="names the value where all clips have one rate, else asks for a data set for each",
+    trainer="drops frames to reach the model's rate, if source_fps says the clips' own, which is one for a dataset",
+    here="names the value where all clips have one rate, else asks for a dataset for each",
     command="kohya-bucket plan musubi.toml --arch wan",
     origin="measured",
 )
@@ -68,5 +68,5 @@ def test_advice_on_the_rate_has_no_warning_against_it(command_line: Any, tmp_pat
         assert said.endswith("to drop frames, set source_fps = 30.0")
         assert of_rates(plan_of(command_line, tmp_path, "wan", rates, 30.0)) == []
     else:
-        assert "make a data set for each rate, with its source_fps" in said
-    assert ("encode slower ones anew at 16" in said) == (12 in rates)
+        assert "make a dataset for each rate, with its source_fps" in said
+    assert ("re-encode slower ones at 16" in said) == (12 in rates)

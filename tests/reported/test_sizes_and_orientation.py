@@ -142,7 +142,7 @@ def test_an_image_of_more_pixels_than_pillow_opens(tmp_path: Path, command_line:
     "hidden files such as ._a.png or .ipynb_checkpoints in the image folder are trained, or end the training",
     "bghira/SimpleTuner#94", "hako-mikan/sd-webui-traintrain#26", "deepfakes/faceswap-playground#116",
     trainer="Leaves out every name that begins with a dot.",
-    here="So does every command and every data set, in subfolders and in `__MACOSX` too.",
+    here="So does every command and every dataset, in subfolders and in `__MACOSX` too.",
     command="kohya-bucket analyze FOLDER",
     origin="`glob_images` of sd-scripts v0.11.1 and musubi-tuner v0.3.4, run on the same folder",
 )  # fmt: skip

@@ -229,8 +229,8 @@ def test_a_preset_is_shown_changed_and_saved_as_another_file(browser, images, tm
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "it is no JSON"), ("[1]", "no preset"), ('{"a": 1}', "has no max_resolution"),
-     ('{"max_resolution": "512,512", "dataset_config": "D:/own.toml"}', "its data sets are in D:/own.toml")],
+    [("{", "it is not JSON"), ("[1]", "not a preset"), ('{"a": 1}', "has no max_resolution"),
+     ('{"max_resolution": "512,512", "dataset_config": "D:/own.toml"}', "its datasets are in D:/own.toml")],
 )  # fmt: skip
 def test_files_that_are_no_preset_say_why(browser, tmp_path, text, why) -> None:
     open_explorer(browser, tmp_path)

@@ -291,8 +291,8 @@ def test_a_file_that_fits_several_folders_is_not_guessed(browser, images, tmp_pa
 
 def test_bad_lines_are_named_with_their_number_and_the_others_shown(browser, images, tmp_path) -> None:
     bad = [
-        ('{"image": "a/wide.png"', "line 2 is no JSON"),
-        ({"focus": [0, 0, 1, 1]}, "line 3 is no row"),
+        ('{"image": "a/wide.png"', "line 2 is not JSON"),
+        ({"focus": [0, 0, 1, 1]}, "line 3 is not a row"),
         ({"image": "a/wide.png", "focus": [10, 20, 300, 400]}, "line 4: the focus of a/wide.png is [10,20,300,400], "),
         ({"image": "a/wide.png", "focus": [0.5, 0, 0.2, 1]}, "line 5: the focus of a/wide.png is [0.5,0,0.2,1], "),
         ({"image": "b/square.png", "focus": [0, 0.5]}, "line 6: b/square.png has more than one focus"),

@@ -19,7 +19,16 @@ from kohya_bucket.buckets.geometry import aspect_loss
 from kohya_bucket.buckets.optimal_set import admissible_sizes, least_crop_set
 from kohya_bucket.buckets.rules.fixed import FixedBuckets
 from kohya_bucket.buckets.rules.registry import RuleRequest
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, as_resolution, as_sizes, positive, readable_sizes
+from kohya_bucket.buckets.sizes import (
+    FloatArray,
+    IntArray,
+    Size,
+    as_pair,
+    as_resolution,
+    as_sizes,
+    positive,
+    readable_sizes,
+)
 from kohya_bucket.buckets.switching import aspect_switch
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
@@ -140,7 +149,7 @@ def generate_buckets(
     """
     sizes = readable_sizes(dims)
     if not len(sizes):
-        raise BucketSettingsError("not one image can be read, and a bucket set cannot be made from nothing")
+        raise BucketSettingsError("no image can be read, so there is nothing to make a bucket set from")
     size = as_resolution("target", target)
     positive(num_buckets=num_buckets, target=min(size), vae_factor=vae_factor)
     if num_buckets > _MOST_BUCKETS:
@@ -163,9 +172,6 @@ def generate_buckets(
     counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
     mean = float(aspect_loss(bucket_set.aspects[index], aspects).mean())
     return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
-
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)

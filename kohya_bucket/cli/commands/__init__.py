@@ -7,7 +7,7 @@
 SECTIONS = {
     "Look": {
         "plan": "What a config trains: buckets, crops, steps, what is left out.",
-        "analyze": "Check a data set: crops, broken files, what to change.",
+        "analyze": "Check a dataset: crops, broken files, what to change.",
         "explore": "A page that shows every image in its bucket.",
         "simulate": "Explain one image: its bucket, resize and crop.",
         "compare": "Compare rules, also those of other trainers, on your images.",

@@ -1,4 +1,4 @@
-"""`kohya-bucket analyze`: what a data set becomes, in the terminal, as JSON, or as a page."""
+"""`kohya-bucket analyze`: what a dataset becomes, in the terminal, as JSON, or as a page."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def prune(
         absent, changed = check_sources(opened, source_paths(opened, images))
         if gone and len(opened) and absent.all():
             raise ConfigError(
-                f"not one image of {store} is there: it was carried away from them; nothing is dropped. "
+                f"none of the images of {store} is there: it was moved away from them; nothing is dropped. "
                 "Give their folder by --images"
             )
         # by item, not by image: another collection may hold the same image as it is now
@@ -116,7 +116,7 @@ def prune(
     store_file = opened.layout.store_file.name
     _end_if_not_removed(done)
     if images is None and any(name == store_file for name, _ in done.damaged):
-        say(f"{store_file} stays: add --images DIR to write it anew")
+        say(f"{store_file} stays: add --images DIR to write it again")
         raise typer.Exit(1)
     if not damaged:
         _end_if_damaged(opened, store, "so only the rest was pruned")
@@ -268,14 +268,14 @@ def _print_status(found: StoreStatus, store: Path) -> None:
         (found.absent * (not found.no_images), "its image is gone",
          f"if it was moved, give its new folder with --images; else `cache prune {given} --gone` drops the latent"),
         (found.changed, "its image changed",
-         f"{again}, which encodes it anew; `cache prune {given} --stale` drops the old latent"),
+         f"{again}, which encodes it again; `cache prune {given} --stale` drops the old latent"),
         ([f"{name}: {problem}" for name, problem in found.damage], "damaged",
          f"`cache prune {given} --damaged` takes it out; then {again}"),
     ):  # fmt: skip
         if names:
             say(f"{what}: {len(names):,}; what to do: {remedy}")
             say_first(names)
-    say("everything is up to date" if found.healthy else "not up to date: what to do stands above")
+    say("everything is up to date" if found.healthy else "not up to date: what to do is said above")
 
 
 def _end_if_not_removed(done: MaintenanceReport) -> None:

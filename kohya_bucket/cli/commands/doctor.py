@@ -46,7 +46,7 @@ def doctor(
     if config is not None and whose != SD_SCRIPTS:
         own = ["sd_scripts", "resolution", "train_batch_size", "cache_latents", "cache_text_encoder_outputs"]
         own += ["arch"] * (whose == AI_TOOLKIT)
-        refuse_beside(context, f"{config} is a config of {whose}, which says all itself", own)
+        refuse_beside(context, f"{config} is a config of {whose}, which says all of that itself", own)
         sections = [*_other_sections(config, whose, arch, quick)]
     else:
         given = {

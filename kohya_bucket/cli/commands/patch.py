@@ -59,7 +59,7 @@ def status(folder: Checkout) -> None:
     _print(found)
     _print_trial(patch, trial, _INSTALLED if found.installed else _WITH_BLOCK.format(argument(folder)))
     if found.installed and (found.stale or not trial.runs_block):
-        why = f"runs {found.stale}, which is of another state, unchecked" if found.stale else "does not run the block"
+        why = f"runs {found.stale}, unchecked and from another state" if found.stale else "does not run the block"
         say(f"but Python {why} when it imports this file: trainings start WITHOUT kohya_bucket. Run "
             f"`kohya-bucket patch install {argument(folder)}` again")  # fmt: skip
         raise typer.Exit(1)

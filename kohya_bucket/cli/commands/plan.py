@@ -55,7 +55,7 @@ def plan(
     if config is not None and whose != SD_SCRIPTS:
         own = (*(field.name for field in fields(arguments)), "train_data_dir", "reg_data_dir", "in_json", "sd_scripts")
         own += ("arch",) * (whose == AI_TOOLKIT)
-        refuse_beside(context, f"{config} is a config of {whose}, which says all itself", own)
+        refuse_beside(context, f"{config} is a config of {whose}, which says all of that itself", own)
         with scan_progress("reading images and clips") as progress:
             if whose == AI_TOOLKIT:
                 found = plan_job(config, counts or [1], accumulate, images, progress)

@@ -1,4 +1,4 @@
-"""`kohya-bucket precompute`: encode a data set once, on every GPU there is."""
+"""`kohya-bucket precompute`: encode a dataset once, on every GPU there is."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 def precompute(
     context: typer.Context,
     path: Annotated[
-        list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved data sets.")
+        list[str] | None, typer.Argument(help="Folders, files, lists, tar shards, Parquet files, saved datasets.")
     ] = None,
     *,
     vae: VaeOptions,
@@ -157,10 +157,10 @@ def _chosen(
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
     from kohya_bucket.launch import run_trainer
-    from kohya_bucket.trainers.sdscripts.caching.text import encode_ahead
+    from kohya_bucket.trainers.sdscripts.caching.text import ahead
 
     others = [name for name in context.params if name not in ("path", "text", "quiet")]
     refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which follow its name", others)
-    encode_ahead(True)
+    ahead.asked = True
     run_trainer(arguments[0], arguments[1:], _USAGE)
-    raise ConfigError(f"{arguments[0]} ended before it made a loader of sd-scripts' data sets: nothing was encoded")
+    raise ConfigError(f"{arguments[0]} ended before it made a loader of sd-scripts' datasets: nothing was encoded")

@@ -195,7 +195,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     return Path(image), (width, height), int(scan.orientation[0])
 
 
-_EXIF = {False: "training ignores it and takes the pixels as stored", True: "ai-toolkit turns the pixels so"}
+_EXIF = {False: "training ignores it and takes the pixels as stored", True: "ai-toolkit turns the pixels accordingly"}
 
 
 def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tuple[str, str]]) -> None:

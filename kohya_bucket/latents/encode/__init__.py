@@ -1,1 +1,1 @@
-"""Encoding a data set once, on every device there is."""
+"""Encoding a dataset once, on every device there is."""

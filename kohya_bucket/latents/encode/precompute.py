@@ -258,9 +258,7 @@ def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
             f"latents are kept by image file, and {type(source).__name__} has none: save the images as files first"
         )
     if getattr(source, "obey_exif", getattr(source, "_obey_exif", False)):
-        raise KohyaBucketError(
-            "latents are encoded from images as they are stored: make the data set without obey_exif"
-        )
+        raise KohyaBucketError("latents are encoded from images as they are stored: make the dataset without obey_exif")
     placement = getattr(dataset, "placement", None)
     if placement is None:
         placement = place(dataset.rule, dataset.sizes, getattr(dataset, "focus", None))

@@ -103,7 +103,7 @@ def placed(rows: Sequence[Columns], places: Columns) -> Any:
     """One table of rows that were written.
 
     Args:
-        rows: parts of them, each with the columns of `schema` but for where a row lies.
+        rows: parts of them, each with the columns of `schema` except for where a row lies.
         places: that, of all rows.
     """
     pa, _, _ = arrow()

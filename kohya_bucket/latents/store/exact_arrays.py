@@ -139,7 +139,7 @@ def check_outputs(arrays: Mapping[str, Packed]) -> None:
 
 
 def checksum(spans: Array, bits: list[Array]) -> int:
-    """CRC-32 of an item: how long its arrays are, then their bytes, by name. Where they lie is no part of it."""
+    """CRC-32 of an item: how long its arrays are, then their bytes, by name. Where they lie does not count."""
     crc = zlib.crc32(np.ascontiguousarray(spans[:, 1:]).data)
     for array in bits:
         crc = zlib.crc32(np.ascontiguousarray(array).data, crc)

@@ -304,12 +304,12 @@ class LatentStore(ItemTable):
         return out
 
     def _forgets(self, i: int, array: Any, again: bool) -> bool:
-        """Whether a damaged array is read anew before it counts as damaged: it was this node's copy, which is given up;
-        or it came by requests, once, and a bit may have changed on the way."""
+        """Whether a damaged array is read again before it counts as damaged: it was this node's copy, which is given
+        up; or it came by requests, once, and a bit may have changed on the way."""
         return (isinstance(array, np.ndarray) or again) and self._files.forget(self.info(i))
 
     def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
-        """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come anew."""
+        """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come again."""
         if self.verify != "first" or not isinstance(array, np.ndarray):
             return self.verify != "never"
         return not self._files.checked(self.info(i), name)[row]

@@ -137,7 +137,7 @@ class Layout:
         """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
         with as_damage(f"manifest {path} is damaged"), reading(path):
             if path.stat().st_size > _MOST_MANIFEST:
-                raise LatentStoreError(f"manifest {path} is damaged: none is that long")
+                raise LatentStoreError(f"manifest {path} is damaged: it is too long to be one")
             data = path.read_bytes() if isinstance(path, RemotePath) else parquet_bytes(path, _MOST_MANIFEST)
         if content_of(path) != content_tag(data):
             raise LatentStoreError(f"manifest {path} is damaged: its content does not match its name")

@@ -201,7 +201,7 @@ def _check_texts(info: ShardInfo) -> None:
         spec = found[name]
         if not isinstance(given, str) or spec.dtype not in STORED_AS.get(given, ()):
             raise ValueError(f"shard {info.name!r} cannot hold {name!r} of type {given!r} as {spec.dtype}")
-        # of any length, and 0 is no divisor of a limit: each axis counts as 1 at least
+        # of any length, and a limit cannot be divided by 0: each axis counts as at least 1
         widest = 8 * math.prod(max(1, side) for side in spec.shape[1:])
         if type(axes) is not int or not 0 <= axes <= MOST_AXES or len(spec.shape) != max(1, axes):
             raise ValueError(f"shard {info.name!r} cannot hold {name!r} of {axes!r} axes as {list(spec.shape)}")

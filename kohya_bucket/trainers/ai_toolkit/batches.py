@@ -1,4 +1,4 @@
-"""The items of a data set as a plan takes them, and the batch at a place of it, loaded by ai-toolkit's own code."""
+"""The items of a dataset as a plan takes them, and the batch at a place of it, loaded by ai-toolkit's own code."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _LAST_ATTEMPT = 10  # of ai-toolkit, which then raises instead of drawing anothe
 
 @dataclass(frozen=True)
 class FileItems(ItemsInBuckets):
-    """N items of one data set, in an order that no file system decides.
+    """N items of one dataset, in an order that no file system decides.
 
     Attributes:
-        rows: [N] position of each in the data set's `file_list`, which holds an item once for each repeat.
+        rows: [N] position of each in the dataset's `file_list`, which holds an item once for each repeat.
     """
 
     rows: Sequence[int] = ()
 
     @classmethod
     def of(cls, dataset: Dataset) -> FileItems:
-        """What a data set has put into buckets, each item once, but for repeats that are cut otherwise."""
+        """What a dataset has put into buckets, each item once, except for repeats that are cut otherwise."""
         buckets = sorted(dataset.buckets.items())
         found: dict[tuple[Any, ...], list[int]] = {}
         for k, (_, bucket) in enumerate(buckets):
@@ -60,7 +60,7 @@ class FileItems(ItemsInBuckets):
 
 
 class PlannedBatches(ConcatDataset[Any]):
-    """ai-toolkit's data sets, asked for the batches of a plan.
+    """ai-toolkit's datasets, asked for the batches of a plan.
 
     Args:
         datasets: those of a loader, unchanged.

@@ -23,5 +23,5 @@ PATCH = CheckoutPatch(
     imports=("toolkit.data_loader",),
     is_ours=True,
 )
-"""The permanent door: an extension of ours, which every job imports before it makes its data sets, those that its web
+"""The permanent door: an extension of ours, which every job imports before it makes its datasets, those that its web
 page starts too; its git ignores that folder."""

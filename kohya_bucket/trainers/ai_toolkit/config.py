@@ -51,12 +51,12 @@ shuffle_tokens standardize_images token_dropout_rate trigger_word trim_auto_fram
 unconditional_path use_short_captions
 """
 OTHER_KEYS = frozenset(_OTHER.split())
-"""What a data set may say besides: nothing of it decides a bucket or a batch."""
+"""What else a dataset may say: none of it decides a bucket or a batch."""
 
 
 @dataclass(frozen=True)
 class JobKeys:
-    """One data set at one resolution, as ai-toolkit names its keys, with its defaults.
+    """One dataset at one resolution, as ai-toolkit names its keys, with its defaults.
 
     Attributes:
         number: which of the job's, from 1.
@@ -114,7 +114,7 @@ class JobLength:
 
 @dataclass(frozen=True)
 class JobConfig:
-    """All that a job says of its data sets.
+    """All that a job says of its datasets.
 
     Attributes:
         datasets: one for each resolution of each, in ai-toolkit's order.
@@ -158,7 +158,7 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
     """Read a job, `.yaml`, `.yml` or `.json`.
 
     Raises:
-        ConfigError: the file is no job, or has no data set. Everything else is in `findings`.
+        ConfigError: the file is not a job, or has no dataset. Everything else is in `findings`.
     """
     file, findings = Path(path), Findings()
     try:
@@ -166,11 +166,11 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
     except ValueError as error:
         raise ConfigError(f"{file}: {error}") from error
     if not is_job(data):
-        raise ConfigError(f"{file} is no job of ai-toolkit: it has no keys job and config")
+        raise ConfigError(f"{file} is not a job of ai-toolkit: it has no keys job and config")
     try:
         config = _named(data["config"])
     except RecursionError:
-        raise ConfigError(f"{file}: a part of it holds itself: write it out without & and *") from None
+        raise ConfigError(f"{file}: a part of it contains itself: write it out without & and *") from None
     processes = [one for one in _list(config.get("process")) if isinstance(one, Mapping) and one.get("datasets")]
     if not processes:
         raise ConfigError(f"{file}: no process in it has datasets, so there is nothing to train")
@@ -234,7 +234,7 @@ def _arch(model: Mapping[str, Any]) -> str:
 
 
 def _datasets(table: Any, number: int, batch_size: Any, source: ConfigSource, findings: Findings) -> Iterator[JobKeys]:
-    """One data set at each of its resolutions."""
+    """One dataset at each of its resolutions."""
     name = f"dataset {number}"
     if not isinstance(table, Mapping):
         findings.error("not-a-table", name, f"it is {table!r}, not keys with values")
@@ -262,7 +262,7 @@ def _datasets(table: Any, number: int, batch_size: Any, source: ConfigSource, fi
 
 
 def _check(keys: JobKeys, findings: Findings) -> bool:
-    """Whether buckets follow from the keys of a data set; what is wrong with them is added."""
+    """Whether buckets follow from the keys of a dataset; what is wrong with them is added."""
     before = len(findings)
     check_range("batch_size", keys.batch_size, ONE_OR_MORE, keys.place, findings)
     if keys.num_repeats > MOST_REPEATS:
@@ -271,14 +271,14 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     if not 0 < keys.scale < float("inf"):
         findings.error("scale", keys.place, f"scale is {keys.scale}, but must be above 0")
     if not keys.buckets:
-        message = "buckets is false: ai-toolkit then crops every image anew, and draws batches of all alike"
+        message = "buckets is false: ai-toolkit then crops every image anew, and draws batches from all of them alike"
         findings.warning("no-buckets", keys.place, message, "leave it out, if images have several sizes")
     if keys.auto_frame_count:
         message = "auto_frame_count lets each clip keep its own length, which depends on the model's code"
         findings.warning("auto-frames", keys.place, f"{message}: its buckets are not shown", "set num_frames")
     plannable = len(findings) == before
     if keys.random_crop and (keys.cache_latents or keys.cache_latents_to_disk):
-        message = "random_crop draws a crop at every start, and each is cached anew, so the cache grows with every run"
+        message = "random_crop draws a crop at every start, and each is cached again, so the cache grows with every run"
         findings.warning("random-crop", keys.place, message, "leave out random_crop, or the caches")
     return plannable
 

@@ -110,7 +110,7 @@ class AiToolkitDoor(TrainerDoor):
         return with_plan(arguments, sampler, self.in_worker)
 
     def _without_buckets(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
-        """The arguments as they are, where no data set has buckets: batches are then drawn of all images alike."""
+        """The arguments as they are, where no dataset has buckets: batches are then drawn of all images alike."""
         arguments: dict[str, Any] = dict(signature.bind(None, *args, **kwargs).arguments)
         if any(one.dataset_config.buckets for one in arguments["dataset"].datasets):
             return None

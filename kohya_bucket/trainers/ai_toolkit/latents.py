@@ -1,7 +1,7 @@
 """Which cached latents of ai-toolkit are still those of their image.
 
 Its names hold how an image is cut, and nothing of its content: the latents of an edited image, and a file that was cut
-off, would be trained on. Such an image gets another name, under which ai-toolkit encodes it anew; no file is removed.
+off, would be trained on. Such an image gets another name, under which ai-toolkit encodes it again; no file is removed.
 """
 
 from __future__ import annotations

@@ -87,12 +87,12 @@ class PlannedLoader:
         return position.state_dict(self.sampler.fingerprint)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was saved, or say why the epoch begins anew."""
+        """Go on where a checkpoint was saved, or say why the epoch begins again."""
         sampler = self.sampler
         try:
             point = sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))
         except OtherDataError as error:
-            why = f"the data sets or their options changed since the checkpoint was saved ({'; '.join(error.changed)})"
+            why = f"the datasets or their options changed since the checkpoint was saved ({'; '.join(error.changed)})"
         except KohyaBucketError as error:
             why = str(error)
         else:
@@ -147,7 +147,7 @@ def _save_with(process: Any, loaders: Mapping[str, PlannedLoader]) -> None:
 
 
 def _saved_with(process: Any, name: str) -> Mapping[str, Any] | None:
-    """What the checkpoint that the process goes on from says of a loader; None where it begins anew."""
+    """What the checkpoint that the process goes on from says of a loader; None where it begins again."""
     if not process.step_num or not is_first_process():
         return None
     path = Path(process.get_latest_save_path() or "")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class FileItem(Protocol):
-    """One image, clip or sound of a data set, and how it is cut; `FileItemDTO` there."""
+    """One image, clip or sound of a dataset, and how it is cut; `FileItemDTO` there."""
 
     path: str
     width: int
@@ -23,7 +23,7 @@ class FileItem(Protocol):
 
 
 class SameSize(Protocol):
-    """What is trained at one size: positions in the data set's `file_list`; `Bucket` there."""
+    """What is trained at one size: positions in the dataset's `file_list`; `Bucket` there."""
 
     width: int
     height: int

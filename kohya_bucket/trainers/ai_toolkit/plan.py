@@ -32,7 +32,7 @@ _CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
 
 @dataclass(frozen=True)
 class JobData:
-    """One data set at one resolution.
+    """One dataset at one resolution.
 
     Attributes:
         paths: [N] its images and clips.
@@ -54,7 +54,7 @@ class JobData:
 
 @dataclass(frozen=True)
 class Overview:
-    """The data sets of a job, and the epoch of its images on each number of GPUs, without regularization."""
+    """The datasets of a job, and the epoch of its images on each number of GPUs, without regularization."""
 
     options: AdapterOptions
     datasets: tuple[JobData, ...]
@@ -62,7 +62,7 @@ class Overview:
 
 
 def rule_of(keys: JobKeys, step: int) -> BucketRule:
-    """What gives an image of a data set its bucket."""
+    """What gives an image of a dataset its bucket."""
     return OneBucket((keys.resolution,) * 2) if keys.square_crop else AIToolkitBuckets(keys.resolution, step)
 
 
@@ -73,7 +73,7 @@ def counted_sizes(keys: JobKeys, sizes: IntArray, orientation: npt.NDArray[np.ui
 
 
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
-    """The images, and where clips are trained the clips, of a data set, in an order that no file system decides."""
+    """The images, and where clips are trained the clips, of a dataset, in an order that no file system decides."""
     if os.path.isdir(keys.source):
         found = sorted(_files_below(keys.source, _IMAGES + _CLIPS if keys.of_clips else _IMAGES))
     else:

@@ -1,4 +1,4 @@
-"""The images of a data set as a plan takes them, and the batch at a place of it, loaded by anima_lora's own code."""
+"""The images of a dataset as a plan takes them, and the batch at a place of it, loaded by anima_lora's own code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kohya_bucket.trainers.anima_lora.objects import Dataset, Group, Size
+from kohya_bucket.buckets.sizes import Size
+from kohya_bucket.trainers.anima_lora.objects import Dataset, Group
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.placed import ItemsInBuckets
 from kohya_bucket.trainers.sdscripts.batches import own_random, weighed
@@ -18,11 +19,11 @@ from kohya_bucket.trainers.sdscripts.batches import own_random, weighed
 
 @dataclass(frozen=True)
 class Images(ItemsInBuckets):
-    """N images of one data set, by the keys that the trainer gives them."""
+    """N images of one dataset, by the keys that the trainer gives them."""
 
     @classmethod
     def of(cls, dataset: Dataset) -> Images:
-        """What a data set has put into buckets, where a key stands once for each repeat."""
+        """What a dataset has put into buckets, where a key stands once for each repeat."""
         manager = dataset.bucket_manager
         times = [Counter(bucket) for bucket in manager.buckets]
         rows = sorted((key, k, n) for k, found in enumerate(times) for key, n in found.items())
@@ -49,7 +50,7 @@ class Held(NamedTuple):
 
 
 def planned_item(group: Group, index: PlannedBatch) -> Any:
-    """The batch that `index` describes, whatever epoch and step the data set believes it is in."""
+    """The batch that `index` describes, whatever epoch and step the dataset believes it is in."""
     held: Held = getattr(group, HELD)
     mine, dataset = held.images[index.dataset], group.datasets[index.dataset]
     size = mine.buckets[index.bucket]
@@ -64,7 +65,7 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
 
 
 def _one_batch(dataset: Any, keys: list[str], other: dict[str, Size], index: PlannedBatch) -> Any:
-    """A data set that holds one batch; `other` has the sizes of what is trained outside of its bucket."""
+    """A dataset that holds one batch; `other` has the sizes of what is trained outside of its bucket."""
     one = copy.copy(dataset)
     moved = {key: _cut_to(dataset.image_data[key], size) for key, size in other.items()}
     vars(one).update(

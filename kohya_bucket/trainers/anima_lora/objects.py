@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-Size = tuple[int, int]
+from kohya_bucket.buckets.sizes import Size
 
 
 class ImageRecord(Protocol):
-    """One image of a data set; sizes are (width, height); `ImageInfo` there."""
+    """One image of a dataset; sizes are (width, height); `ImageInfo` there."""
 
     image_key: str
     bucket_reso: Size
@@ -33,7 +33,7 @@ class Dataset(Protocol):
 
 
 class Group(Protocol):
-    """The data sets of a run; `DatasetGroup` there."""
+    """The datasets of a run; `DatasetGroup` there."""
 
     datasets: Any
 

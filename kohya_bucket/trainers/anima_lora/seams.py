@@ -19,7 +19,7 @@ def _group_item(seam: Replaced, self: Group, index: Any, /) -> Any:
 
 def _make_buckets(seam: Replaced, self: Dataset, **more: Any) -> None:
     seam.original(self, **more)
-    # A data set without one full batch is empty to the trainer, which then ends.
+    # A dataset without one full batch is empty to the trainer, which then ends.
     entry = seam.door.owners.named("BucketBatchIndex")
     self.buckets_indices = [
         entry(k, self.batch_size, i)

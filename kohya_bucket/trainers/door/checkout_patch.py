@@ -26,7 +26,7 @@ END = "# <<< kohya_bucket <<<"
 
 
 class CheckoutError(KohyaBucketError):
-    """The folder is no checkout, or its file cannot be changed."""
+    """The folder is not a checkout, or its file cannot be changed."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ except ImportError as missing:
     import sys
 
     class _WithoutKohyaBucket:
-        \"\"\"Ends programs that import what makes data sets; others need no plan.\"\"\"
+        \"\"\"Ends programs that import what makes datasets; others need no plan.\"\"\"
 
         text = (
             f"ERROR: this checkout is patched for kohya_bucket, which cannot be imported ({missing}), and would train "
@@ -202,7 +202,7 @@ class CheckoutPatch:
         find: the checkout in a folder, or `CheckoutError`.
         file: the file that the block stands in, from the checkout on.
         is_ours: no release has the file: it is made, and taken away with its folder.
-        makes_datasets: a module that all programs import that make data sets; where this package is missing, its import
+        makes_datasets: a module that all programs import that make datasets; where this package is missing, its import
             ends them.
         imports: modules with which everything is imported that the door looks at.
         import_folder: the folder to import them from, from the checkout on.

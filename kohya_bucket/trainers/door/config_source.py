@@ -281,7 +281,7 @@ def read_table(
             code, message, remedy = unknown(str(key))
             meant = near_key(str(key), known) if code == "unknown-key" else None
             usable = meant is not None and meant not in table and meant not in taken
-            remedy += " It is taken so here" if usable else " (left out here)"
+            remedy += " It is read as that here" if usable else " (left out here)"
             findings.error(code, place, message, remedy, (str(key),))
             if not usable:
                 continue

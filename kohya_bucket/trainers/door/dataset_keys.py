@@ -1,4 +1,4 @@
-"""The keys of one data set, as trainers name them, and the rule that they ask for."""
+"""The keys of one dataset, as trainers name them, and the rule that they ask for."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
 
 
 def without_effect_on(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> str:
-    """Which options of rules are set though a data set lets them do nothing, and why, in one line; "" for none.
+    """Which options of rules are set though a dataset lets them do nothing, and why, in one line; "" for none.
 
     With `own_sizes`, its metadata prescribes the bucket of each image.
     """
@@ -91,7 +91,7 @@ def without_effect_on(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: 
     elif keys.bucket_no_upscale and options.rule == AdapterOptions.rule:
         names, why = ["switching"], "with bucket_no_upscale, where a bucket follows from each image's own size"
     asked = [name for name in names if why and getattr(options, name) != getattr(AdapterOptions, name)]
-    return f"[kohya_bucket] {' and '.join(asked)} set, but without effect on a data set {why}" if asked else ""
+    return f"[kohya_bucket] {' and '.join(asked)} set, but has no effect on a dataset {why}" if asked else ""
 
 
 def at_resolutions(keys: DatasetKeys, options: AdapterOptions | None) -> list[DatasetKeys]:

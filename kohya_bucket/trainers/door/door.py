@@ -38,7 +38,7 @@ class TrainerDoor(ABC):
         package: the package that holds its code.
         owners: what it defines; set once it is imported.
         resume: what takes part in its saved states; set once the door is open.
-        defaults: options that are others here where nobody sets them.
+        defaults: options whose defaults differ in this trainer.
         refusal: why the door stays shut.
         unknown: {subject: why} of what is left to the trainer.
     """
@@ -75,7 +75,7 @@ class TrainerDoor(ABC):
 
     @abstractmethod
     def is_group(self, dataset: Any) -> bool:
-        """Whether this is a data set, or group of data sets, that the trainer would train from."""
+        """Whether this is a dataset, or group of datasets, that the trainer would train from."""
 
     @abstractmethod
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -128,7 +128,7 @@ class TrainerDoor(ABC):
             self.check_options(self._options)
 
     def look_at(self, group: Any) -> None:  # noqa: B027  (most trainers need nothing)
-        """A data set group was made, with the adapter in place."""
+        """A dataset group was made, with the adapter in place."""
 
     def why_inactive(self) -> str:
         """Why a training that began now would not have the adapter; an empty text while it is in place."""
@@ -157,7 +157,7 @@ class TrainerDoor(ABC):
         return dict(self.unknown)
 
     def close(self) -> None:
-        """Restore everything that was replaced. Data sets made in between keep what they were given."""
+        """Restore everything that was replaced. Datasets made in between keep what they were given."""
         self.watch.stop()
         self.patches.take_back()
         watch_no_longer(self)

@@ -36,7 +36,7 @@ class GroupPlanner:
             shards is then planned as `shuffled`, whose steps are as many and as large.
 
     Raises:
-        ConfigError: a schedule that goes by the data sets, of which another number of resolutions is there.
+        ConfigError: a schedule that goes by the datasets, of which another number of resolutions is there.
     """
 
     def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
@@ -128,15 +128,15 @@ class GroupPlanner:
 
 
 def _stages(images: Sequence[InBuckets], options: AdapterOptions) -> list[int]:
-    """Which stage of the schedule each data set is of: the resolutions in their order."""
+    """Which stage of the schedule each dataset is of: the resolutions in their order."""
     found = list(dict.fromkeys(one.resolution for one in images))
     stages = list(options.resolution_epochs or ())
     if len(found) != len(stages) + 1:
         sizes = [f"{one[0]}x{one[1]}" for one in found if one is not None]
         have = f"{counted(len(sizes), 'resolution')} ({some(sizes, _SHOWN)})" if sizes else "none of their own"
         raise ConfigError(
-            f"[kohya_bucket] resolution_epochs = {stages} trains data sets of {len(stages) + 1} resolutions one after "
-            f"another, but they have {have}: give each resolution its data sets, or change resolution_epochs"
+            f"[kohya_bucket] resolution_epochs = {stages} trains datasets of {len(stages) + 1} resolutions one after "
+            f"another, but they have {have}: give each resolution its datasets, or change resolution_epochs"
         )
     return [found.index(one.resolution) for one in images]
 
@@ -261,9 +261,9 @@ def _largest(group: GroupPlanner, plan: EpochPlan) -> str:
 def epoch_of(
     images: Sequence[InBuckets], options: AdapterOptions, gpus: Sequence[int], accumulate: int
 ) -> tuple[list[BucketCounts], tuple[GpuRow, ...]]:
-    """Plan an epoch of some data sets; `accumulate` batches make one update.
+    """Plan an epoch of some datasets; `accumulate` batches make one update.
 
-    Returns what it trains of the buckets of each data set on one GPU, and what it is on each number of GPUs. Of a
+    Returns what it trains of the buckets of each dataset on one GPU, and what it is on each number of GPUs. Of a
     schedule of resolutions it is an epoch of each stage, and their sum.
     """
     if not any(len(one.keys) for one in images):

@@ -1,7 +1,7 @@
 """What keeps a run that was started with the adapter from training without it.
 
 The guards stand in torch's own classes from the start, whether the trainer is known or not, and whichever of its
-modules it imports: in `ConcatDataset`, which groups of data sets are, and in `DataLoader`, which they must go through.
+modules it imports: in `ConcatDataset`, which groups of datasets are, and in `DataLoader`, which they must go through.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Guarded(Protocol):
     """What the guards ask of a door."""
 
     def is_group(self, dataset: Any) -> bool:
-        """Whether this is a data set, or group of data sets, that the trainer would train from."""
+        """Whether this is a dataset, or group of datasets, that the trainer would train from."""
 
     def why_inactive(self) -> str:
         """Why a training that began now would not have the adapter; an empty text while it is in place."""
@@ -28,7 +28,7 @@ class Guarded(Protocol):
         """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
 
     def look_at(self, group: Any) -> None:
-        """A data set group was made, with the adapter in place."""
+        """A dataset group was made, with the adapter in place."""
 
     def end(self, why: str) -> NoReturn:
         """End a run that would train without the plan."""

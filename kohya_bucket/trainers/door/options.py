@@ -83,7 +83,7 @@ class AdapterOptions(RuleOptions, EpochOptions):
             file beside each image; see `images/focus_files.py`.
         resolutions: train each image at several resolutions, e.g. [512, 768, [1024, 768]], in place of the
             datasets' own; `resolution_mode` says at which of them an epoch trains an image. Without them `schedule` is
-            of the data sets: those of the first resolution in the config are trained first, then those of the next.
+            of the datasets: those of the first resolution in the config are trained first, then those of the next.
         order: those of `ORDERS` that shuffle; `local` needs a store of latents.
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
@@ -92,14 +92,14 @@ class AdapterOptions(RuleOptions, EpochOptions):
             without a plan. `STEP_SHAPES_OF_TRAINERS` explains them.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
-        metadata_cache: where image sizes are kept between runs: `auto` (large data sets, in the user's cache
+        metadata_cache: where image sizes are kept between runs: `auto` (large datasets, in the user's cache
             folder), `off`, or a Parquet file.
         latent_cache: what --cache_latents_to_disk writes: `npz`, the trainer's own files and names, checked and
             written whole, or `shards`, a store of few files.
         text_cache: what --cache_text_encoder_outputs_to_disk writes: `npz`, or `shards`, in the folder `text` of the
             same store: each caption once, in the type that its encoder gave.
         latent_cache_dir: folder of the store; by default `kohya_bucket_latents` beside the first image of
-            each data set.
+            each dataset.
     """
 
     rule: str = option("kohya", _rule)
@@ -151,11 +151,11 @@ class AdapterOptions(RuleOptions, EpochOptions):
 
     @property
     def by_datasets(self) -> bool:
-        """Data sets are trained one after another, by their own resolutions."""
+        """Datasets are trained one after another, by their own resolutions."""
         return self.resolutions is None and RESOLUTION_MODES[self.resolution_mode].by_schedule
 
     def unscheduled(self) -> AdapterOptions:
-        """The same for a part of the data sets, all of which every epoch trains."""
+        """The same for a part of the datasets, all of which every epoch trains."""
         return replace(self, resolution_mode="all", resolution_epochs=None) if self.by_datasets else self
 
     def for_validation(self) -> AdapterOptions:
@@ -344,7 +344,7 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def store_folder(options: AdapterOptions, first_image: str | os.PathLike[str]) -> StorePath:
-    """`latent_cache_dir`, or the folder `kohya_bucket_latents` beside a data set's first image.
+    """`latent_cache_dir`, or the folder `kohya_bucket_latents` beside a dataset's first image.
 
     Wherever training is started, it finds the same folder, and it moves along with the images.
     """

@@ -1,4 +1,4 @@
-"""A data set whose images have their buckets: rows of tables, and what each bucket holds."""
+"""A dataset whose images have their buckets: rows of tables, and what each bucket holds."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class PlacedDataset:
         placement: their placement, at the first resolution at which they have one; images without a bucket are still
             in it, and are never trained.
         batch_size: images per process and step.
-        resolution: (width, height) of the data set; None where there is no config.
+        resolution: (width, height) of the dataset; None where there is no config.
         per_resolution: one placement per resolution where there are several; none otherwise.
         sizes: [N, 2] the images' own sizes; needed where images are trained outside of their bucket.
         of_resolutions: how several resolutions are used: the options of `plan_epoch` in `OF_RESOLUTIONS`.
@@ -196,7 +196,7 @@ class PlacedDataset:
 
 @dataclass(frozen=True)
 class ItemsInBuckets:
-    """N items of one data set whose buckets are known, each trained at one size.
+    """N items of one dataset whose buckets are known, each trained at one size.
 
     Attributes:
         keys: [N] their names.
@@ -205,7 +205,7 @@ class ItemsInBuckets:
         bucket_keys: [K] width and height, then what else must be equal in a batch.
         frames: [K] frames of a clip, 1 of an image.
         batch_size: items per process and step.
-        resolution: (width, height) of the data set; None where it has none of its own.
+        resolution: (width, height) of the dataset; None where it has none of its own.
     """
 
     keys: Sequence[str]
@@ -235,7 +235,7 @@ class ItemsInBuckets:
 
 @dataclass(frozen=True)
 class PlannedItems(ItemsInBuckets):
-    """N items of one data set, with the share of each one's resized picture that is cropped off."""
+    """N items of one dataset, with the share of each one's resized picture that is cropped off."""
 
     crop_loss: npt.NDArray[np.float64]
 

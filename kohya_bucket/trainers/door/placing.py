@@ -1,7 +1,7 @@
-"""The images of one data set in their buckets: what `plan` prints and what the adapter trains.
+"""The images of one dataset in their buckets: what `plan` prints and what the adapter trains.
 
 An image has one bucket, or with `resolutions` one for each resolution. Sizes are kept between runs and commands: a
-second start opens no image. Large data sets get a `MetadataCache` in the user's cache folder without being asked, and
+second start opens no image. Large datasets get a `MetadataCache` in the user's cache folder without being asked, and
 small ones are read faster than a cache is opened.
 """
 
@@ -110,7 +110,7 @@ def place_images(
     options: AdapterOptions, *, paths: Sequence[str] | None = None, unreadable: Mapping[int, str] | None = None,
     prescribed: Callable[[Any], Placement] | None = None,
 ) -> PlacedDataset:  # fmt: skip
-    """Give every image of a data set its bucket: training, plans and caches all do it here.
+    """Give every image of a dataset its bucket: training, plans and caches all do it here.
 
     Args:
         names: [N] image keys.
@@ -118,7 +118,7 @@ def place_images(
         repeats: [N] how often an epoch trains each.
         paths: [N] their files, by which a focus is found; None: the keys.
         unreadable: why a file could not be read, by position.
-        prescribed: places the images where the data set's metadata says in which buckets.
+        prescribed: places the images where the dataset's metadata says in which buckets.
 
     Raises:
         ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
@@ -154,7 +154,7 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
     Images that its file names and that are not there are named, once, as is a file that has a focus of no image.
 
     Raises:
-        ConfigError: the file cannot be read, or a row is no rectangle.
+        ConfigError: the file cannot be read, or a row is not a rectangle.
     """
     if options.focus is None:
         return None
@@ -164,10 +164,10 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
 
 
 def refuse_unmatched(options: AdapterOptions, found: Sequence[FloatArray | None]) -> None:
-    """Refuse a focus that no image of any data set has: its file is of other images, or names them otherwise.
+    """Refuse a focus that no image of any dataset has: its file is of other images, or names them otherwise.
 
     Args:
-        found: what `focus_of` gives of each data set.
+        found: what `focus_of` gives of each dataset.
 
     Raises:
         ConfigError: with the folder that names are relative to.

@@ -28,18 +28,18 @@ _told: set[str] = set()
 
 
 def warn_once(line: str) -> None:
-    """A warning in the log of the first process, once for all data sets of a run; nothing for an empty text."""
+    """A warning in the log of the first process, once for all datasets of a run; nothing for an empty text."""
     if line and line not in _told and is_first_process():
         _told.add(line)
         logger.warning("%s", line)
 
 
 USED = "KOHYA_BUCKET_USED"
-"""Environment variable of the processes below a launcher: a folder with a file of each that made its data sets here."""
+"""Environment variable of the processes below a launcher: a folder with a file of each that made its datasets here."""
 
 
 def note_use() -> None:
-    """Tell the launcher above, if there is one, that data sets are made with the adapter."""
+    """Tell the launcher above, if there is one, that datasets are made with the adapter."""
     folder = os.environ.get(USED)
     if folder:
         with suppress(OSError):

@@ -27,7 +27,7 @@ STATE_FILE = "kohya_bucket_state.json"
 
 
 class NoPlaceError(KohyaBucketError):
-    """A saved state does not say at which image of this data set it was saved."""
+    """A saved state does not say at which image of this dataset it was saved."""
 
 
 _FOCUS = "focus"  # in the file: digest of the focus of all images; it decides no order
@@ -46,7 +46,7 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
     """Where the epoch stood when the state was saved.
 
     Raises:
-        NoPlaceError: that is not known, or was another data set's epoch.
+        NoPlaceError: that is not known, or was another dataset's epoch.
     """
     file = folder / STATE_FILE
     if not file.is_file():
@@ -58,7 +58,7 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         return position
     except OtherDataError as error:
         raise NoPlaceError(
-            f"the data set or its options changed since {folder} was saved ({'; '.join(error.changed)})"
+            f"the dataset or its options changed since {folder} was saved ({'; '.join(error.changed)})"
         ) from error
     except KohyaBucketError as error:
         raise NoPlaceError(f"{folder}: {error}") from error
@@ -72,8 +72,8 @@ def _say_focus_changed(folder: Path, state: Mapping[str, Any], now: str | None) 
     if _FOCUS not in state and now is not None:
         warn_once(f"{folder} does not say with which focus it was saved: from here on crops keep the present one")
     elif then != now:
-        how = "is set that was not" if then is None else "is gone that was set" if now is None else "is another than"
-        warn_once(f"focus {how} when {folder} was saved: from here on images are cut otherwise")
+        how = "changed since" if then and now else "is set, and was not when" if now else "is not set, and was when"
+        warn_once(f"focus {how} {folder} was saved: from here on images are cut differently")
 
 
 logger = logging.getLogger("kohya_bucket")
@@ -146,7 +146,7 @@ class ResumeHooks:
                 logger.info(self._caution.format(epoch=point.epoch))
 
     def on_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
-        """The state in `folder` does not say at which image of this data set it was saved."""
+        """The state in `folder` does not say at which image of this dataset it was saved."""
         if is_first_process():
             logger.warning("%s: the epoch starts again from its first image", one_line(error))
 

@@ -153,7 +153,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         everyone = agree(
             {**self.fingerprint, "samples": int(self.planner.repeats.sum()), "seed": seed},
             gather,
-            "holds another data set",
+            "holds another dataset",
             "Every process must see the same files and settings; with a validation split, set validation_seed",
             ignore=("seed",),
         )
@@ -233,7 +233,7 @@ def arguments_over(
     batch_size: int | None = 1,
 ) -> dict[str, Any]:  # fmt: skip
     """The arguments by name of a `DataLoader` call that takes one item of a group at a time (`batch_size` says how
-    the trainer writes that), in an order that nobody gave it; none of any other call.
+    the trainer writes that) and brings no sampler; none of any other call.
     """
     try:
         arguments = dict(signature.bind(None, *args, **kwargs).arguments)

@@ -148,7 +148,7 @@ def checksum(picture: Any) -> str:
 def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
     """What keeps a function from taking the place of another: arguments that one of them lacks.
 
-    Those that only theirs can have, with a default, are no hindrance: they show when they are given.
+    Those that only theirs can have, with a default, do not matter: they show when they are given.
     """
     try:
         signature = signature_of(theirs)

@@ -54,7 +54,7 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
 
 
 def _with_others(fresh: MetadataCache, before: MetadataCache) -> MetadataCache:
-    """The rows, and those of other files that are still there: data sets of one config may share a file."""
+    """The rows, and those of other files that are still there: datasets of one config may share a file."""
     if fresh.changes is None or not fresh.changes.dropped:
         return fresh
     others = np.flatnonzero(fresh.paths.find(list(before.paths)) < 0)

@@ -1,4 +1,4 @@
-"""The model families of musubi-tuner, as far as its data sets know them.
+"""The model families of musubi-tuner, as far as its datasets know them.
 
 Source: kohya-ss/musubi-tuner 0.3.6, `dataset/architectures.py`, `BucketSelector.ARCHITECTURE_STEPS_MAP` and
 `VideoDataset`; the trainers are the files beside them. `compat_tests/test_reference_clips.py` compares.

@@ -1,4 +1,4 @@
-"""The cached items of a data set as a plan takes them, and the batch at a place of the plan, made by musubi-tuner's own
+"""The cached items of a dataset as a plan takes them, and the batch at a place of the plan, made by musubi-tuner's own
 batch manager.
 """
 
@@ -21,13 +21,13 @@ from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Datas
 
 @dataclass(frozen=True)
 class CachedItems(ItemsInBuckets):
-    """N items of one data set, in an order that no file system decides, with musubi-tuner's own records of them."""
+    """N items of one dataset, in an order that no file system decides, with musubi-tuner's own records of them."""
 
     items: list[CachedItem]
 
     @classmethod
     def of(cls, dataset: Dataset) -> CachedItems:
-        """What a data set has found, each item once; musubi-tuner holds an item as often as it is repeated."""
+        """What a dataset has found, each item once; musubi-tuner holds an item as often as it is repeated."""
         manager = dataset.batch_manager
         bucket_keys = sorted(manager.buckets, key=repr)
         rows: list[tuple[str, int, int, CachedItem]] = []
@@ -63,7 +63,7 @@ class Held(NamedTuple):
 
 
 def planned_item(group: Group, index: PlannedBatch) -> Any:
-    """The batch that `index` describes, whatever epoch the data set believes it is in."""
+    """The batch that `index` describes, whatever epoch the dataset believes it is in."""
     held: Held = getattr(group, HELD)
     mine = held.items[index.dataset]
     manager: BatchManager = group.datasets[index.dataset].batch_manager

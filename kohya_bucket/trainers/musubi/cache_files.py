@@ -2,7 +2,7 @@
 
 Layout: 8 bytes little-endian header length, a JSON header that gives each tensor's type, shape and byte range, then the
 tensors. Texts about the whole file are in the header too. One of them is our note, which musubi-tuner does not
-read. It keeps texts that it does not know when it writes outputs of text encoders anew, so the note also
+read. It keeps texts that it does not know when it writes outputs of text encoders again, so the note also
 says which content it belongs to.
 """
 
@@ -117,7 +117,7 @@ Identity = tuple[int, int, str]
 """What a file is known by: bytes, modification time in ns, and hash of its content ("" where it is not asked for)."""
 
 Settings = dict[str, Any]
-"""Keys of the data set that decide what is encoded, besides those that decide the bucket."""
+"""Keys of the dataset that decide what is encoded, besides those that decide the bucket."""
 
 MadeBy = dict[str, str]
 """By option of the program that made it: its value, or the hash of the file or folder that it names."""
@@ -134,7 +134,7 @@ class Note:
         files: of latents the image or video itself, then further targets and control images, in order; of a caption's
             outputs, the images that the encoder saw with it. The caption itself musubi-tuner writes beside them.
         made_by: models and options.
-        settings: of the data set.
+        settings: of the dataset.
         clips: all that were made of the video, as (first frame, frames).
         fingerprint: of latents; None of a caption's outputs.
     """
@@ -155,7 +155,7 @@ class Note:
 
     @classmethod
     def in_file(cls, file: TensorFile, *, latents: bool) -> Note | None:
-        """None where there is none, or where the tensors were written anew since: then nothing is known."""
+        """None where there is none, or where the tensors were written again since: then nothing is known."""
         with suppress(BrokenFileError), as_damage(NOTE, error=BrokenFileError):
             said = json.loads(file.texts.get(NOTE, "{}"))
             if said.get("content") != file.content:

@@ -1,4 +1,4 @@
-"""Which caches of a data set serve, and why others do not."""
+"""Which caches of a dataset serve, and why others do not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _IMPLIED_DEFAULTS: Settings = {"bucket_no_upscale": False, "further keys": "", _
 
 
 def holds_clips(dataset: CachedDataset) -> bool:
-    """Whether a data set is of videos."""
+    """Whether a dataset is of videos."""
     return hasattr(dataset, "frame_extraction")
 
 
@@ -97,7 +97,7 @@ class FoundCaches:
 
 @dataclass
 class Caches:
-    """The cache folder of one data set, as it is now.
+    """The cache folder of one dataset, as it is now.
 
     Attributes:
         dataset: of a family that is known.
@@ -118,7 +118,7 @@ class Caches:
     def __post_init__(self) -> None:
         if not self.dataset.cache_directory:
             raise ConfigError(
-                "a data set of a list has no cache_directory, and there is no folder to take for it: set one"
+                "a dataset of a list has no cache_directory, and there is no folder to take for it: set one"
             )
         self.folder, name = Path(self.dataset.cache_directory), self.dataset.architecture
         self.family: Family = ARCHITECTURES[name]
@@ -248,7 +248,7 @@ class Caches:
     def _why_unmarked_clip(
         self, source: Source, name: CacheName, header: TensorFile, bucket: tuple[int, int]
     ) -> list[StaleReason]:
-        """Of another bucket, or a clip that the data set's settings do not make."""
+        """Of another bucket, or a clip that the dataset's settings do not make."""
         if self.selector.no_upscale:  # then a clip's bucket depends on its size in the file
             width, height = read_clips(source.files[:1]).sizes[0].tolist()
             bucket = self.selector.get_bucket_resolution((width, height)) if min(width, height) > 0 else (0, 0)
@@ -367,7 +367,7 @@ def _why_set_otherwise(known: Settings, wanted: Settings) -> list[StaleReason]:
 def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[StaleReason]:
     """Reasons why the files are not those that something was made from.
 
-    A file that is gone is no reason: caches outlive it.
+    A file that is gone does not count: caches outlive it.
     """
     if len(files) != len(stored):
         return [StaleReason(Stale.SOURCE, f"{len(stored)} -> {len(files)} files")]

@@ -1,6 +1,6 @@
-"""One data set while it is cached: what is current is not made again, what cannot be read is left out.
+"""One dataset while it is cached: what is current is not made again, what cannot be read is left out.
 
-musubi-tuner's own loops go on deciding what is encoded in which batch, and remove what they find beyond the data set.
+musubi-tuner's own loops go on deciding what is encoded in which batch, and remove what they find beyond the dataset.
 What was encoded is saved whole or not at all, with what it was made from.
 """
 
@@ -34,18 +34,18 @@ _ORIGIN = "_kohya_bucket_origin"
 _FOCUS = "_kohya_bucket_focus"
 """Attribute of a picture: what its crop keeps."""
 _frames = threading.local()  # its `focus` is that of the clip which this thread reads
-_MADE_NOTHING = "musubi-tuner made nothing of it, for the reason in its lines above: take it out of the data set"
+_MADE_NOTHING = "musubi-tuner made nothing of it, for the reason in its lines above: take it out of the dataset"
 
 logger = logging.getLogger("kohya_bucket")
 
 
 class Session:
-    """The caching of one data set, of latents or of captions.
+    """The caching of one dataset, of latents or of captions.
 
     Attributes:
         caches: the folder as it was before.
         text: captions are cached.
-        left_out: why, by place in the data set's list.
+        left_out: why, by place in the dataset's list.
         clips: of each video, all that are made of it, in the order of their keys.
     """
 
@@ -67,7 +67,7 @@ class Session:
 
     @contextmanager
     def picking(self, dataset: Any) -> Iterator[None]:
-        """The data set hands out what must be made; then a line says what was."""
+        """The dataset hands out what must be made; then a line says what was."""
         self._passes += 1
         self._begin_pass()
         datasource = dataset.datasource
@@ -157,7 +157,7 @@ class Session:
             out.setdefault(number, _MADE_NOTHING)
         names = [f"{self.caches.table.at[i].name}: {why}" for i, why in sorted(out.items())]
         if len(out) == len(sources) and sources:
-            end_run(f"not one of {counted(len(sources), 'item')} can be read: {some(names)}")
+            end_run(f"none of {counted(len(sources), 'item')} can be read: {some(names)}")
         what = counted(len(sources), "caption" if self.text else "item")
         kept = len(self._kept_items)
         logger.info("%s: %d current, %d made", what, kept, len(sources) - kept - len(out))

@@ -34,8 +34,8 @@ from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config,
 
 logger = logging.getLogger("kohya_bucket")
 _given: list[Namespace] = []  # what the program's arguments are, once the config is read
-_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by data set
-_trained: list[Trained] = []  # of the data set that makes its buckets at the moment
+_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()  # by dataset
+_trained: list[Trained] = []  # of the dataset that makes its buckets at the moment
 
 
 def _generate(seam: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
@@ -62,7 +62,7 @@ def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
 
 
 def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
-    """What the code that caches clips chooses sizes with; the data set loses its source."""
+    """What the code that caches clips chooses sizes with; the dataset loses its source."""
     dataset.datasource = _NoClips()
     for _ in inspect.unwrap(retrieve)(dataset, 1):
         pass
@@ -190,7 +190,7 @@ def _make_manager(
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
-    """A picture, smaller, larger and as it is; without OpenCV musubi-tuner's own filters are others."""
+    """A picture, smaller, larger and as it is; without OpenCV musubi-tuner's own filters differ."""
     picture = sample_picture()
     for bucket in ((24, 20), (90, 48), (60, 40), (48, 40), (60, 32)):
         both = theirs(picture, bucket), cut(picture, bucket, None)
@@ -198,13 +198,13 @@ def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
 
 
 _KINDS = ("ImageDataset", "VideoDataset")
-_ASKED = TakesAmong("num_workers")  # here too, of a data set without clips
+_ASKED = TakesAmong("num_workers")  # here too, of a dataset without clips
 _BASE, _PATHS = "BaseDataset", "get_latent_cache_path"
 _LATENTS, _TEXT = "retrieve_latent_cache_batches", "retrieve_text_encoder_output_cache_batches"
 
 CACHING = SeamGroup(
     "caching",
-    "caches are made by musubi-tuner's own code, and whatever lies there is trained",
+    "caches are made by musubi-tuner's own code, and whatever is there is trained",
     (
         Seam("BlueprintGenerator.generate", (), _generate),
         Seam("BucketSelector", (Offers(Selector),)),

@@ -36,7 +36,7 @@ from kohya_bucket.trainers.musubi.keys import (
     ImageKeys,
 )
 
-_GENERAL, _IMAGES, _CLIPS = "[general]", "a data set of images", "a data set of clips"
+_GENERAL, _IMAGES, _CLIPS = "[general]", "a dataset of images", "a dataset of clips"
 _TABLES = {_GENERAL: GENERAL, _IMAGES: IMAGES, _CLIPS: CLIPS}
 _EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is not musubi-tuner's
 
@@ -64,7 +64,7 @@ class MusubiConfig:
 
 
 def is_musubi(data: Any) -> bool:
-    """Whether a config is meant for musubi-tuner: a data set has one of its keys, or any of videos, in subsets or not,
+    """Whether a config is meant for musubi-tuner: a dataset has one of its keys, or any of videos, in subsets or not,
     and no subset has images as sd-scripts names them.
     """
     datasets = data.get("datasets") if isinstance(data, Mapping) else None
@@ -82,7 +82,7 @@ def _subsets_of(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _without_subsets(
     listed: Sequence[Any], source: ConfigSource, findings: Findings
 ) -> Iterator[tuple[Any, TablePath, str]]:
-    """(table, place, name) of each data set; subsets, which musubi-tuner does not have, are named and taken as such."""
+    """(table, place, name) of each dataset; subsets, which musubi-tuner does not have, are named and taken as such."""
     for i, one in enumerate(listed):
         at, name = ("datasets", i), f"dataset {i + 1}"
         if not isinstance(one, Mapping) or "subsets" not in one:
@@ -103,7 +103,7 @@ def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConf
     """Read a dataset config, `.toml` or `.json`.
 
     Raises:
-        ConfigError: the file cannot be read at all, or has no data set. Everything else is in `findings`.
+        ConfigError: the file cannot be read at all, or has no dataset. Everything else is in `findings`.
     """
     source, findings = load_source(path, "musubi-tuner"), Findings()
     data = dict(source.data)
@@ -160,7 +160,7 @@ def _check_caches(datasets: Sequence[CommonKeys], places: list[str], findings: F
             message = "names no cache_directory, and with a list of files there is no folder to take for it"
             findings.error("no-cache-directory", place, message, "set cache_directory")
         elif keys.caches is not None and (times := used[keys.caches]) > 1:
-            message = f"{keys.caches!r} is the cache folder of {times} data sets, at which musubi-tuner stops"
+            message = f"{keys.caches!r} is the cache folder of {times} datasets, at which musubi-tuner stops"
             findings.error("shared-cache", place, message, "give each a cache_directory of its own")
 
 
@@ -177,7 +177,7 @@ def _check_values(keys: CommonKeys, place: str, model: Family, findings: Finding
         findings.error("num-repeats", place, message, "lower it")
     if keys.num_repeats < 1:
         message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"
-        findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the data set")
+        findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the dataset")
     ending = keys.caption_extension
     if ending is not None and not ending.startswith("."):
         message = f"caption_extension is {ending!r}: im.png needs a caption im{ending}"
@@ -194,7 +194,7 @@ def _check_values(keys: CommonKeys, place: str, model: Family, findings: Finding
 
 
 def buckets_follow(keys: CommonKeys, place: str, model: Family) -> bool:
-    """Whether the items of a data set can be placed, though musubi-tuner may stop at something else in its config."""
+    """Whether the items of a dataset can be placed, though musubi-tuner may stop at something else in its config."""
     found = Findings()
     _check_values(keys, place, model, found)
     return {finding.code for finding in found.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}

@@ -1,4 +1,4 @@
-"""Control images and control clips: which each item of a data set gets, and what musubi-tuner stops at.
+"""Control images and control clips: which each item of a dataset gets, and what musubi-tuner stops at.
 
 Source: kohya-ss/musubi-tuner 0.3.4 and 0.3.6, the classes of `dataset/datasources.py`, and `ImageDataset` for how many
 each family takes.
@@ -96,7 +96,7 @@ def controls_in_rows(
 ) -> list[str]:  # fmt: skip
     """The same of (item, line) of a list."""
     if keys.control_directory is not None:
-        message = "control_directory is not looked into beside a list of files: nothing of it is trained"
+        message = "control_directory is ignored beside a list of files: nothing in it is trained"
         findings.warning("control-directory", place, message, "write a control_path into each line")
     clips = keys.what == "clip"
     given = [(item, _paths_in(row, clips)) for item, row in rows]

@@ -85,7 +85,7 @@ class MusubiDoor(TrainerDoor):
             return None
         items = [CachedItems.of(one) for one in datasets]
         if not any(len(one.items) for one in items):
-            raise SystemExit("kohya_bucket: no cached item is there to train: run cache_latents.py and "
+            raise SystemExit("kohya_bucket: there is no cached item to train: run cache_latents.py and "
                              "cache_text_encoder_outputs.py first")  # fmt: skip
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
         pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)
@@ -102,7 +102,7 @@ class MusubiDoor(TrainerDoor):
 
 
 def _first(examples: list[Any]) -> Any:
-    """In place of the trainer's collator, which insists on an epoch that its data sets count themselves."""
+    """In place of the trainer's collator, which insists on an epoch that its datasets count themselves."""
     return examples[0]
 
 

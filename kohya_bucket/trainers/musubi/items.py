@@ -1,4 +1,4 @@
-"""The items that a data set's config names, the files that they are made from, and the names of their caches."""
+"""The items that a dataset's config names, the files that they are made from, and the names of their caches."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def clip_of_text(name: str, family: str) -> tuple[str, tuple[int, int]] | None:
 def foreign_names(folder: str, family: str, *, clips: bool) -> list[str]:
     """Files that musubi-tuner takes for caches of a family, in whose names it finds no size, or of clips no frames.
 
-    It ends with an error at the first. Source: `prepare_for_training` of its data sets.
+    It ends with an error at the first. Source: `prepare_for_training` of its datasets.
     """
     ending, frames = f"_{family}.safetensors", r"\d+-\d+(?:-[^_]*)?_" if clips else ""
     wanted = re.compile(rf"(?:.*_)?{frames}\d+x\d+{re.escape(ending)}", re.DOTALL)
@@ -94,12 +94,12 @@ def without_clip(key: str) -> tuple[str, tuple[int, int] | None]:
 def stems_of(items: Sequence[tuple[str, str | None]], folder: str) -> list[str]:
     """A stem for each item, all different, in any case where case does not count.
 
-    An item keeps the one that musubi-tuner gives it, unless another item of the data set has that too. Then all of
+    An item keeps the one that musubi-tuner gives it, unless another item of the dataset has that too. Then all of
     them get a part of a hash: a further item changes no stem but those of items that it shares one with.
 
     Args:
         items: file, and the caption where items of one file are told apart by it.
-        folder: paths count from there, so that a data set that is moved as a whole keeps its names.
+        folder: paths count from there, so that a dataset that is moved as a whole keeps its names.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for i, (key, _) in enumerate(items):
@@ -121,9 +121,9 @@ class Source:
     """One image or video that the config names.
 
     Attributes:
-        number: its place in the data set's own list.
-        key: its path, as the data set names it.
-        caption: None where the data set reads it from a file when it is asked.
+        number: its place in the dataset's own list.
+        key: its path, as the dataset names it.
+        caption: None where the dataset reads it from a file when it is asked.
         stem: what the names of its caches begin with.
         files: the image or video, further targets, then control images or videos, sound and what further keys name.
         further: further keys of its line in a list, as JSON, where its family uses them.
@@ -145,8 +145,8 @@ class SourceTable:
     """All of them; two lines of a list that say the same are one.
 
     Attributes:
-        sources: in the data set's order.
-        at: by their place in the data set's list; a line that says what an earlier one does has none.
+        sources: in the dataset's order.
+        at: by their place in the dataset's list; a line that says what an earlier one does has none.
 
     Raises:
         ConfigError: a line names no file or no caption.
@@ -249,12 +249,12 @@ _tables: WeakKeyDictionary[Any, SourceTable] = WeakKeyDictionary()
 
 
 def table_of(dataset: CachedDataset) -> SourceTable:
-    """The one table of a data set, whose list never changes."""
+    """The one table of a dataset, whose list never changes."""
     return _tables.get(dataset) or _tables.setdefault(dataset, SourceTable(dataset))
 
 
 def folder_of(dataset: Any) -> str:
-    """Where a data set's items lie, or the list of them."""
+    """Where a dataset's items lie, or the list of them."""
     named = {key: str(getattr(dataset, key)) for key in SOURCES if getattr(dataset, key, None)}
     folders = [path for key, path in named.items() if key.endswith("directory")]
     return (folders or [os.path.dirname(os.path.abspath(path)) for path in named.values()] or ["."])[0]

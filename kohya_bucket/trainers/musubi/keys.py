@@ -1,4 +1,4 @@
-"""The keys of a data set: where each may stand, its type and default, and where its images and clips go by them.
+"""The keys of a dataset: where each may stand, its type and default, and where its images and clips go by them.
 
 Source of names and defaults: kohya-ss/musubi-tuner 0.3.6, `dataset/config_utils.py`.
 """
@@ -92,7 +92,7 @@ class CommonKeys:
 
 @dataclass(frozen=True)
 class ImageKeys(CommonKeys):
-    """A data set of images."""
+    """A dataset of images."""
 
     image_directory: str | None = _key(TEXT, None)
     image_jsonl_file: str | None = _key(TEXT, None)
@@ -106,7 +106,7 @@ class ImageKeys(CommonKeys):
 
 @dataclass(frozen=True)
 class ClipKeys(CommonKeys):
-    """A data set of clips."""
+    """A dataset of clips."""
 
     what: ClassVar[str] = "clip"
     _source: ClassVar[str] = "video"
@@ -154,7 +154,7 @@ def _types(of: type[CommonKeys], *, general: bool = False) -> dict[str, Type]:
 
 
 GENERAL: Mapping[str, Type] = _types(CommonKeys, general=True)
-"""Keys that every data set takes, and `[general]` for all of them."""
+"""Keys that every dataset takes, and `[general]` for all of them."""
 
 IMAGES: Mapping[str, Type] = _types(ImageKeys)
 CLIPS: Mapping[str, Type] = _types(ClipKeys)

@@ -1,4 +1,4 @@
-"""The items that a data set of musubi-tuner names: files of a folder, or the lines of a list.
+"""The items that a dataset of musubi-tuner names: files of a folder, or the lines of a list.
 
 Source: kohya-ss/musubi-tuner, `glob_images`, `glob_videos` and the classes of `dataset/datasources.py`.
 """
@@ -29,7 +29,7 @@ _VIDEO_ENDINGS = frozenset(ending for one in VIDEO_EXTENSIONS for ending in (one
 
 
 class Listed(NamedTuple):
-    """The images, or the clips and folders of frames, that a data set names, in musubi-tuner's order, and the control
+    """The images, or the clips and folders of frames, that a dataset names, in musubi-tuner's order, and the control
     images that it reads with them.
     """
 
@@ -38,7 +38,7 @@ class Listed(NamedTuple):
 
 
 def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family = ANY) -> Listed:
-    """What a data set names. What is wrong with it is added to the findings."""
+    """What a dataset names. What is wrong with it is added to the findings."""
     known = len(findings)
     if keys.directory is not None:
         paths = _in_folder(keys, keys.directory, place, findings)
@@ -56,11 +56,11 @@ def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family =
     if not paths:
         source = keys.directory or keys.jsonl_file
         remedy = "see the other findings" if len(findings) > known else "it is empty"
-        findings.error("no-items", place, f"not one {keys.what} is left of {source!r}", remedy)
+        findings.error("no-items", place, f"no {keys.what} is left of {source!r}", remedy)
     stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
     times = Counter(stems)
     if shared := [path for path, stem in zip(paths, stems, strict=True) if times[stem] > 1]:
-        message = f"{counted(len(shared), keys.what)} share names but for folder and ending, and so their captions' "
+        message = f"{counted(len(shared), keys.what)} share names except for folder and ending, and so their captions' "
         remedy = "rename them, or cache and train with the plan"
         findings.warning("shared-names", place, f"{message}caches: {some(shared)}", remedy, shared)
     return Listed(paths, controls)
@@ -70,7 +70,7 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
     try:
         names = _names_in(folder)
     except OSError as error:
-        why = "is no folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
+        why = "is not a folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
         findings.error("missing-folder", place, f"{quoted(folder)} {why}", path_meant(folder))
         return []
@@ -183,13 +183,13 @@ def _check_captions(keys: CommonKeys, paths: Sequence[str], place: str, findings
 def _caption_row(file: str) -> tuple[str]:
     content = read_small(file, MAX_CAPTION_BYTES)
     if content is None:
-        raise ConfigError("it is no file")
+        raise ConfigError("it is not a file")
     return (content.decode("utf-8").strip(),)
 
 
 def _of_line(entry: Any, key: str) -> str:
     if not isinstance(entry, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     path = entry.get(key, entry.get(f"{key}_0") if key == "image_path" else None)
     if not isinstance(path, str):
         raise ValueError(f"it has no text {key!r}")

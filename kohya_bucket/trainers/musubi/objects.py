@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-Bucket = tuple[Any, ...]
+BucketKey = tuple[Any, ...]
 """Width, height, then what else must be equal in a batch: frames, sizes of control images."""
 
 
@@ -18,8 +18,8 @@ class BatchManager(Protocol):
     """Buckets with their items, each as often as it is repeated, and the places that batches begin at."""
 
     batch_size: int
-    buckets: dict[Bucket, list[CachedItem]]
-    bucket_batch_indices: list[tuple[Bucket, int]]
+    buckets: dict[BucketKey, list[CachedItem]]
+    bucket_batch_indices: list[tuple[BucketKey, int]]
     num_timestep_buckets: int | None
     timestep_pool: list[list[float]] | None
 
@@ -33,7 +33,7 @@ class Selector(Protocol):
 
 
 class Dataset(Protocol):
-    """One data set of the config."""
+    """One dataset of the config."""
 
     batch_manager: BatchManager
     seed: int
@@ -53,6 +53,6 @@ class CachedDataset(Protocol):
 
 
 class Group(Protocol):
-    """All data sets of the config."""
+    """All datasets of the config."""
 
     datasets: list[Dataset]

@@ -36,7 +36,7 @@ from kohya_bucket.trainers.musubi.listing import list_items
 
 @dataclass(frozen=True)
 class PlacedData:
-    """One data set.
+    """One dataset.
 
     Attributes:
         place: where it is in the config.
@@ -73,7 +73,7 @@ def _place(
     keys: CommonKeys, place: str, model: Family, options: AdapterOptions, findings: Findings, decode: bool,
     progress: Progress | None,
 ) -> PlacedData:  # fmt: skip
-    """Read the headers of a data set's files, and place them.
+    """Read the headers of a dataset's files, and place them.
 
     Raises:
         BucketSettingsError: keys from which no buckets follow.
@@ -99,7 +99,7 @@ def place_clips(
     keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Family, findings: Findings,
     focus: FloatArray | None = None,
 ) -> PlacedData:  # fmt: skip
-    """The items of a data set of clips, and where each goes."""
+    """The items of a dataset of clips, and where each goes."""
     placed = keys.clip_rule(model).place(scan.sizes, scan.frames, keys.rates(model, scan.fps))
     spans = placed.spans
     sections = np.ones(len(spans), dtype=np.int64)
@@ -111,7 +111,7 @@ def place_clips(
             message += f"{model.title} stops: {some(short)}"
             findings.error("short-sections", place, message, f"list target_frames of {need} or more", short)
     left_out = _left_out(paths, placed.reasons, scan.failures, keys.what, place, findings)
-    names = []  # as their caches are called, but for the size: first frame, frames, and the section if there are
+    names = []  # as their caches are called, except for the size: first frame, frames, and the section if there are
     runs = (column.tolist() for column in (spans.clip, spans.start, spans.length, sections))
     for clip, start, length, count in zip(*runs, strict=True):
         name = f"{os.path.splitext(os.path.basename(paths[clip]))[0]}_{start:05d}-{length:03d}"
@@ -154,14 +154,14 @@ def seconds_lost(data: PlacedData) -> float:
 
 
 def _check_clips(data: PlacedData, model: Family, findings: Findings) -> None:
-    """Add what the files of a data set of clips show."""
+    """Add what the files of a dataset of clips show."""
     keys, scan = data.keys, data.scan
     if not isinstance(keys, ClipKeys) or scan is None:
         return
     _check_rates(keys, scan, data.place, model, findings)
     if turned := [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]:
         message = f"{counted(len(turned), 'clip')} that players turn, and musubi-tuner does not: {some(turned)}"
-        findings.warning("rotated", data.place, message, "encode them anew, or train them lying on their side", turned)
+        findings.warning("rotated", data.place, message, "encode them again, or train them lying on their side", turned)
     if decoded := [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]:
         message = f"the frames of {counted(len(decoded), 'clip')} were counted by decoding: {some(decoded)}"
         findings.note("counted", data.place, message, "their containers do not say how many there are", decoded)
@@ -185,19 +185,19 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Family, find
     have = f"{counted(len(names), 'clip')} {'has' if len(names) == 1 else 'have'} {some(rates)} frames per second"
     if keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but {have}, and will move too fast or too slow: {some(names)}"
-        findings.warning("source-fps", place, message, "a data set for each rate, with its source_fps", names)
+        findings.warning("source-fps", place, message, "a dataset for each rate, with its source_fps", names)
         return
     message = f"{model.title} trains {expected:g} frames per second; {have}, and every frame is taken"
     fast = [rate for rate in rates if float(rate) > expected]
     alone = len(fast) == len(rates) == 1 and len(names) == np.count_nonzero(scan.fps > 0)
     remedies = [_ANEW.format(expected)] if len(fast) < len(rates) else []
     if fast:
-        own = f"set source_fps = {float(fast[0])}" if alone else "make a data set for each rate, with its source_fps"
+        own = f"set source_fps = {float(fast[0])}" if alone else "make a dataset for each rate, with its source_fps"
         remedies.insert(0, f"to drop frames of the faster ones, {own}" if len(remedies) else f"to drop frames, {own}")
     findings.note("source-fps", place, message, "; ".join(remedies), names)
 
 
-_ANEW = "encode slower ones anew at {:g} frames per second: a source_fps below that only leaves out items"
+_ANEW = "re-encode slower ones at {:g} frames per second: a source_fps below that only leaves out items"
 
 
 def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
@@ -209,7 +209,7 @@ def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findi
 
 @dataclass(frozen=True)
 class Overview:
-    """The data sets of a config from which buckets follow, and the epoch on each number of GPUs."""
+    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs."""
 
     options: AdapterOptions
     datasets: tuple[PlacedData, ...]
@@ -226,7 +226,7 @@ def overview(
     clip is decoded to its end.
 
     Raises:
-        KohyaBucketError: keys or options from which no buckets follow, with the data set's place in the config.
+        KohyaBucketError: keys or options from which no buckets follow, with the dataset's place in the config.
     """
     if options is None:
         return Overview(AdapterOptions(), (), ())

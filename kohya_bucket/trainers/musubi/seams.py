@@ -61,8 +61,8 @@ def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
 def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
     if training and "shared_epoch" not in more and Path(calling_frame().f_code.co_filename).name == "hv_train.py":
         raise ConfigError(
-            "hv_train.py cannot train, with this package or without: it calls its collator with an argument too many, "
-            "since musubi-tuner changed its data sets and not this program; hv_train_network.py trains"
+            "hv_train.py cannot train, with this package or without: it calls its collator with one argument too many, "
+            "since musubi-tuner changed its datasets and not this program; hv_train_network.py trains"
         )
     return seam.original(dataset_group_blueprint, training, **more)
 
@@ -114,7 +114,7 @@ def _clips(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
 
 class _Clips(SimpleNamespace):
     def __getattr__(self, name: str) -> None:
-        """A data set that has nothing else."""
+        """A dataset that has nothing else."""
 
 
 def _buckets(selector: Any, keys: CommonKeys, family: str, sizes: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -136,7 +136,7 @@ _PLANNING = (
 
 SUBJECTS = (
     SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
-    SeamGroup("resuming", "a run that is resumed begins its epoch anew", _RESUMING),
+    SeamGroup("resuming", "a run that is resumed begins its epoch again", _RESUMING),
     SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
     CACHING,
     SeamGroup("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),

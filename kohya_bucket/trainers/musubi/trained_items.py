@@ -22,7 +22,7 @@ from kohya_bucket.trainers.musubi.cache_files import TensorFile, why_made_otherw
 from kohya_bucket.trainers.musubi.caches import Caches, FoundCaches
 from kohya_bucket.trainers.musubi.caching import why_unreadable
 from kohya_bucket.trainers.musubi.items import Source, folder_of, foreign_names
-from kohya_bucket.trainers.musubi.objects import Bucket, CachedItem
+from kohya_bucket.trainers.musubi.objects import BucketKey, CachedItem
 
 _THREADS = 8
 _SHOWN = 5
@@ -31,16 +31,16 @@ logger = logging.getLogger("kohya_bucket")
 
 
 Trained = dict[str, tuple[tuple[int, int], TensorFile]]
-"""The files of one data set that are trained, by path, with the sizes of their buckets."""
+"""The files of one dataset that are trained, by path, with the sizes of their buckets."""
 
 
-def pick_out_of(buckets: dict[Bucket, list[CachedItem]], trained: Trained) -> None:
+def pick_out_of(buckets: dict[BucketKey, list[CachedItem]], trained: Trained) -> None:
     """Leave only what is trained in the buckets, each with what has the same shapes.
 
     musubi-tuner finds buckets by the sizes in names. But a clip that is cached at the size of its bucket gets that one
     only where `enable_bucket` is set.
     """
-    picked: dict[Bucket, dict[tuple[Any, ...], list[CachedItem]]] = defaultdict(lambda: defaultdict(list))
+    picked: dict[BucketKey, dict[tuple[Any, ...], list[CachedItem]]] = defaultdict(lambda: defaultdict(list))
     seen = set()
     for bucket, items in buckets.items():
         for item in items:
@@ -61,10 +61,10 @@ def pick_out_of(buckets: dict[Bucket, list[CachedItem]], trained: Trained) -> No
 
 
 def items_of_config(caches: Caches, config: str) -> Trained:
-    """The files of one data set, whose items all have current caches; the end of the run where there is one without.
+    """The files of one dataset, whose items all have current caches; the end of the run where there is one without.
 
     Args:
-        caches: of the data set.
+        caches: of the dataset.
         config: path of the dataset config, for the commands that are shown.
     """
     folder, family = str(caches.dataset.cache_directory), caches.dataset.architecture
@@ -88,7 +88,7 @@ def _why_no_items(caches: Caches) -> str:
     folder, where = folder_of(caches.dataset), from_here(folder_of(caches.dataset))
     line = f"{where} has no items with captions" if Path(folder).is_dir() else f"{where} does not exist"
     if not caches.named:
-        return f"{line}: correct its path in the config, or remove its data set"
+        return f"{line}: correct its path in the config, or remove its dataset"
     return (
         f"{line}, and what lies in {from_here(str(caches.dataset.cache_directory))} is trained only where the config "
         "names it: bring the files back, or list them in image_jsonl_file or video_jsonl_file"
@@ -103,11 +103,11 @@ def _end(line: str) -> NoReturn:
 
 
 class _Judged:
-    """One data set.
+    """One dataset.
 
     Attributes:
         files: what is trained, by path.
-        wrong: {place in the data set's list: {"latents" or "text": why they do not serve}}.
+        wrong: {place in the dataset's list: {"latents" or "text": why they do not serve}}.
         left_out: why an item cannot be read, by its place.
     """
 
@@ -148,7 +148,7 @@ class _Judged:
         return latents, self.caches.text(source, caption, clips=clips or None)
 
     def _compare_makers(self) -> None:
-        """Items whose caches were made by other models or options than most others of the data set do not serve."""
+        """Items whose caches were made by other models or options than most others of the dataset do not serve."""
         for text, kind in ((False, "latents"), (True, "text")):
             makers = sorted(self.caches.makers[text].values(), key=lambda maker: len(maker[1]))
             for made_by, numbers in makers[:-1]:
@@ -176,7 +176,7 @@ class _Judged:
         names = {source.number: source.name for source in self.caches.table.sources}
         where = from_here(folder_of(self.caches.dataset))
         if not self.wrong:
-            return f"not one of {counted(len(names), 'item')} in {where} can be read: {some(self.lines_of_left_out())}"
+            return f"none of {counted(len(names), 'item')} in {where} can be read: {some(self.lines_of_left_out())}"
         lines = [
             f"{names[number]} ({', '.join(f'{kind}: {reasons[0]}' for kind, reasons in wrong.items())})"
             for number, wrong in sorted(self.wrong.items())

@@ -20,7 +20,7 @@ from kohya_bucket.trainers.door.sampler import PlanSampler, arguments_over, with
 from kohya_bucket.trainers.sdscripts.caching.extra_sizes import at_planned_size
 from kohya_bucket.trainers.sdscripts.caching.session import forget_shared
 from kohya_bucket.trainers.sdscripts.caching.shards import shard_numbers
-from kohya_bucket.trainers.sdscripts.caching.text import end_before_training
+from kohya_bucket.trainers.sdscripts.caching.text import ahead
 from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.trainers.sdscripts.refusals import LOSS_WEIGHTS, say_what_is_in_no_store, say_what_is_not_weighed
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, compact
@@ -96,7 +96,7 @@ def weighed(batch: dict[str, object], scale: float) -> dict[str, object]:
 
 # Alpha masks in a batch: only of images whose subset asks for them.
 #
-# Cached latents keep the mask of a run that wanted it, and are shared by data sets of which one may want it. sd-scripts
+# Cached latents keep the mask of a run that wanted it, and are shared by datasets of which one may want it. sd-scripts
 # since 0.10 trains with every mask that it finds in a cache.
 
 
@@ -133,7 +133,7 @@ def planned_arguments(
     tables = [table for dataset in datasets if isinstance(table := dataset.buckets_indices, BatchTable)]
     if not tables or len(tables) < len(datasets):
         return None
-    end_before_training()
+    ahead.end_before_training()
     say_what_is_in_no_store(door.owners, datasets, tables[0].options)
     training = bool(arguments.get("shuffle", False))
     counter = collator.current_epoch

@@ -12,10 +12,8 @@ from kohya_bucket.buckets import BucketSet, Placement, geometry
 from kohya_bucket.buckets.no_upscale import without_upscaling
 from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.rules.kohya import kohya_bucket_sizes
-from kohya_bucket.buckets.sizes import as_pair, as_sizes
+from kohya_bucket.buckets.sizes import Size, as_pair, as_sizes
 from kohya_bucket.buckets.switching import AspectSwitch, nearest_indices
-
-Size = tuple[int, int]
 
 
 class BucketManager:

@@ -69,7 +69,7 @@ def cache_section(read: Config) -> Section:
 
 
 def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
-    """Each image at each size once: data sets that share images share their latents."""
+    """Each image at each size once: datasets that share images share their latents."""
     seen: set[tuple[str, int, int]] = set()
     out = []
     for part in parts:

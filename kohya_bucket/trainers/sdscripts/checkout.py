@@ -31,7 +31,7 @@ def runs_anima_lora() -> bool:
 
 
 def is_anima_lora(package: Path) -> bool:
-    """Whether a folder `library` is that of anima_lora, whose data sets came from sd-scripts."""
+    """Whether a folder `library` is that of anima_lora, whose datasets came from sd-scripts."""
     return (package / "anima" / "text_strategies.py").is_file() and (package / "datasets" / "base.py").is_file()
 
 

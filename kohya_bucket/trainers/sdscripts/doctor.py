@@ -146,7 +146,7 @@ def checkout_section(folder: Path, *, imported: bool = True) -> Section:
     """Look at the checkout in `folder`; `imported`: in a process of its own, which takes as long as importing torch.
 
     Raises:
-        CheckoutError: the folder is no checkout.
+        CheckoutError: the folder is not a checkout.
     """
     root = find_checkout(folder)
     section = Section("sd-scripts", [("checkout", describe_folder(root))])
@@ -164,7 +164,7 @@ def _patch(section: Section, root: Path) -> None:
         return
     if status.stale:
         section.findings.error(
-            "patch-unused", "", f"Python runs {status.stale}, which is of another state than {status.file}, unchecked: "
+            "patch-unused", "", f"Python runs {status.stale}, unchecked and from another state of {status.file}: "
             "trainings start without kohya_bucket", f"kohya-bucket patch install {argument(root)}",
         )  # fmt: skip
     elif status.current:

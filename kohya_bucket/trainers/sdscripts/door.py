@@ -66,7 +66,7 @@ class SdScriptsDoor(TrainerDoor):
         names = {base.__name__ for base in type(dataset).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")}
         if _WITHOUT_BUCKETS in names:
             if not self.told_of_other_datasets:
-                logger.warning("a --dataset_class data set has no buckets to plan: sd-scripts trains it alone")
+                logger.warning("a --dataset_class dataset has no buckets to plan: sd-scripts trains it alone")
                 self.told_of_other_datasets = True
             return False
         members = (dataset, *(getattr(dataset, "datasets", None) or ()))
@@ -89,7 +89,7 @@ class SdScriptsDoor(TrainerDoor):
 def install(*, quiet: bool = False, at_once: bool = False) -> None:
     """Put this package's buckets and plans behind sd-scripts' dataset classes.
 
-    From then on no data set group of sd-scripts reaches a loader without the plan: a run that would train without it
+    From then on no dataset group of sd-scripts reaches a loader without the plan: a run that would train without it
     ends with one line and exit code 2.
 
     Args:

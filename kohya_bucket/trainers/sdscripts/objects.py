@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import cut_pixels
 from kohya_bucket.buckets.placement import Placement
-
-Size = tuple[int, int]
+from kohya_bucket.buckets.sizes import Size
 
 
 class ResizedSize(tuple[int, int]):
@@ -66,7 +65,7 @@ class ResizedSize(tuple[int, int]):
 
 
 class ImageRecord(Protocol):
-    """One image of a data set; sizes are (width, height)."""
+    """One image of a dataset; sizes are (width, height)."""
 
     image_key: str
     absolute_path: str
@@ -97,7 +96,7 @@ class DroppedRecord(ImageRecord, Protocol):
 
 
 class Subset(Protocol):
-    """One folder, or metadata file, of a data set."""
+    """One folder, or metadata file, of a dataset."""
 
     image_dir: str | None
     img_count: int
@@ -118,7 +117,7 @@ class ListedSubset(Subset, Protocol):
 
 
 class HeldDataset(Protocol):
-    """What every data set of a group has."""
+    """What every dataset of a group has."""
 
     image_data: Any
     bucket_manager: Any
@@ -155,7 +154,7 @@ class DelegatingDataset(HeldDataset, Protocol):
 
 
 class Group(Protocol):
-    """The data sets of a run."""
+    """The datasets of a run."""
 
     datasets: Any
     image_data: Any
@@ -196,6 +195,6 @@ class TextStrategy(Protocol):
 
 
 def inner_of(dataset: Any) -> Dataset:
-    """The data set that has the images: `dataset` itself, or the one that does its work."""
+    """The dataset that has the images: `dataset` itself, or the one that does its work."""
     found: Dataset = getattr(dataset, "dreambooth_dataset_delegate", dataset)
     return found

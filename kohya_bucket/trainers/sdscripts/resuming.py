@@ -91,7 +91,7 @@ class TrainerResume(ResumeHooks):
                 "going on after update %d, with batch %d of epoch %d%s", update, point.done + 1, point.epoch, why
             )
         if not hasattr(self.arguments, "initial_step") or not self._counts:
-            return  # a trainer that begins to count anew, or in a way of its own
+            return  # a trainer that begins to count again, or in its own way
         self.arguments.initial_step = self.initial_step.of(update, point.epoch - 1)
         self.arguments.skip_until_initial_step = True
         self.accelerator.skip_first_batches = self._skip_first_batches

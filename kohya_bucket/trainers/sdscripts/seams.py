@@ -33,7 +33,7 @@ from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.caching import extra_sizes
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents, check_one_size_each
 from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable_plainly, check_shape
-from kohya_bucket.trainers.sdscripts.caching.text import cache_text_outputs, is_ahead
+from kohya_bucket.trainers.sdscripts.caching.text import ahead, cache_text_outputs
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.trainers.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
@@ -47,12 +47,12 @@ def has_strategies(owners: Owners) -> bool:
 
 
 def has_no_strategies(owners: Owners) -> bool:
-    """Whether each data set caches latents by itself (until 0.9)."""
+    """Whether each dataset caches latents by itself (until 0.9)."""
     return not has_strategies(owners)
 
 
 def has_plain_caching(owners: Owners) -> bool:
-    """Whether latents can be cached without strategies: until 0.11, when data sets got modules of their own."""
+    """Whether latents can be cached without strategies: until 0.11, when datasets got modules of their own."""
     return owners.home.__name__ == "library.train_util"
 
 
@@ -60,7 +60,7 @@ _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 
 OBJECTS = SeamGroup(
     "objects",
-    "image records, subsets and data sets",
+    "image records, subsets and datasets",
     (
         *where(has_strategies, Seam("ImageInfo", (Offers(objects.CachedRecord),))),
         *where(has_no_strategies, Seam("ImageInfo", (Offers(objects.ImageRecord),))),
@@ -142,7 +142,7 @@ _DELEGATE = "dreambooth_dataset_delegate"
 
 
 def _made(name: str, checks: tuple[Check, ...] = (), replacement: Any = None) -> Seam:
-    """Where data sets of a kind are made, from keys whose consequences are known."""
+    """Where datasets of a kind are made, from keys whose consequences are known."""
     return Seam(f"{name}.__init__", checks, replacement, only=_DATASET_KEYS, defaults=f"{name}Params")
 
 
@@ -225,14 +225,14 @@ CONFIG = SeamGroup(
 )
 
 
-# The loader over a data set group, and the collator that tells the epoch.
+# The loader over a dataset group, and the collator that tells the epoch.
 
 
 _ARGUMENTS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "collate_fn")
 
 LOADING = SeamGroup(
     "loading",
-    "the loader of a data set group",
+    "the loader of a dataset group",
     (
         Seam("collator_class.__init__", (Takes("epoch", "step", "dataset"),)),
         Seam(
@@ -292,7 +292,7 @@ def _cache_group(
 
 
 def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
-    if is_ahead():
+    if ahead.asked:
         return
     strategy: objects.LatentsStrategy | None = seam.door.owners.named("LatentsCachingStrategy").get_strategy()
     to_disk = bool(strategy is not None and strategy.cache_to_disk)
@@ -301,7 +301,7 @@ def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accele
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
-    """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters are others."""
+    """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters differ."""
     picture = sample_picture()
     chosen = "resize_interpolation" in parameters_of(theirs)
     for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):

@@ -115,7 +115,7 @@ class BatchTable(Sequence[Any]):
 # A dataset's image records as columns: sd-scripts keeps an object of about 900 bytes per image.
 #
 # Forked workers share columns, where reading an object copies its page (reference counts are written to), and a
-# spawned worker is sent a few arrays instead of a pickle of all objects. A record is made anew each time it is
+# spawned worker is sent a few arrays instead of a pickle of all objects. A record is made each time it is
 # asked for, of sd-scripts' own type and with equal attributes; one that is written to is kept.
 
 

@@ -16,9 +16,9 @@ _SHOWN_SIZES = 16
 
 
 def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: bool, prescribed: bool) -> str:
-    """What decided the buckets of a data set, and for a rule that looks at the images, which ones it offers.
+    """What decided the buckets of a dataset, and for a rule that looks at the images, which ones it offers.
 
-    `prescribed`: the data set's metadata says in which bucket each image is.
+    `prescribed`: the dataset's metadata says in which bucket each image is.
     """
     if not enable_bucket:
         return "no buckets: enable_bucket is off"

@@ -22,7 +22,7 @@ SIZES = [(300, 200), (200, 300), (300, 200), (256, 256), (310, 205)]
 
 @pytest.fixture
 def job(tmp_path):
-    """A file that is made of a data set's keys, and of others for the process and for the whole."""
+    """A file that is made of a dataset's keys, and of others for the process and for the whole."""
     make_pictures(tmp_path / "images", SIZES, caption="caption")
     hidden = tmp_path / "images" / ".thumbs"
     hidden.mkdir()
@@ -80,7 +80,7 @@ def test_a_report_places_images_as_the_plan_does(job, command_line, tmp_path, ke
     assert code == 0
     assert out.startswith(f"{width}x{height}, ")
     assert f"{turned['bucket'][0]}x{turned['bucket'][1]}  (aspect" in out
-    assert "asks for: a quarter turn clockwise; ai-toolkit turns the pixels so" in out
+    assert "asks for: a quarter turn clockwise; ai-toolkit turns the pixels accordingly" in out
     with Image.open(picture) as drawn:
         assert (drawn.width < drawn.height) == (width < height)
 
@@ -155,9 +155,9 @@ def test_options_that_cannot_stand_there_are_refused_as_in_training(keys, whole,
 
 
 def test_files_that_are_no_jobs(tmp_path):
-    for text, words in (("a: [", "line 1"), ("a: 1", "no job of ai-toolkit"),
+    for text, words in (("a: [", "line 1"), ("a: 1", "not a job of ai-toolkit"),
                         ("{job: x, config: {process: 3}}", "nothing to train"),
-                        ("{job: x, config: &a {process: [*a]}}", "holds itself"),
+                        ("{job: x, config: &a {process: [*a]}}", "contains itself"),
                         ("{job: x, config: {process: [{type: y}]}}", "nothing to train")):  # fmt: skip
         file = tmp_path / "job.yaml"
         file.write_text(text, encoding="utf-8")

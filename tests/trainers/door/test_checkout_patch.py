@@ -222,7 +222,7 @@ def test_code_of_another_state_that_comes_back_later_is_said(patch, checkout, in
     assert patch.status(checkout).stale == back
     result = command("status", checkout)
     assert result.exit_code == 1
-    assert f"Python runs {back}, which is of another state, unchecked" in result.output.replace("\n", "")
+    assert f"Python runs {back}, unchecked and from another state" in result.output.replace("\n", "")
     Path(unchecked).unlink(missing_ok=True)
     py_compile.compile(str(init), str(back), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
     assert patch.status(checkout).stale is None

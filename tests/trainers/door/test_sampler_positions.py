@@ -106,7 +106,7 @@ def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
     with pytest.raises(RanksDifferError) as error:
         sampler_of({"remainder": "pad"}, 3)
     assert str(error.value) == (
-        "rank 1 holds another data set than rank 0 (there, then on rank 1): remainder was keep, now pad; "
+        "rank 1 holds another dataset than rank 0 (there, then on rank 1): remainder was keep, now pad; "
         "global_batch was 4, now 6. Every process must see the same files and settings; "
         "with a validation split, set validation_seed"
     )

@@ -77,9 +77,9 @@ def test_a_state_that_says_no_place(tmp_path, text):
 @pytest.mark.parametrize(
     ("then", "now", "said"),
     [
-        (None, "a", "focus is set that was not"),
-        ("a", None, "focus is gone that was set"),
-        ("a", "b", "focus is another than"),
+        (None, "a", "focus is set, and was not when"),
+        ("a", None, "focus is not set, and was when"),
+        ("a", "b", "focus changed since"),
         ("a", "a", ""),
         (None, None, ""),
     ],

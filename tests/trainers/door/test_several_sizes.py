@@ -211,7 +211,7 @@ def test_datasets_take_turns_by_their_resolutions():
 
 
 def test_a_part_of_the_datasets_has_no_schedule():
-    """A cache, a data set that is walked alone, and validation are of all images."""
+    """A cache, a dataset that is walked alone, and validation are of all images."""
     merge = {**BY_DATASETS, "remainder": "merge", "merge_max_crop": 0.5}
     plain = {"remainder": "merge", "merge_max_crop": 0.5}
     images, alone = at(256, 4, merge), at(256, 4, plain)

@@ -10,7 +10,7 @@ from kohya_bucket.trainers.door import guards
 
 
 class Toy:
-    """A door of a trainer that is not what it was, whose data sets are of one class."""
+    """A door of a trainer that is not what it was, whose datasets are of one class."""
 
     def __init__(self, kind):
         self.kind = kind

@@ -19,7 +19,7 @@ MODULE = f"{PACKAGE}.trainer"
 
 
 def place(pictures, options):
-    """A data set's pictures in this package's buckets."""
+    """A dataset's pictures in this package's buckets."""
     sizes = np.array([picture.size for picture in pictures.pictures], dtype=np.int32)
     times = np.array([picture.times for picture in pictures.pictures], dtype=np.int64)
     keys = DatasetKeys(pictures.resolution, True, 64, 512, 64)

@@ -1,4 +1,4 @@
-"""A trainer in small, with the habits of real ones: its own data set, its own batch records, shuffled by hand."""
+"""A trainer in small, with the habits of real ones: its own dataset, its own batch records, shuffled by hand."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""A data set as musubi-tuner's are, its cache folder, and files in it, without musubi-tuner and torch."""
+"""A dataset as musubi-tuner's are, its cache folder, and files in it, without musubi-tuner and torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tensor_bytes(shapes: dict[str, tuple[int, ...]], texts: dict[str, str], fill
 
 
 class Selector:
-    """Of a square data set: one bucket."""
+    """Of a square dataset: one bucket."""
 
     no_upscale = False
 

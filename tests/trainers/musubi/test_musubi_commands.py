@@ -59,7 +59,7 @@ def test_plan_as_a_table(config, command_line):
     assert command_line("plan", config, "--arch", "wan", "--strict")[0] == 1
     code, _, err = command_line("plan", config, "--resolution", "512")
     assert (code, err.count("\n")) == (2, 1)
-    assert "is a config of musubi-tuner, which says all itself: leave out --resolution" in err
+    assert "is a config of musubi-tuner, which says all of that itself: leave out --resolution" in err
 
 
 def test_a_config_that_stops_is_not_planned(config, command_line):
@@ -175,7 +175,7 @@ def test_clips_beside_images_are_not_left_out_in_silence(config, command_line, t
         (("640x480", "--arch", "zi", "--rule", "auto"), "--arch places as musubi-tuner does: leave out --rule"),
         (("640x480x0",), "width, height and frames must be 1 or more"),
         (("none.mp4",), "none.mp4 cannot be read as a clip: no such file"),
-        (("640x480x99999999999",), "no clip can have above 10,000,000"),
+        (("640x480x99999999999",), "a clip can have at most 10,000,000"),
     ],
 )
 def test_mistakes_are_one_line(command_line, arguments, words):

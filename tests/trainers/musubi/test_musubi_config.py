@@ -53,7 +53,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
         (
             "multiple_target = true",
             "misplaced-key",
-            "move it to a data set of images",
+            "move it to a dataset of images",
         ),
         ("source_fps = 30", "wrong-type", "source_fps is 30, but must be a number with a decimal point, e.g. 30.0"),
         ("target_frames = 25", "wrong-type", "must be a list of whole numbers"),
@@ -126,14 +126,14 @@ def test_where_clips_go_depends_on_the_checkout(tmp_path, hands_on):
 
 
 def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
-    assert "is the cache folder of 2 data sets" in said(read(tmp_path, CLIPS + CLIPS))["shared-cache"]
+    assert "is the cache folder of 2 datasets" in said(read(tmp_path, CLIPS + CLIPS))["shared-cache"]
     found = said(read(tmp_path, "[[datasets]]\nvideo_jsonl_file = 'v.jsonl'\n"))
     assert "set cache_directory" in found["no-cache-directory"]
     assert "every clip is cut to 960x544: for buckets, set enable_bucket = true" in found["one-size"]
     assert "set caption_extension" not in found
     assert "names no images and no clips" in said(read(tmp_path, "[[datasets]]\nresolution = 512\n"))["no-source"]
     found = said(read(tmp_path, "[general]\nsource_fps = 1.0\n" + CLIPS))
-    assert "does not belong in [general]: move it to a data set of clips" in found["misplaced-key"]
+    assert "does not belong in [general]: move it to a dataset of clips" in found["misplaced-key"]
     with pytest.raises(ConfigError, match=r"there is no \[\[datasets\]\] in it"):
         read(tmp_path, "[general]\nresolution = 512\n")
 

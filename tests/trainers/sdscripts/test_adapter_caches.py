@@ -101,7 +101,7 @@ def test_a_reader_is_asked_for_the_keys_that_it_reads(sized):
     strategy = Strategy()
     strategy.load_latents_from_disk = None  # what stands in for it there does not count
     assert architecture_read_by(strategy) == SDXL.with_sizes(sized)
-    Strategy.cache_suffix = "_flux.npz"  # all of whose keys have sizes, but for a fork's
+    Strategy.cache_suffix = "_flux.npz"  # all of whose keys have sizes, except for a fork's
     read = architecture_read_by(strategy)
     assert (read == ARCHITECTURES["flux"]) == sized
     assert read.key_suffix((64, 64)) == ("_8x8" if sized else "")
@@ -166,7 +166,7 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
 
     other = (64, 32)
     small = np.zeros(SDXL.shape(other), np.float32)
-    # three processes, or data sets: none sees what the others write until all have written
+    # three processes, or datasets: none sees what the others write until all have written
     sizes = {"one": (BUCKET, False), "two": (other, False), "one again": (other, True)}
     caches = {
         name: ShardCache(tmp_path / "store", tmp_path, SDXL, collection=name.removesuffix(" again")) for name in sizes

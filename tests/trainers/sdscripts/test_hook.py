@@ -160,7 +160,7 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     done = launch(elsewhere, str(tmp_path / "trainer.py"))
     assert done.returncode == 0
     names = "sd-scripts, musubi-tuner, ai-toolkit or anima_lora"
-    told = f"kohya_bucket: trainer.py uses no data sets of {names}, so there was nothing to do"
+    told = f"kohya_bucket: trainer.py uses no datasets of {names}, so there was nothing to do"
     assert done.stderr.strip() == told
 
 

@@ -26,7 +26,7 @@ from tests.thinned import weekly
 
 pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
 
-Sizes = list[list[list[int]]]  # of each data set
+Sizes = list[list[list[int]]]  # of each dataset
 
 
 def by_plan(path: Path) -> Sizes:
@@ -85,7 +85,7 @@ def lose_headers(files: Iterable[Path]) -> None:
 
 
 def datasets(folder: Path, kept: Path, *, compared: bool) -> tuple[Path, list[Path]]:
-    """Several data sets whose sizes are kept in one file.
+    """Several datasets whose sizes are kept in one file.
 
     Args:
         compared: one of them has sizes in its metadata. Only those who compare these with the headers read them.

@@ -23,7 +23,7 @@ class Collection {
     this.version = (this.version || 0) + 1;
   }
 
-  /* The folder of an image, with what an epoch repeats it, and the data sets that it belongs to (null: all). */
+  /* The folder of an image, with what an epoch repeats it, and the datasets that it belongs to (null: all). */
   group(folder, repeats = 1, datasets = null, captions = null) {
     const key = `${folder}\n${datasets ? datasets.join() : ""}`;
     if (!this.groups.has(key)) this.groups.set(key, { folder, full: folder, repeats, datasets, captions, own: repeats, images: 0 });

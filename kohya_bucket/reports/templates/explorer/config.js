@@ -2,7 +2,7 @@
 
 const DEFAULTS = { resolution: null, batch_size: 1, enable_bucket: false, min_bucket_reso: 256, max_bucket_reso: 1024, bucket_reso_steps: 64, bucket_no_upscale: false, num_repeats: 1 };
 const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null };
-/* Of [kohya_bucket]: by them batches are others than those of one size that the page counts. */
+/* Of [kohya_bucket]: with them, batches are not those of one size that the page counts. */
 const BATCHES = ["remainder", "small_buckets", "max_pixels", "max_tokens", "max_cost", "resolutions"];
 const named = (table, ...name) => table.name.length === name.length && name.every((part, i) => table.name[i] === part);
 const KINDS = {
@@ -54,7 +54,7 @@ class Config {
   batchesBy() { return BATCHES.filter((key) => (this.find(this.ours, key)?.value ?? "keep") !== "keep"); }
   imageDir(d, s) { const dir = this.find([this.datasets[d].subsets[s]], "image_dir")?.value; return typeof dir === "string" ? dir : null; }
 
-  /* Writes a value where it stands: in the data set, in [general] if there is one data set only, else into the data set. */
+  /* Writes a value where it stands: in the dataset, in [general] if there is one dataset only, else into the dataset. */
   set(d, key, value) {
     if (String(alike(key, this.get(d, key))) === String(alike(key, value))) return;
     const { table } = this.datasets[d], tables = this.datasets.length === 1 ? [table, ...this.general] : [table];
@@ -97,7 +97,7 @@ class Config {
     if (this.batchesBy().length) out.push(`Batches are not counted here, since they follow from ${this.batchesBy().join(" and ")}: kohya-bucket plan shows them.`);
     const rule = this.our("rule");
     if (!bucketsOf(rule, sets)) out.push(`rule = ${JSON.stringify(rule)} cannot be shown here: images are placed as by sd-scripts. kohya-bucket analyze --config shows it.`);
-    for (const [d] of this.datasets.entries()) if (this.get(d, "resolution") === null) out.push(`Data set ${d + 1} has no resolution: it is shown with the one on this page, and saved with it.`);
+    for (const [d] of this.datasets.entries()) if (this.get(d, "resolution") === null) out.push(`Dataset ${d + 1} has no resolution: it is shown with the one on this page, and saved with it.`);
     return out;
   }
 }

@@ -29,7 +29,7 @@ class Explorer extends WithConfig {
     this.focusNotes = h("div", { class: "soft notes", id: "focus-notes" });
     this.focusLine = h("span");
     this.focusBar = h("div", { class: "tools", id: "focus", hidden: true }, this.focusLine, h("button", { type: "button", id: "save-focus", onclick: () => this.saveFocus() }, "Save the focus"));
-    this.datasets = h("div", { class: "tabs", role: "group", "aria-label": "Data sets" });
+    this.datasets = h("div", { class: "tabs", role: "group", "aria-label": "Datasets" });
     this.key = h("section", { class: "key num", id: "numbers", "aria-label": "Key numbers" });
     this.tabs = h("div", { class: "tabs", role: "group", "aria-label": "Which images" });
     this.about_ = h("p", { class: "soft" });

@@ -33,7 +33,7 @@ function keeping(result, box) {
 
 /* The four shares of a row; a point is a rectangle without width and height. Throws what is wrong with it. */
 function boxOf(row) {
-  if (!row || typeof row.image !== "string" || !row.image || !("focus" in row)) throw new TypeError('is no row: write {"image": "a.jpg", "focus": [left, top, right, bottom]}');
+  if (!row || typeof row.image !== "string" || !row.image || !("focus" in row)) throw new TypeError('is not a row: write {"image": "a.jpg", "focus": [left, top, right, bottom]}');
   const shares = row.focus, said = `: the focus of ${row.image} is ${JSON.stringify(shares)}`;
   if (!Array.isArray(shares) || ![2, 4].includes(shares.length) || !shares.every(Number.isFinite)) throw new TypeError(`${said}, but must be [left, top, right, bottom] or [x, y], in shares of the picture`);
   if (Math.min(...shares) < 0) throw new TypeError(`${said}, which is negative`);
@@ -87,7 +87,7 @@ class FocusRows {
         names.add(row.image);
         this.loose.push(row);
       } catch (error) {
-        this.faults.push(`line ${i + 1}${error instanceof TypeError ? (error.message[0] === ":" ? "" : " ") + error.message : ` is no JSON: ${error.message}`}`);
+        this.faults.push(`line ${i + 1}${error instanceof TypeError ? (error.message[0] === ":" ? "" : " ") + error.message : ` is not JSON: ${error.message}`}`);
       }
     });
     this.match();
@@ -110,7 +110,7 @@ class FocusRows {
     });
   }
 
-  /* Where the file must lie for most of its rows to name an image; null where that is no place, or several. */
+  /* Where the file must lie for most of its rows to name an image; null where that is nowhere, or in several places. */
   guess() {
     const byName = new Map(), votes = new Map();
     for (const path of this.images.known) {

@@ -6,8 +6,8 @@ class Preset {
   constructor(text, name) {
     this.text = text.replace(/^\ufeff/, "");
     const data = this.data();
-    if (!data || !("max_resolution" in data)) throw new TomlError("it is no preset of the GUI: it has no max_resolution");
-    if (data.dataset_config) throw new TomlError(`its data sets are in ${data.dataset_config}: load that file`);
+    if (!data || !("max_resolution" in data)) throw new TomlError("it is not a preset of the GUI: it has no max_resolution");
+    if (data.dataset_config) throw new TomlError(`its datasets are in ${data.dataset_config}: load that file`);
     this.name = `${name.replace(/\.json$/i, "")}-buckets.json`; // beside the old one, never over it
     this.datasets = [{ table: null, subsets: [] }]; // the folders are those in train_data_dir, with their repeats in their names
     this.chosen = { ...OURS };
@@ -18,7 +18,7 @@ class Preset {
       const data = JSON.parse(this.text);
       return data && typeof data === "object" && !Array.isArray(data) ? data : null;
     } catch (error) {
-      throw new TomlError(`it is no JSON (${error.message})`);
+      throw new TomlError(`it is not JSON (${error.message})`);
     }
   }
 

@@ -53,7 +53,7 @@ class Settings {
     this.changed();
   }
 
-  /* The values into the fields, but for the one that is being typed in. */
+  /* The values into the fields, except for the one that is being typed in. */
   write() {
     const v = this.values, { inputs } = this, own = document.activeElement;
     const model = MODELS.findIndex((m) => String(m.resolution) === String(v.resolution) && m.min === v.min && m.max === v.max && m.steps === v.steps);
@@ -74,7 +74,7 @@ class Settings {
     return found;
   }
 
-  /* From a data set of a config. */
+  /* From a dataset of a config. */
   from(config, d) {
     const get = (key) => config.get(d, key), buckets = get("enable_bucket") ? bucketsOf(config.our("rule"), this.sets) || "kohya" : "none";
     this.values = {
@@ -84,7 +84,7 @@ class Settings {
     this.write();
   }
 
-  /* Into a data set of a config. */
+  /* Into a dataset of a config. */
   into(config, d) {
     const v = this.values, before = bucketsOf(config.our("rule"), this.sets);
     if ((v.buckets === "none") === config.get(d, "enable_bucket")) config.set(d, "enable_bucket", v.buckets !== "none");

@@ -62,7 +62,7 @@ class TomlText {
     const plain = word.replace(/(\d)_(?=\d)/g, "$1");
     if (/^[+-]?(?:\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|inf|nan)$/.test(plain)) return /inf|nan/.test(plain) ? NaN : Number(plain);
     if (/^0[xob][0-9a-fA-F]+$/.test(plain)) return Number(plain);
-    return /^\d{4}-\d\d-\d\d|^\d\d:\d\d/.test(word) ? word : this.fail(`${word} is no value`);
+    return /^\d{4}-\d\d-\d\d|^\d\d:\d\d/.test(word) ? word : this.fail(`${word} is not a value`);
   }
 
   string() {

@@ -1,4 +1,4 @@
-/* The part of the page that is about a dataset config: its data sets, its folders, its text. */
+/* The part of the page that is about a dataset config: its datasets, its folders, its text. */
 
 class WithConfig {
   async loadConfig(file) {
@@ -30,11 +30,11 @@ class WithConfig {
   drawConfig() {
     const { config } = this, many = config && config.datasets.length > 1;
     document.getElementById("save").textContent = config instanceof Preset ? "Save the preset" : "Save the TOML";
-    this.datasets.replaceChildren(...(many ? config.datasets.map((_, d) => h("button", { type: "button", "aria-pressed": String(d === this.dataset), onclick: () => { this.settings.into(config, this.dataset); this.choose(d); } }, `Data set ${d + 1}`)) : []));
-    this.configNotes.replaceChildren(...(config ? [`Settings of ${config.name}${many ? `, data set ${this.dataset + 1} of ${config.datasets.length}` : ""}.`, ...config.notes(this.settings.sets), ...this.focusUnseen(), ...this.unmatched].map((line) => h("p", {}, line)) : []));
+    this.datasets.replaceChildren(...(many ? config.datasets.map((_, d) => h("button", { type: "button", "aria-pressed": String(d === this.dataset), onclick: () => { this.settings.into(config, this.dataset); this.choose(d); } }, `Dataset ${d + 1}`)) : []));
+    this.configNotes.replaceChildren(...(config ? [`Settings of ${config.name}${many ? `, dataset ${this.dataset + 1} of ${config.datasets.length}` : ""}.`, ...config.notes(this.settings.sets), ...this.focusUnseen(), ...this.unmatched].map((line) => h("p", {}, line)) : []));
   }
 
-  /* Which folders are subsets of which data sets. */
+  /* Which folders are subsets of which datasets. */
   match() {
     this.unmatched = [];
     if (!this.config) return;
@@ -53,7 +53,7 @@ class WithConfig {
     const left = groups.filter((group) => !group.found.length && !group.datasets), some = groups.some((group) => group.found.length);
     for (const group of groups) group.only = some ? group.found : null;
     if (this.config instanceof Preset) this.unmatched = []; // it names the folder above them
-    else if (left.length && some) this.unmatched.push(`In no data set of it, and not shown: ${left.slice(0, 3).map((group) => group.folder || "files without a folder").join(", ")}${left.length > 3 ? ` and ${left.length - 3} more folders` : ""}.`);
+    else if (left.length && some) this.unmatched.push(`In no dataset of it, and not shown: ${left.slice(0, 3).map((group) => group.folder || "files without a folder").join(", ")}${left.length > 3 ? ` and ${left.length - 3} more folders` : ""}.`);
     else if (left.length) this.unmatched.push("None of the folders here is an image_dir of it: all images are shown.");
     this.drawConfig();
   }

@@ -1,6 +1,6 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-/* One data set on the page, with the size that is being asked about. */
+/* One dataset on the page, with the size that is being asked about. */
 class View {
   constructor(data) {
     this.data = data;
@@ -132,7 +132,7 @@ function start() {
     shown.redraw();
   }
   page.append(h("header", { class: "top" }, mark(), h("div", {}, heading, about), themeButton()),
-    tabs.length > 1 ? h("div", { class: "tabs", role: "group", "aria-label": "Data sets" }, tabs) : "", links, place,
+    tabs.length > 1 ? h("div", { class: "tabs", role: "group", "aria-label": "Datasets" }, tabs) : "", links, place,
     h("footer", {}, `kohya-bucket ${DATA.version}, ${DATA.made}. This file is complete in itself and asks nothing from the network.`));
   if (DATA.datasets.length) show(DATA.datasets[0]);
   // What a link into the page names is drawn only now.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
@@ -31,7 +31,7 @@ from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_
 from kohya_bucket.trainers.sdscripts.config.files import written_ns
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
-from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, Size, inner_of
+from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, inner_of
 from kohya_bucket.trainers.sdscripts.wording import recached_lines
 
 logger = logging.getLogger("kohya_bucket")
@@ -66,7 +66,7 @@ def cache_latents(
 
 
 def _check_what_is_asked(strategy: Any, arch: Family, options: AdapterOptions) -> None:
-    """Say, once for all data sets, what a family or a switch of the trainer takes from caches on disk.
+    """Say, once for all datasets, what a family or a switch of the trainer takes from caches on disk.
 
     Raises:
         ConfigError: options that would be without effect.
@@ -99,7 +99,7 @@ _hashes: WeakKeyDictionary[Any, tuple[object, str]] = WeakKeyDictionary()
 
 
 def _hash_of(model: Any) -> str:
-    """Hash of a VAE's weights, computed once per run and not for each data set; "" for what has none."""
+    """Hash of a VAE's weights, computed once per run and not for each dataset; "" for what has none."""
     if not hasattr(model, "state_dict"):
         return ""
     # these numbers change with any change of the weights
@@ -121,7 +121,7 @@ class CachingSession:
         items: by cache path and bucket.
         sizes: the buckets that a cache path holds.
         paths: cache path by image, and by size where that is not the image's own.
-        shared: what data sets before this one need of an item that is theirs too, by cache path and bucket.
+        shared: what datasets before this one need of an item that is theirs too, by cache path and bucket.
         reasons: why an image is encoded again.
         unsaved: when the files were written of what is to be encoded, by path and bucket, until it is saved.
     """

@@ -10,13 +10,13 @@ from typing import Any
 
 from PIL import Image
 
+from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
 from kohya_bucket.images.pixels import NO_IMAGE
 from kohya_bucket.inputs import open_input
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.sdscripts.objects import Size
 
 logger = logging.getLogger("kohya_bucket")
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
@@ -119,7 +119,7 @@ def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]
 
 def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
     """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
-    # anything else, such as a GPU without memory, is no image's fault
+    # anything else, such as a GPU without memory, is not the fault of an image
     cache_the_readable(dataset, cache, options, _first_unreadable, _AT_FAULT)
 
 

@@ -1,4 +1,4 @@
-"""One image of a caching call, and what the data sets of a run share while they cache. Nothing imports sd-scripts."""
+"""One image of a caching call, and what the datasets of a run share while they cache. Nothing imports sd-scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import covering_sizes
-from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, source_identity, why_stale
@@ -34,7 +34,6 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import (
     write_arrays,
     write_npz,
 )
-from kohya_bucket.trainers.sdscripts.objects import Size
 
 
 @dataclass(frozen=True)
@@ -226,10 +225,10 @@ Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (fl
 
 @dataclass
 class Shared:
-    """What the data sets of a run have in common while they cache, of which there is a row for each image.
+    """What the datasets of a run have in common while they cache, of which there is a row for each image.
 
     Attributes:
-        requested: what each data set has needed so far.
+        requested: what each dataset has needed so far.
         names: the npz files that are taken.
         captions: those that are taken, by usual file.
     """
@@ -244,12 +243,12 @@ _shared: WeakKeyDictionary[Any, Shared] = WeakKeyDictionary()
 
 
 def shared_by(strategy: Any) -> Shared:
-    """What the data sets share that cache by a strategy."""
+    """What the datasets share that cache by a strategy."""
     return _shared.setdefault(strategy, Shared())
 
 
 def forget_shared() -> None:
-    """Let go of it, once all data sets have cached."""
+    """Let go of it, once all datasets have cached."""
     _shared.clear()
 
 

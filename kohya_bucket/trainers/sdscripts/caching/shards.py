@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import IntArray, as_pair
+from kohya_bucket.buckets.sizes import IntArray, Size, as_pair
 from kohya_bucket.errors import ConfigError, LatentStoreError
 from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
@@ -31,7 +31,7 @@ from kohya_bucket.trainers.door.ranks import is_first_process, wait_for_ranks
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array, finite_arrays
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.exchange import npz_item
-from kohya_bucket.trainers.sdscripts.objects import HeldDataset, Size, inner_of
+from kohya_bucket.trainers.sdscripts.objects import HeldDataset, inner_of
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -107,7 +107,7 @@ class ShardCache(StoreCache):
         arch: the model family.
         dtype: storage type; float32 gives training exactly what npz give it.
         collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
-            data sets that have the same images at different sizes each need their own. It must be the same in all
+            datasets that have the same images at different sizes each need their own. It must be the same in all
             processes, whichever of them encodes an image.
     """
 
@@ -204,7 +204,7 @@ class ShardCache(StoreCache):
         return "" if i is None else f"{self.root}/{self.opened().info(i).name}"
 
     def serve(self, dataset: HeldDataset, strategy: Any, items: Iterable[tuple[str, Size]]) -> None:
-        """Let the loaders of a data set, whose latents are all here, read these images and bucket sizes from here."""
+        """Let the loaders of a dataset, whose latents are all here, read these images and bucket sizes from here."""
         # looked for now, and not each when it is read
         wanted = [(str(image), int(size[0]), int(size[1])) for image, size in items]
         images = [image for image, _, _ in wanted]
@@ -230,7 +230,7 @@ class ShardCache(StoreCache):
 
 
 def cache_of_run(images: Sequence[str], arch: Family, dataset: HeldDataset, options: AdapterOptions) -> ShardCache:
-    """The store that a data set's latents go into, as it is now."""
+    """The store that a dataset's latents go into, as it is now."""
     collection = f"{arch.name} {dataset.width}x{dataset.height}"
     cache = ShardCache(store_folder(options, images[0]), common_root(images, None), arch, collection=collection)
     cache.refresh()
@@ -246,21 +246,21 @@ def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int
 # Which shard each image's latent lies in, for an order that reads few shards at a time.
 
 
-_caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of data sets whose latents are all in a store
+_caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of datasets whose latents are all in a store
 
 
 def is_in_store(dataset: HeldDataset) -> bool:
-    """Whether a data set's latents are read from a store; so are those of one without images."""
+    """Whether a dataset's latents are read from a store; so are those of one without images."""
     return inner_of(dataset) in _caches or not inner_of(dataset).image_data
 
 
 def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDataset], open_shards: int) -> IntArray:
-    """[N] number of the shard of each image of all data sets; 0 for those that are never trained.
+    """[N] number of the shard of each image of all datasets; 0 for those that are never trained.
 
     Each shard that is read from is kept on this node for a while from now on, also of a store larger than the limit.
 
     Raises:
-        ConfigError: a data set's latents are not in shards.
+        ConfigError: a dataset's latents are not in shards.
     """
     names: list[str] = []
     for dataset, placed in zip(datasets, images, strict=True):

@@ -1,6 +1,6 @@
 """sd-scripts' own loop over captions, with whole and checked files, or shards, under it.
 
-sd-scripts names a file for the image alone. Where images of one stem, or data sets that share an image, have different
+sd-scripts names a file for the image alone. Where images of one stem, or datasets that share an image, have different
 captions, the one that comes first has the usual file and the others have further ones.
 """
 
@@ -54,10 +54,9 @@ def cache_text_outputs(
 
     `strategies` are the run's for caching, tokenizing and encoding; None where it has set none.
     """
-    global _encoded
     strategy, tokenizing, encoding = strategies
     if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
-        if _ahead and (strategy is None or not strategy.cache_to_disk):
+        if ahead.asked and (strategy is None or not strategy.cache_to_disk):
             raise ConfigError(_NOTHING)  # what is kept in memory would be lost
         original(dataset, models, accelerator)
         return
@@ -88,8 +87,8 @@ def cache_text_outputs(
             session.keep()
             raise
     session.finish()
-    _there.update(session.captions)
-    _encoded += session.saved
+    ahead.there.update(session.captions)
+    ahead.encoded += session.saved
     if is_first_process() and session.reasons:
         logger.warning("\n".join(recached_lines(session.reasons)))
 
@@ -178,36 +177,37 @@ _NOTHING = (
     "training, with --cache_text_encoder_outputs and --cache_text_encoder_outputs_to_disk (sd-scripts 0.10 or newer)"
 )
 
-_ahead = False
-_there: set[str] = set()
-_encoded = 0
+
+@dataclass
+class EncodedAhead:
+    """What a run encodes that ends where it would train.
+
+    Attributes:
+        asked: this process encodes captions, and does not train.
+        there: files or keys of the captions whose outputs are there.
+        encoded: how many of them this process has encoded.
+    """
+
+    asked: bool = False
+    there: set[str] = field(default_factory=set)
+    encoded: int = 0
+
+    def end_before_training(self) -> None:
+        """Called where a trainer makes its loader, with all of its caches made: a run that only encodes ends here."""
+        if not self.asked:
+            return
+        if not self.there:
+            raise SystemExit(f"kohya_bucket: {_NOTHING}")
+        if is_first_process():
+            print(
+                f"kohya_bucket: the outputs of {counted(len(self.there), 'caption')} are there, {self.encoded} of them "
+                "encoded by this process",
+                file=sys.stderr,
+            )
+        raise SystemExit(0)
 
 
-def encode_ahead(ahead: bool) -> None:
-    """Say whether this process trains, or only encodes captions."""
-    global _ahead, _encoded
-    _ahead, _encoded = ahead, 0
-    _there.clear()
-
-
-def is_ahead() -> bool:
-    """Whether this process only encodes captions."""
-    return _ahead
-
-
-def end_before_training() -> None:
-    """Called where a trainer makes its loader, with all of its caches made: a run that only encodes ends here."""
-    if not _ahead:
-        return
-    if not _there:
-        raise SystemExit(f"kohya_bucket: {_NOTHING}")
-    if is_first_process():
-        print(
-            f"kohya_bucket: the outputs of {counted(len(_there), 'caption')} are there, {_encoded} of them "
-            "encoded by this process",
-            file=sys.stderr,
-        )
-    raise SystemExit(0)
+ahead = EncodedAhead()
 
 
 # How sd-scripts' strategies encode captions, in words.
@@ -240,7 +240,7 @@ def tokens_of(tokenizing: Any) -> str:
 
 
 def _options(strategy: Any) -> list[str]:
-    """Plain values; what is left out of cached outputs later, by chance, is no part of them."""
+    """Plain values, but not how often captions are left out of cached outputs by chance: that happens later."""
     values = vars(strategy) if hasattr(strategy, "__dict__") else {}
     return [
         f"{name}={value!r}"
@@ -390,7 +390,7 @@ class TextShardSession:
         if missing:
             raise LatentStoreError(
                 f"{len(missing)} of {len(self.captions)} captions were not encoded into {self.cache.root}, the first "
-                f'that of {self.images[missing[0]]}: this sd-scripts saves them otherwise; use text_cache = "npz"'
+                f'that of {self.images[missing[0]]}: this sd-scripts saves them differently; use text_cache = "npz"'
             )
         for names in {self.cache.choices(key)[0] for key in self.captions}:
             self._find_order(names)

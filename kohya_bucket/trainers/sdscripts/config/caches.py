@@ -50,7 +50,7 @@ class Refusal:
     unless: str = ""
 
 
-_PIXELS, _WORDS = "the pixels are others in each epoch", "the caption is another in each step"
+_PIXELS, _WORDS = "the pixels differ in each epoch", "the caption differs in each step"
 _TRAINED = "the outputs of a text encoder that is trained change"
 REFUSALS = (
     Refusal(_LATENTS, "color_aug", _PIXELS),
@@ -129,7 +129,7 @@ def check_captions(
         trained = {name: text.partition("\n")[0].strip() for name, text in texts}
         empty = [name for name in cut if not trained.get(name)]
         if cut:
-            message = f"{counted(len(cut), 'caption')} of several lines, of which sd-scripts trains the first alone "
+            message = f"{counted(len(cut), 'caption')} of several lines, of which sd-scripts trains only the first "
             message += f"({some(cut, 2)})"
             message += f"; of {len(empty):,} the first line is blank, so an empty caption is trained" if empty else ""
             remedy = "write each caption in one line; with enable_wildcard = true one line is trained at random"

@@ -139,7 +139,7 @@ def _cached(
 ) -> list[Entry] | None:
     """The images that a `metadata_cache.json` lists, with their sizes in it; None where there is none yet."""
     if path in reading.written_caches:
-        return [replace(entry) for entry in reading.written_caches[path]]  # each data set has repeats of its own
+        return [replace(entry) for entry in reading.written_caches[path]]  # each dataset has repeats of its own
     if not os.path.isfile(path):
         return None
     findings, where, remedy = reading.findings, subset.place, "delete the file; it is written again"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
@@ -265,9 +266,6 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
 # Source: sd-scripts since 0.10.2, `DreamBoothDataset.__init__` and `FineTuningDataset.__init__`. The product of the
 # sides counts, not their shape, and an image of just as many pixels is left out. It happens before images are held
 # back for validation and before regularization images are counted, which are left out alike.
-
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)

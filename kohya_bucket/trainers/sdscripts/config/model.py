@@ -1,4 +1,4 @@
-"""The images of a data set, and what the readers of the three kinds of data sets share."""
+"""The images of a dataset, and what the readers of the three kinds of datasets share."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class RunLength:
 def run_file(
     source: ConfigSource, findings: Findings
 ) -> tuple[dict[str, str | None], dict[str, Any], str, RunLength] | None:
-    """What a file says that is no dataset config; None for one that is, or that is neither.
+    """What a file says that is not a dataset config; None for one that is, or that is neither.
 
     That is `dataset_config` and the folders, each None where it is not named; the options that datasets read, as on the
     command line; the model family, where the file shows it (see `ARCHITECTURES`); and how long it trains.

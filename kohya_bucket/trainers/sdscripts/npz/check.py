@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.names import further_path, usual_name
 from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, OpenNpz, read_note, rekey
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def find_npz(
     """Look for latents that serve for `wanted`: in `path`, whichever kind of keys they have, and in the file beside.
 
     The file beside is that of further sizes, or the usual one: which one a size is in depends on the version of
-    sd-scripts and on the data sets of a run.
+    sd-scripts and on the datasets of a run.
 
     They serve only if every byte of theirs is what was written: all are read, and compared with the checksums that a
     zip has. Latents without a note were made by sd-scripts itself: they serve if they are whole, their file is not

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.origins import container_of
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.trainers.sdscripts.families import Family
-
-Size = tuple[int, int]
 
 _SHARDS = "only shards can hold its latents"
 _FURTHER = re.compile(r"(.+)_at_(\d{4,})x(\d{4,})\.npz")

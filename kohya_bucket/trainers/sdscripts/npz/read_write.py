@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import update_file
 from kohya_bucket.inputs import open_input
@@ -38,7 +39,7 @@ from kohya_bucket.trainers.sdscripts.families import Family
 
 
 class BrokenNpzError(LatentStoreError):
-    """A file that is no npz, or one that is damaged, or states what cannot be."""
+    """A file that is not an npz, or one that is damaged, or states what cannot be."""
 
 
 _MOST = 1 << 32  # bytes, unpacked
@@ -148,7 +149,7 @@ class OpenNpz:
         its new name, or not at all where that is "". One of ours that is damaged is left out.
 
         Raises:
-            LatentStoreError: one that is not ours is no whole member.
+            LatentStoreError: one that is not ours is not a whole member.
         """
         assert out.fp is not None
         out.comment = self._archive.comment
@@ -242,7 +243,7 @@ def _opened(path: Path, content: bytes | None) -> Iterator[OpenNpz | None]:
         name = (content or b"")[_LOCAL.size : _LOCAL.size + first].decode("utf-8", "replace")
         ours = content is not None and content[:4] == b"PK\3\4" and _OURS.fullmatch(name)
         if not ours and (content or b"").strip(b"\0"):
-            raise LatentStoreError(_kept(path, "it is no npz")) from None
+            raise LatentStoreError(_kept(path, "it is not an npz")) from None
         file = None
     if file is None:
         yield None
@@ -302,8 +303,6 @@ def read_note(file: OpenNpz, key_suffix: str) -> tuple[Fingerprint, str] | None:
     return None
 
 
-Size = tuple[int, int]
-
 _PARTS = ("latents", "original_size", "crop_ltrb", "latents_flipped", "alpha_mask", NOTE)  # in sd-scripts' order
 
 
@@ -335,7 +334,8 @@ def write_npz(
     left of a cache, such as one that is cut off, is replaced.
 
     Raises:
-        LatentStoreError: the latents' shape does not belong to the bucket, the file cannot be written, or is no npz.
+        LatentStoreError: the latents' shape does not belong to the bucket; or the file cannot be written, or is there
+            and is not an npz.
         UnreadableError: what is there cannot be read now.
     """
     if item.latents.shape != arch.shape(bucket_size):

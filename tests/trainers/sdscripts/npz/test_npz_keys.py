@@ -138,7 +138,7 @@ def test_of_two_kinds_that_which_serves_is_taken(tmp_path, image, arch, good, fa
 @KINDS
 @pytest.mark.parametrize("usual", [True, False])
 def test_the_file_beside_is_looked_at_too(tmp_path, image, arch, usual):
-    """Before 0.10.2 a second data set's size had a file of its own; since, it is in the usual one."""
+    """Before 0.10.2 a second dataset's size had a file of its own; since, it is in the usual one."""
     path = tmp_path / "a_0300x0150_sdxl.npz"
     places = [path, further_path(path, BUCKET)]
     here, beside = places if usual else places[::-1]

@@ -201,7 +201,7 @@ def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path, content):
     path = tmp_path / "a.npz"
     path.write_bytes(content)
     for write in (lambda: put(path, 1), lambda: write_text_npz(path, {"pool2": np.zeros(3, np.float32)})):
-        with pytest.raises(LatentStoreError, match=r"a\.npz is left as it is: it is no npz"):
+        with pytest.raises(LatentStoreError, match=r"a\.npz is left as it is: it is not an npz"):
             write()
     assert path.read_bytes() == content
     assert list(tmp_path.iterdir()) == [path]
