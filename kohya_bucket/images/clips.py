@@ -124,7 +124,7 @@ def _told(path: str, file_size: int) -> int:
 
 
 def _packets(container: Any, stream: Any) -> int:
-    """How many packets there are, one at a time in memory; 0 if one is of no use, or the first is no key frame."""
+    """How many packets there are, one at a time in memory; 0 if one is of no use, or the first is not a key frame."""
     found = 0
     for packet in container.demux(stream):
         if packet.size:

@@ -45,7 +45,7 @@ SEVEN = [(512, 512)] * 5 + [(512, 768)] * 2
     trainer="with bucket_no_upscale, a side shorter than one step becomes 0, and it stops",
     here="the image is named and left out, and the others are trained",
     command="kohya-bucket plan my.toml",
-    origin="a few lines of the rule: 50 pixels are no whole step of 64",
+    origin="a few lines of the rule: 50 pixels are not a whole step of 64",
 )
 def test_a_side_below_one_step(command_line: Command) -> None:
     found = planned(command_line, config([(2000, 50), (500, 400)], "bucket_no_upscale = true"))

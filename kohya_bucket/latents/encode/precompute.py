@@ -127,7 +127,7 @@ def launched() -> tuple[int, int]:
     """Which process of a launch by torchrun or accelerate this is, and how many there are.
 
     Raises:
-        KohyaBucketError: `RANK` or `WORLD_SIZE` in the environment is no such number.
+        KohyaBucketError: `RANK` or `WORLD_SIZE` in the environment is not such a number.
     """
     world = number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31))
     return number_of_launch("RANK", 0, range(world)), world

@@ -89,7 +89,7 @@ def length(url: str) -> int:
 
     info = _until_answered(f"{url}: cannot be read", ask)
     if info["type"] != "file":
-        raise FileNotFoundError(f"{url} is no file")
+        raise FileNotFoundError(f"{url} is not a file")
     return int(info["size"] or 0)
 
 
