@@ -268,6 +268,7 @@ def export_npz(
     sources, paths = store.strings("source"), source_paths(store, root)
     all_items, outside = items, [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
     items = [i for i in items if i not in set(outside)]
+    _refuse_unfit(store, items, arch)
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
@@ -277,17 +278,6 @@ def export_npz(
             yield sources[i], f"its image is not in {root}: give a folder that holds all images by --images"
         for n, i in enumerate(items):
             entry = entries[i]
-            info = store.info(i)
-            if info.is_posterior:
-                raise LatentStoreError(
-                    f"{sources[i]} is stored as a posterior, but npz files hold latents: encode it without --posterior"
-                )
-            made_for = ARCHITECTURES.get(info.space.architecture, arch)
-            if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
-                raise LatentStoreError(
-                    f"{sources[i]} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
-                    "choose that --arch, or encode with its VAE"
-                )
             target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
             try:
                 item = npz_item(store, i, arch)
@@ -303,6 +293,23 @@ def export_npz(
             yield target
 
     return _given(written(), len(all_items), progress)
+
+
+def _refuse_unfit(store: LatentStore, items: Iterable[int], arch: Family) -> None:
+    """Raise `LatentStoreError` for a posterior, and for latents of a VAE that the family is not trained with."""
+    for i in items:
+        info, source = store.info(i), store.table["source"]
+        if info.is_posterior:
+            raise LatentStoreError(
+                f"{source[i].as_py()} is stored as a posterior, but npz files hold latents: encode it without "
+                "--posterior"
+            )
+        made_for = ARCHITECTURES.get(info.space.architecture, arch)
+        if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
+            raise LatentStoreError(
+                f"{source[i].as_py()} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
+                "choose that --arch, or encode with its VAE"
+            )
 
 
 def export_text_npz(

@@ -119,9 +119,11 @@ def test_scaled_latents_are_exported_raw(tmp_path):
 
 def test_a_posterior_is_no_npz(tmp_path):
     images = make_images(tmp_path / "images", SIZES)
-    precompute_latents(dataset_of(images), PosteriorStub(), tmp_path / "store", posterior=True)
+    for some, posterior in ((images[:1], False), (images[1:], True)):
+        precompute_latents(dataset_of(some), PosteriorStub(), tmp_path / "store", posterior=posterior)
     with pytest.raises(LatentStoreError, match="posterior"):
         export_npz(LatentStore(tmp_path / "store"), ARCHITECTURES["sd"], images_root=tmp_path / "images")
+    assert not list(tmp_path.rglob("*.npz"))  # the first item could have been written
 
 
 @pytest.mark.long
