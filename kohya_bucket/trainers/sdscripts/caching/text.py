@@ -210,10 +210,8 @@ class EncodedAhead:
 ahead = EncodedAhead()
 
 
-# How sd-scripts' strategies encode captions, in words.
-
-
-# by strategy, of which a run has one: what it says of itself before it has worked
+# How sd-scripts' strategies encode captions, in words: by strategy, of which a run has one, what it says of itself
+# before it has worked.
 _said: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 

@@ -33,7 +33,7 @@ from kohya_bucket.trainers.sdscripts.config.keys import (
     known_keys,
     required_keys,
 )
-from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release  # fmt: skip
+from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
 
 _TABLE = "kohya_bucket"

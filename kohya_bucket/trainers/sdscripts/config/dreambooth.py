@@ -295,8 +295,7 @@ def split(items: Sequence[T], share: float, seed: int | None, training: bool) ->
     """The training or the validation part, in sd-scripts' order: both come from one shuffled list.
 
     The training part is rounded up and the other one to the nearest number, so that an image can be in both. Without a
-    seed sd-scripts shuffles from the
-    global random state, once for each part; here seed 0 is used.
+    seed sd-scripts shuffles from the global random state, once for each part; here seed 0 is used.
     """
     shuffled = list(items)
     random.Random(0 if seed is None else seed).shuffle(shuffled)

@@ -274,9 +274,3 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         message += f" ({some(loose)})"
         findings.warning("loose-images", "", message, "move them into a '10_name' subfolder", loose)
     return out
-
-
-# A trainer's settings in one file: what `--config_file` reads, or a preset that a GUI keeps.
-#
-# Source: `read_config_from_file` in sd-scripts, and the settings that the kohya_ss GUI saves and hands over. The GUI
-# has names of its own for some of them, writes numbers as text, and leaves out what is empty.

@@ -1,4 +1,8 @@
-"""What a file of a whole run says: the trainer's own config file, or a preset of the kohya_ss GUI."""
+"""What a file of a whole run says: the trainer's own config file, or a preset of the kohya_ss GUI.
+
+Source: `read_config_from_file` in sd-scripts, and the settings that the GUI saves and hands over. The GUI has names of
+its own for some of them, writes numbers as text, and leaves out what is empty.
+"""
 
 from __future__ import annotations
 
