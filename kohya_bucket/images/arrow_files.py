@@ -45,7 +45,7 @@ def bounded_table(data: Any, columns: list[str]) -> Any:
 
     Raises:
         ValueError: it states more than its length allows, or lacks a column.
-        pyarrow.ArrowException, OSError: it is damaged, or no Parquet file.
+        pyarrow.ArrowException, OSError: it is damaged, or not a Parquet file.
     """
     pa, pq = pyarrow_modules()
     with pq.ParquetFile(pa.BufferReader(data)) as file:

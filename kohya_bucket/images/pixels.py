@@ -67,7 +67,7 @@ def load_pixels(
     file's header.
 
     Raises:
-        KohyaBucketError: the file is missing, broken or no image.
+        KohyaBucketError: the file is missing, broken or not an image.
     """
     try:
         source = fetched(fspath(path)) if fetch is None else fetch()
@@ -92,7 +92,7 @@ def load_picture(
             smallest of 1/1, 1/2, 1/4 and 1/8 at which neither side is below that; None: whole.
 
     Raises:
-        NO_IMAGE: the file is missing, broken or no image.
+        NO_IMAGE: the file is missing, broken or not an image.
     """
     with io.BytesIO(source) if isinstance(source, bytes) else open_input(source) as file:
         try:

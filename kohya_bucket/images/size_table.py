@@ -107,7 +107,7 @@ class _Unpickler(pickle.Unpickler):
 def _pickle_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     """Of the mapping in a pickle made of one dict, pairs, ints and strings only."""
     data = read_regular(path, MAX_TABLE_BYTES)
-    with as_damage(f"{path} is damaged or no pickle", error=KohyaBucketError):
+    with as_damage(f"{path} is damaged or not a pickle", error=KohyaBucketError):
         if odd := _odd(data):
             raise KohyaBucketError(
                 f"{path} {odd}, but must be a dict of id: (width, height), of pairs, whole numbers and texts only: "
@@ -145,7 +145,7 @@ def _odd(data: bytes) -> str | None:
 def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     _, pq = pyarrow_modules()
     data = read_regular(path, MAX_TABLE_BYTES)
-    with as_damage(f"{path}: damaged or no Parquet file", error=KohyaBucketError):
+    with as_damage(f"{path}: damaged or not a Parquet file", error=KohyaBucketError):
         names = pq.read_schema(io.BytesIO(data)).names
         # A file of `sizes build` names its images by path.
         columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]

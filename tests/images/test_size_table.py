@@ -61,7 +61,7 @@ def test_json_lists_and_mappings_and_ids_of_text(tmp_path, content) -> None:
         ("t.json", "[[1, 2147483648, 3]]", r"1 is 2,147,483,648x3, but no side is longer than 2,147,483,647"),
         ("t.csv", "id,width,height\n1,2,9223372036854775807\n", "9,223,372,036,854,775,807, but no side is longer"),
         ("t.csv", "id,width,height\n" + "1" * 200_000 + ",2,3\n", "not valid CSV: field larger than"),
-        ("t.parquet", "no table", "damaged or no Parquet file"),
+        ("t.parquet", "no table", "damaged or not a Parquet file"),
         ("t.txt", "", r"read from \.txt; give a \.csv"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_pickle_that_would_take_for_ever_is_refused_at_once(tmp_path) -> None:
         with pytest.raises(KohyaBucketError, match="holds a tuple that is not a pair"):
             read_size_table(path)
     path.write_bytes(b"\x80\x02}K\x01\x8b\xff\xff\xff\x7f")
-    with pytest.raises(KohyaBucketError, match="damaged or no pickle: "):
+    with pytest.raises(KohyaBucketError, match="damaged or not a pickle: "):
         read_size_table(path)
     path.write_bytes(b"\x80\x02}r\xff\xff\xff\x0f.")  # a memo of 2^28 objects
     with pytest.raises(KohyaBucketError, match="keeps an object as number 268435455"):

@@ -105,7 +105,7 @@ def controls_in_rows(
         return []
     odd = [f"{item}: {value!r}" for item, values in given for value in values if not isinstance(value, str)]
     if odd:
-        message = f"{counted(len(odd), 'control_path', 'is', 'are')} no text, at which musubi-tuner stops "
+        message = f"{counted(len(odd), 'control_path', 'is', 'are')} not text, at which musubi-tuner stops "
         several = "" if clips else "; for several write control_path_0, control_path_1, …"
         findings.error("control-path", place, message + f"({some(odd, 2)})", f"write one path in quotes{several}", odd)
     own = [(item, values) for item, values in given if all(isinstance(value, str) for value in values)]

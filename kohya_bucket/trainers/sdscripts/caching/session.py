@@ -196,7 +196,7 @@ def save_by_trainer(
 
 
 def _arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file that can be read: none of one that is missing or no npz."""
+    """The arrays of a file that can be read: none of one that is missing or not an npz."""
     arrays = {}
     with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
         for name in file.names:
