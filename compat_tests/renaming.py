@@ -190,7 +190,7 @@ def given(name: str, path: str) -> str:
     except RuntimeError as error:
         return "passed on" if str(error) == ADDED else repr(error)
     except SystemExit as error:
-        return "ended" if error.code == 2 or ADDED in str(error.code) else repr(error)
+        return "ended" if ADDED in str(error) or "does not go on without it" in str(error) else repr(error)
     except BaseException:
         return traceback.format_exc(limit=-3)
     return "was lost"

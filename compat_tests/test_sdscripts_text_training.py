@@ -94,7 +94,7 @@ def test_precompute_encodes_what_the_training_looks_for(sd_scripts_dir, data, tm
 
 def test_precompute_of_a_run_that_keeps_nothing_on_disk(sd_scripts_dir, data, tmp_path):
     run = Trainings(sd_scripts_dir, data, tmp_path, "sdxl")("out", door=AHEAD)
-    assert run.status == 1
+    assert run.status == 2
     assert "precompute --text: this run caches no text-encoder outputs on disk" in run.log
     assert "Traceback" not in run.log
 

@@ -210,7 +210,7 @@ def test_few_shards_at_a_time(sd_scripts_dir, data, tmp_path, ranks):
     config = write_config(tmp_path, data, table + "order = 'local'\nopen_shards = 2")
     options = ["--cache_latents", "--max_train_epochs", 2, "--seed", 1]
     refused = train(sd_scripts_dir, config, *options, out=tmp_path / "refused")
-    assert refused.status == 2
+    assert refused.status == 2, refused.log[-3000:]
     assert "order is 'local', but latents are not cached in shards" in refused.log
     assert "Traceback" not in refused.log
     run = train(sd_scripts_dir, config, *options, "--cache_latents_to_disk", out=tmp_path / "out", ranks=ranks)

@@ -47,14 +47,17 @@ def note_use() -> None:
 
 
 def end_run(line: str) -> NoReturn:
-    """One line, and exit code 2."""
-    print(f"kohya_bucket: {one_line(line)}", file=sys.stderr, flush=True)
-    raise SystemExit(2)
+    """One line, which is the exception's text too, and exit code 2."""
+    ended = SystemExit(f"kohya_bucket: {one_line(line)}")
+    with suppress(OSError):  # the log may be on the disk that is full
+        print(ended, file=sys.stderr, flush=True)
+    ended.code = 2
+    raise ended
 
 
 @contextmanager
 def exit_with_message() -> Iterator[None]:
-    """What a user can mend ends the run with one line, not with a traceback through the trainer.
+    """What a user can mend ends the run as `end_run` does, not with a traceback through the trainer.
 
     From a loader's worker, torch brings it to the trainer's process; of one that exits, it would know nothing.
     """
@@ -64,7 +67,7 @@ def exit_with_message() -> Iterator[None]:
         torch_data = sys.modules.get("torch.utils.data")
         if torch_data is not None and torch_data.get_worker_info() is not None:
             raise
-        raise SystemExit(f"kohya_bucket: {one_line(error)}") from error
+        end_run(str(error))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.musubi.config import check_options
 
@@ -85,8 +85,7 @@ class MusubiDoor(TrainerDoor):
             return None
         items = [CachedItems.of(one) for one in datasets]
         if not any(len(one.items) for one in items):
-            raise SystemExit("kohya_bucket: there is no cached item to train: run cache_latents.py and "
-                             "cache_text_encoder_outputs.py first")  # fmt: skip
+            end_run("there is no cached item to train: run cache_latents.py and cache_text_encoder_outputs.py first")
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)
         pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)
         setattr(group, HELD, Held(items, pool, self.options().on_bad_image))

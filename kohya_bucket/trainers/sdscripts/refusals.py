@@ -15,7 +15,7 @@ from kohya_bucket.extras import pip_install
 from kohya_bucket.texts import parse_toml, read_text
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import refuse_unmatched
-from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, warn_once
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
 from kohya_bucket.trainers.door.seams import Owners
 from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store
@@ -67,9 +67,9 @@ def refuse_empty(group: Any) -> None:
     tables = [table for one in datasets if isinstance(table := getattr(one, "buckets_indices", None), BatchTable)]
     training = all(getattr(one, "is_training_dataset", True) for one in datasets)
     if training and tables and len(tables) == len(datasets) and not any(len(table.images.keys) for table in tables):
-        raise SystemExit(
-            "kohya_bucket: no image is left to train: the folders are empty, or every image was left out for the "
-            "reason above; `kohya-bucket plan` shows the same without training"
+        end_run(
+            "no image is left to train: the folders are empty, or every image was left out for the reason above; "
+            "`kohya-bucket plan` shows the same without training"
         )
     if training and tables:
         with exit_with_message():

@@ -27,7 +27,13 @@ from kohya_bucket.latents.items import TEXT_FOLDER, Caption, CaptionItems, Encod
 from kohya_bucket.latents.store.exact_arrays import Array
 from kohya_bucket.texts import counted, one_line
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
-from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, wait_for_ranks, warn_once
+from kohya_bucket.trainers.door.ranks import (
+    end_run,
+    is_first_process,
+    stop_all_ranks_on_error,
+    wait_for_ranks,
+    warn_once,
+)
 from kohya_bucket.trainers.sdscripts.caching.session import replaced, shared_by
 from kohya_bucket.trainers.sdscripts.caching.shards import StoreCache
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
@@ -197,7 +203,7 @@ class EncodedAhead:
         if not self.asked:
             return
         if not self.there:
-            raise SystemExit(f"kohya_bucket: {_NOTHING}")
+            end_run(_NOTHING)
         if is_first_process():
             print(
                 f"kohya_bucket: the outputs of {counted(len(self.there), 'caption')} are there, {self.encoded} of them "
