@@ -44,5 +44,6 @@ class Broken(torch.utils.data.Dataset):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_a_worker_has_to_say_reaches_the_trainer(workers):
     loader = torch.utils.data.DataLoader(Broken(), num_workers=workers)
-    with pytest.raises(StorageError if workers else SystemExit, match="s3://bucket does not answer"):
+    with pytest.raises(StorageError if workers else SystemExit, match="s3://bucket does not answer") as ended:
         next(iter(loader))
+    assert getattr(ended.value, "code", None) == (None if workers else 2)
