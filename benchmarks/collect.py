@@ -15,7 +15,8 @@ absolute times.
 """
 
 
-def main() -> None:
+def page() -> str:
+    """The text of the page."""
     parts = []
     for table in sorted((HERE / "results").glob("*.md")):
         text = table.read_text(encoding="utf-8").strip()
@@ -24,8 +25,8 @@ def main() -> None:
         script = HERE / f"{table.stem}.py"
         shifted = "\n".join(f"#{line}" if line.startswith("#") else line for line in text.splitlines())
         parts.append(shifted + (f"\n\n`python benchmarks/{script.name}`\n" if script.exists() else "\n"))
-    (HERE / "README.md").write_text(HEAD + "\n".join(parts), encoding="utf-8", newline="\n")
+    return HEAD + "\n".join(parts)
 
 
 if __name__ == "__main__":
-    main()
+    (HERE / "README.md").write_text(page(), encoding="utf-8", newline="\n")
