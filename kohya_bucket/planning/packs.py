@@ -208,13 +208,13 @@ def _dealt(each: Ints, falling: Ints, packs: int, budget: int) -> tuple[Ints, In
     return np.bincount(pack, minlength=packs), falling[np.argsort(pack, kind="stable")]
 
 
-Kind = tuple[int, tuple[tuple[int, int], ...]]
+PackKind = tuple[int, tuple[tuple[int, int], ...]]
 """(how many packs, what is in each: (row of the size, images of it))."""
 
 
-def _kinds(sizes: Ints, counts: Ints, budget: int) -> list[Kind]:
+def _kinds(sizes: Ints, counts: Ints, budget: int) -> list[PackKind]:
     """Best-fit decreasing, for all images of a size at once."""
-    open_: dict[int, list[Kind]] = defaultdict(list)  # by the room that is left
+    open_: dict[int, list[PackKind]] = defaultdict(list)  # by the room that is left
     for row in range(len(sizes) - 1, -1, -1):
         size, left = int(sizes[row]), int(counts[row])
         for room in sorted(room for room in open_ if room >= size):  # the fullest first, each as full as it gets
