@@ -271,8 +271,13 @@ def some_turned(pictures, tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "keys"), [
     (1, [{"resolution": [128, 96], "num_repeats": 2}]), (1, [{"flip_x": True, "flip_y": True}, {"square_crop": True}]),
     (2, [{"resolution": 128, "scale": 0.8, "batch_size": 3}]), (1, [{"resolution": 128, "fast_image_size": True}]),
+    (1, [{"resolution": 128, "fast_image_size": True, "folder_path": "anew"}]),
 ])  # fmt: skip
 def test_plan_shows_what_its_loader_trains(some_turned, tmp_path, ranks, keys):
+    """Sizes that it has kept in the folder count for the next run, whatever `fast_image_size` says then."""
+    if "folder_path" in keys[0]:
+        shutil.copytree(some_turned, tmp_path / "anew", ignore=shutil.ignore_patterns(".*"))
+        keys = [{**keys[0], "folder_path": str(tmp_path / "anew")}]
     listed = [{"folder_path": str(some_turned), "resolution": 128, **one} for one in keys]
     process = {"datasets": listed, "train": {"batch_size": BATCH}, "model": {"arch": "zimage"}}
     file = tmp_path / "job.json"

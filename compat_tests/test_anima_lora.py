@@ -174,7 +174,7 @@ def test_compiled_trainings_have_full_batches(pictures, tmp_path):
 def test_merged_images_need_their_pixels(pictures, tmp_path):
     table = {"remainder": "merge", "merge_max_crop": 0.5}
     more = ["--dataset_config", str(config(tmp_path, pictures, table=table))]
-    _, said = run(tmp_path, *more, code=1)
+    _, said = run(tmp_path, *more, code=2)
     assert "cache keeps one size of each: use 'keep', 'pad' or 'drop', or train without use_vae_cache" in said
     (rows,), _ = run(tmp_path, *more, cached=False)
     for epoch in epochs_of(rows):
@@ -187,7 +187,7 @@ def test_table_in_another_config_file(pictures, tmp_path):
     base.write_text("[kohya_bucket]\nremainder = 'drop'\nsmall_buckets = 'drop'\n", encoding="utf-8")
     (rows,), _ = run(tmp_path, "--dataset_config", str(file), "--config_file", str(base), epochs=1)
     assert {len(row["keys"]) for row in rows} == {BATCH}
-    _, said = run(tmp_path, "--dataset_config", str(config(tmp_path, pictures, table={"resolutions": [64]})), code=1)
+    _, said = run(tmp_path, "--dataset_config", str(config(tmp_path, pictures, table={"resolutions": [64]})), code=2)
     assert "images are placed, cut and cached by anima_lora itself" in said
 
 

@@ -218,7 +218,7 @@ def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list
         images = images.without(reading.undecodable(images))
         images = replace(
             images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
-            sizes=counted_sizes(keys, images.sizes, images.orientation), upright=not keys.fast_image_size,
+            sizes=counted_sizes(keys, images.sizes, images.orientation, paths), upright=not keys.fast_image_size,
             orientation=images.orientation if keys.fast_image_size else np.ones_like(images.orientation),
         )  # fmt: skip
         rule, batch, mine = rule_of(keys, job.step), batch_size or keys.batch_size, placed[keys.is_reg]

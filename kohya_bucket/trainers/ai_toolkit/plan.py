@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,10 +68,43 @@ def rule_of(keys: JobKeys, step: int) -> BucketRule:
     return OneBucket((keys.resolution,) * 2) if keys.square_crop else AIToolkitBuckets(keys.resolution, step)
 
 
-def counted_sizes(keys: JobKeys, sizes: IntArray, orientation: npt.NDArray[np.uint8]) -> IntArray:
-    """[N, 2] sizes by which images get their buckets: turned as EXIF asks, unless `fast_image_size`; times `scale`."""
+_SIZES = ".aitk_size.json"
+
+
+def counted_sizes(
+    keys: JobKeys, sizes: IntArray, orientation: npt.NDArray[np.uint8], paths: Sequence[str] = ()
+) -> IntArray:
+    """[N, 2] sizes by which images get their buckets: turned as EXIF asks, unless `fast_image_size`; times `scale`.
+
+    Of images of a dataset, named by `paths`, those that ai-toolkit has kept count, see `_kept_sizes`.
+    """
     turned = (orientation > 4) & (not keys.fast_image_size)
-    return np.asarray(np.where(turned[:, None], sizes[:, ::-1], sizes) * keys.scale).astype(np.int32)
+    counted = np.where(turned[:, None], sizes[:, ::-1], sizes)
+    for i, size in _kept_sizes(keys, paths).items():
+        counted[i] = size if counted[i].min() else 0
+    return np.asarray(counted * keys.scale).astype(np.int32)
+
+
+def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int]]:
+    """By position, sizes in the file that ai-toolkit writes beside images: it takes them as long as an image has the
+    length and the second of change that it had, whatever `fast_image_size` says now.
+    """
+    folder = keys.source if os.path.isdir(keys.source) else os.path.dirname(keys.source)
+    try:
+        kept = parse_json(read_text(Path(folder, _SIZES))) if paths else {}
+    except (OSError, ValueError):
+        return {}
+    found: dict[int, tuple[int, int]] = {}
+    for i, path in enumerate(paths if isinstance(kept, dict) else ()):
+        entry: Any = kept.get(path.replace(folder, ""))
+        if not isinstance(entry, list) or len(entry) != 3:  # of clips there are more
+            continue
+        with suppress(OSError):
+            now = os.stat(path)
+            sound = all(type(side) is int and 0 < side < 1 << 31 for side in entry[:2])
+            if sound and entry[2] == f"{now.st_size}:{int(now.st_mtime)}":
+                found[i] = entry[0], entry[1]
+    return found
 
 
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
@@ -116,7 +151,11 @@ def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | No
             images = scan_sizes(mine, progress=progress)
             sizes[rows], orientation[rows], failures = images.sizes, images.orientation, images.failures
         reasons |= {int(rows[i]): why for i, _, why in failures}
-    sizes = counted_sizes(keys, sizes, orientation)
+    by_setting, sizes = counted_sizes(keys, sizes, orientation), counted_sizes(keys, sizes, orientation, paths)
+    if others := [paths[i] for i in np.flatnonzero((by_setting != sizes).any(axis=1)).tolist()]:
+        message = f"{counted(len(others), 'image')} of another size in {_SIZES} than fast_image_size gives, and "
+        message += f"ai-toolkit takes that ({some(others, 2)})"
+        findings.warning("kept-sizes", keys.place, message, f"delete {_SIZES}: it is made again", others)
     placement = rule_of(keys, step).place(sizes)
     left_out = tuple((paths[i], reasons.get(i, "it is too small for any bucket"))
                      for i in np.flatnonzero(~placement.placed).tolist())  # fmt: skip

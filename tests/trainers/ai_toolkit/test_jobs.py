@@ -1,6 +1,7 @@
 """Jobs of ai-toolkit: read, planned, and shown by the commands."""
 
 import json
+import os
 import shutil
 from collections import Counter
 
@@ -185,6 +186,29 @@ def test_images_count_upright(tmp_path, job, command_line):
     assert f"{row['bucket'][0]}x{row['bucket'][1]}" in shown
     report = json.loads(command_line("analyze", "--config", file, "--json")[1])
     assert [[one["width"], one["height"]] for one in report["datasets"][0]["buckets"]] == [row["bucket"]]
+
+
+@pytest.mark.parametrize(
+    ("entry", "counts"),
+    [
+        ([100, 300, "{size}:{time}"], True), ([100, 300, "{size}:1"], False), ([100, 300], False),
+        ([0, 300, "{size}:{time}"], False), ("text", False), ([100, 300, "{size}:{time}", 40, 24.0], False),
+    ],
+)  # fmt: skip
+def test_sizes_that_ai_toolkit_has_kept_count_while_an_image_is_as_it_was(entry, counts, tmp_path, job, command_line):
+    now = (tmp_path / "images" / "0.png").stat()
+    if isinstance(entry, list):
+        entry = [one.format(size=now.st_size, time=int(now.st_mtime)) if isinstance(one, str) else one for one in entry]
+    kept = tmp_path / "images" / ".aitk_size.json"
+    kept.write_text(json.dumps({"__version__": "0.1.2", f"{os.sep}0.png": entry}), encoding="utf-8")
+    code, out, err = command_line("plan", job({"resolution": 128}), "--json", "--images")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    row = next(row for row in found["datasets"][0]["rows"] if row["path"].endswith("0.png"))
+    assert tuple(row["size"]) == ((100, 300) if counts else SIZES[0])
+    assert ["kept-sizes" in [one["code"] for one in found["findings"]]] == [counts]
+    kept.write_text("{", encoding="utf-8")
+    assert command_line("plan", job({"resolution": 128}))[0] == 0
 
 
 def test_doctor_and_commands_that_do_not_take_it(tmp_path, job, command_line):
