@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -268,7 +268,7 @@ def export_npz(
     sources, paths = store.strings("source"), source_paths(store, root)
     all_items, outside = items, [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
     items = [i for i in items if i not in set(outside)]
-    _refuse_unfit(store, items, arch)
+    _refuse_unfit(store, {i: sources[i] for i in items}, arch)
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
@@ -295,19 +295,18 @@ def export_npz(
     return _given(written(), len(all_items), progress)
 
 
-def _refuse_unfit(store: LatentStore, items: Iterable[int], arch: Family) -> None:
+def _refuse_unfit(store: LatentStore, sources: Mapping[int, str], arch: Family) -> None:
     """Raise `LatentStoreError` for a posterior, and for latents of a VAE that the family is not trained with."""
-    for i in items:
-        info, source = store.info(i), store.table["source"]
+    for i, source in sources.items():
+        info = store.info(i)
         if info.is_posterior:
             raise LatentStoreError(
-                f"{source[i].as_py()} is stored as a posterior, but npz files hold latents: encode it without "
-                "--posterior"
+                f"{source} is stored as a posterior, but npz files hold latents: encode it without --posterior"
             )
         made_for = ARCHITECTURES.get(info.space.architecture, arch)
         if (made_for.scale_factor, made_for.shift_factor) != (arch.scale_factor, arch.shift_factor):
             raise LatentStoreError(
-                f"{source[i].as_py()} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
+                f"{source} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
                 "choose that --arch, or encode with its VAE"
             )
 
