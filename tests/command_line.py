@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -23,3 +24,10 @@ def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[s
         return (code, *capfd.readouterr())
 
     return run
+
+
+def encoded_counts(output: str) -> tuple[int, ...]:
+    """How many `precompute` encoded, found current and could not encode (of captions it counts the first two)."""
+    found = re.search(r"(\d+) encoded, (\d+) were current(?:, (\d+) failed)?", output)
+    assert found, output
+    return tuple(int(number) for number in found.groups() if number is not None)

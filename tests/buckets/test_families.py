@@ -63,15 +63,15 @@ def test_a_rule_by_its_name_places_as_the_class(size: tuple[int, int]) -> None:
 
 
 def test_a_keyword_that_does_not_exist_names_the_nearest() -> None:
-    with pytest.raises(TypeError, match="no argument 'max_sise'; the nearest is 'max_size'"):
+    with pytest.raises(TypeError, match=r"'max_sise'.*'max_size'"):
         KohyaBuckets.for_arch("sdxl", max_sise=512)
 
 
 def test_no_such_family() -> None:
-    with pytest.raises(ConfigError, match="the nearest is 'sdxl'"):
+    with pytest.raises(ConfigError, match=r"'sdxl'$"):
         KohyaBuckets.for_arch("sdxk")
     result = CliRunner().invoke(app, ["simulate", "640x480", "--arch", "sdxk"])
-    assert "the nearest is 'sdxl'" in str(result.exception)
+    assert str(result.exception).endswith("'sdxl'")
 
 
 def test_a_longest_side_that_nobody_chose_says_what_it_costs() -> None:

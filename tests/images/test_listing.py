@@ -57,7 +57,7 @@ def test_a_missing_source_is_named(tree: Path) -> None:
     with pytest.raises(KohyaBucketError, match="absent: no such file or folder"):
         list_images(tree / "absent")
     for meant, typed in (("sub", "sbu"), ("sub", "sbu/deep"), ("b.jpg", "bb.jpeg"), (Path("sub") / "deep", "deep")):
-        with pytest.raises(KohyaBucketError, match=re.escape(f"did you mean '{tree / meant}'?")):
+        with pytest.raises(KohyaBucketError, match=re.escape(f"'{tree / meant}'?")):
             list_images(tree / typed)
 
 
@@ -92,7 +92,7 @@ def test_endings_without_their_dot_are_refused(tree: Path, extensions) -> None:
 
 def test_a_list_that_is_no_text_is_named(tree: Path) -> None:
     (tree / "list.txt").write_bytes("grün.png".encode("latin-1"))
-    with pytest.raises(KohyaBucketError, match=r"list\.txt is not UTF-8 text"):
+    with pytest.raises(KohyaBucketError, match=r"list\.txt is not UTF-8"):
         list_images(tree / "list.txt")
 
 

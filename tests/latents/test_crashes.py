@@ -242,7 +242,7 @@ def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_
     rule = {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64}
     output = StoreOutput(small_disk / "out", shard_bytes=70_000)
     settings = {"batch_size": 2, "images_root": tmp_path / "images"}
-    with pytest.raises(KohyaBucketError, match="disk is full"):
+    with pytest.raises(KohyaBucketError, match="free some space"):
         precompute_latents(dataset_of(images, **rule), MeanEncoder(), output, **settings)
     store = LatentStore(small_disk / "out")
     kept = len(store)
@@ -258,7 +258,7 @@ def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_
 def test_a_full_disk_leaves_no_half_npz(tmp_path, small_disk):
     images = make_images(tmp_path / "images", [(512, 512)] * 12)
     dataset = dataset_of(images, area=(512, 512), min_size=64, max_size=512, reso_steps=64)
-    with pytest.raises(KohyaBucketError, match="disk is full"):
+    with pytest.raises(KohyaBucketError, match="free some space"):
         precompute_latents(dataset, PosteriorStub(), NpzFiles("sd", small_disk))
     arch = ARCHITECTURES["sd"]
     found = list(small_disk.glob("*.npz"))

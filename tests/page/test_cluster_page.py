@@ -30,6 +30,7 @@ fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 from kohya_bucket import BucketBatchSampler, BucketedLatentDataset  # noqa: E402
 from kohya_bucket.latents.maintenance import pack, verify  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
+from tests.command_line import encoded_counts  # noqa: E402
 from tests.latents.latent_helpers import fill  # noqa: E402
 from tests.latents.stub_encoders import make_images  # noqa: E402
 from tests.object_storage import Request, s3_server  # noqa: E402
@@ -131,7 +132,7 @@ def test_images_are_encoded_on_ray(said, store):
     engine, printed = said
     if engine != "ray":
         pytest.skip("Ray is not installed, or does not run here")
-    assert f"{IMAGES} encoded, 0 were current, 0 failed; {IMAGES} images in 3 buckets" in printed
+    assert encoded_counts(printed) == (IMAGES, 0, 0)
     assert (store.damage, verify(store), len(store)) == ([], [], IMAGES)
     assert store.strings("source") == [f"s3://training/images/img_{i:03d}.png" for i in range(IMAGES)]
     assert store.strings("caption") == [f"caption of img_{i:03d}.png" for i in range(IMAGES)]

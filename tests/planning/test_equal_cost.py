@@ -181,8 +181,8 @@ def test_a_step_is_cut_up_before_an_image_is_repeated() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"step_shapes": "any"}, "step_shapes is 'any', but must be one of equal_cost, one"),
-        ({"step_shapes": True}, "step_shapes is True, but must be one of"),
+        ({"step_shapes": "any"}, "step_shapes is 'any'"),
+        ({"step_shapes": True}, "step_shapes is True"),
         (
             {"step_shapes": "equal_cost", "bucket_tokens": [1, 2], "order": "local", "shards": [0, 0, 0]},
             "step_shapes is 'equal_cost' and order is 'local'",

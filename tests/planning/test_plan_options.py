@@ -45,9 +45,7 @@ def test_a_new_policy_is_one_value(toy) -> None:
     plan = EpochPlanner(IDS, 4, remainder=toy).plan(epoch=3)
     assert np.flatnonzero(trained(plan) == 0).tolist() == [0, 1, 2, 7, 8]
     assert plan.ledger().text == "13 images, 5 missed (5 dropped with the remainder of 2 buckets), 0 repeated"
-    with pytest.raises(
-        PlanError, match=r"remainder is 'first_oud', but .* catch_all, first_out; the nearest is 'first"
-    ):
+    with pytest.raises(PlanError, match=r"remainder is 'first_oud'.*'first_out'"):
         EpochPlanner(IDS, 4, remainder="first_oud")
 
 
@@ -114,9 +112,9 @@ def test_the_adapter_offers_what_is_registered() -> None:
             table = {"order": order, "latent_cache": "shards" if value.uses_shards else "npz"}
             assert AdapterOptions.from_tables(("here", table)).order == order
         else:
-            with pytest.raises(ConfigError, match=rf"order is '{order}', but must be one of shuffled, runs, local, s"):
+            with pytest.raises(ConfigError, match=rf"order is '{order}'"):
                 AdapterOptions.from_tables(("here", {"order": order}))
-    with pytest.raises(ConfigError, match=r"here: \[kohya_bucket\] remainder is 'marge', .*; the nearest is 'merge'"):
+    with pytest.raises(ConfigError, match=r"here: \[kohya_bucket\] remainder is 'marge'.*'merge'"):
         AdapterOptions.from_tables(("here", {"remainder": "marge"}))
 
 
@@ -144,12 +142,12 @@ def callers():
 
 @pytest.mark.parametrize("call", list(callers()))
 def test_an_unknown_option_names_the_nearest(call) -> None:
-    with pytest.raises(TypeError, match="no argument 'remander'; the nearest is 'remainder'"):
+    with pytest.raises(TypeError, match=r"'remander'.*'remainder'"):
         call(remander="keep")
 
 
 def test_the_callers_own_arguments_are_among_the_nearest() -> None:
-    with pytest.raises(TypeError, match="plan_epoch has no argument 'sed'; the nearest is 'seed'"):
+    with pytest.raises(TypeError, match=r"plan_epoch .*'sed'.*'seed'"):
         plan_epoch(IDS, 4, sed=3)
     with pytest.raises(TypeError, match="EpochPlanner has no argument 'word_size'; the nearest is 'world_size'"):
         EpochPlanner(IDS, 4, word_size=3)

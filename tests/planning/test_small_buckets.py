@@ -73,11 +73,11 @@ def test_small_is_a_bucket_of_the_whole_epoch_on_all_ranks() -> None:
 
 
 def test_options_without_use_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"small_buckets is 'pad', which has no effect without remainder = 'drop'"):
+    with pytest.raises(PlanError, match=r"small_buckets is 'pad'.* remainder = 'drop'"):
         EpochPlanner(IDS, 4, small_buckets="pad")
-    with pytest.raises(PlanError, match=r"small_buckets is 'kep', .*; the nearest is 'keep'"):
+    with pytest.raises(PlanError, match=r"small_buckets is 'kep'.*'keep'"):
         EpochPlanner(IDS, 4, remainder="drop", small_buckets="kep")
-    with pytest.raises(PlanError, match="small_buckets='merge' needs bucket_sizes"):
+    with pytest.raises(PlanError, match=r"small_buckets='merge'.* bucket_sizes"):
         EpochPlanner(IDS, 4, remainder="drop", small_buckets="merge")
 
 
@@ -85,7 +85,7 @@ def test_the_sampler_says_what_it_never_trains() -> None:
     pytest.importorskip("torch", reason="the sampler is torch's")
     from kohya_bucket import BucketBatchSampler
 
-    with pytest.warns(UserWarning, match=r"4 images are never trained: their buckets \(2 of 3\) fill no batch on 1"):
+    with pytest.warns(UserWarning, match=r"4 images .*\(2 of 3\)"):
         sampler = BucketBatchSampler(IDS, 4, drop_last=True)
     assert {len(batch) for batch in sampler} == {4}
     assert sorted(map(len, BucketBatchSampler(IDS, 4, drop_last=True, small_buckets="keep"))) == [1, 3, 4, 4]

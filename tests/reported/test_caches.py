@@ -100,7 +100,7 @@ def test_an_image_that_does_not_fit_is_named(tmp_path: Path) -> None:
             return super().encode(pixels)
 
     images = make_images(tmp_path / "images", SIZES)
-    with pytest.raises(KohyaBucketError, match=r"img_001\.png: out of memory at 80x48 pixels") as error:
+    with pytest.raises(KohyaBucketError, match=r"img_001\.png: .* 80x48 pixels") as error:
         precompute_latents(dataset_of(images), Small(), tmp_path / "out")
     assert str(error.value).count("\n") == 0
 

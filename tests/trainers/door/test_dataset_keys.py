@@ -100,5 +100,5 @@ def test_without_bucketing_every_image_goes_to_the_resolution():
 
 @pytest.mark.parametrize("no_upscale", [False, True])
 def test_settings_that_stop_sd_scripts_stop_here_with_the_remedy(no_upscale):
-    with pytest.raises(BucketSettingsError, match="max_bucket_reso 1024 is below the longer side"):
+    with pytest.raises(BucketSettingsError, match="max_bucket_reso 1024"):
         rule_for(DatasetKeys((2048, 512), True, bucket_no_upscale=no_upscale))

@@ -152,7 +152,7 @@ def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
         ({"resolutions": [512, "a"]}, "must be a list of sides"),
         ({"resolutions": [512, [512, 512]]}, "without repeats"),
         ({"resolution_mode": "schedule"}, "resolution_mode is 'schedule' without resolution_epochs"),
-        ({"resolution_mode": "rotate"}, "resolution_mode is 'rotate', which has no effect without resolutions"),
+        ({"resolution_mode": "rotate"}, "resolution_mode is 'rotate'.* resolutions"),
         ({"resolutions": [512], "resolution_mode": "sometimes"}, "must be one of all, rotate, weighted, schedule"),
         (
             {"resolutions": [512, 768], "resolution_mode": "weighted"},

@@ -119,7 +119,7 @@ def test_another_version_is_refused(toys, capsys):
         with pytest.raises(SystemExit) as error:
             toys.PictureGroup([[1]])
         assert error.value.code == 2
-        assert "is not a version this adapter knows" in capsys.readouterr().err
+        assert door.refusal in capsys.readouterr().err
     finally:
         toys.PictureSet.batch_of = batch_of
 

@@ -66,7 +66,7 @@ def test_a_config_that_stops_is_not_planned(config, command_line):
     config.write_text(config.read_text().replace("[9, 25]", "9"))
     code, out, _ = command_line("plan", config)
     assert code == 1
-    assert "target_frames is 9, but must be a list of whole numbers" in out
+    assert "target_frames is 9" in out
 
 
 def test_options_that_caches_cannot_have_are_refused_as_in_training(config, command_line):
@@ -170,7 +170,7 @@ def test_clips_beside_images_are_not_left_out_in_silence(config, command_line, t
         (("640x480x9", "--target-frames", "1,99999999999999999999"), "must be whole numbers from 1 to"),
         (("640x480x9", "--frame-extraction", "slide"), "without --target-frames, all frames are taken"),
         (("640x480x9", "--target-frames", "25;3"), "must be whole numbers from 1 to"),
-        (("640x480x9", "--frame-extraction", "heads", "--target-frames", "9"), "the nearest is 'head'"),
+        (("640x480x9", "--frame-extraction", "heads", "--target-frames", "9"), "'head'"),
         (("640x480x9", "--source-fps", "30"), "name the model whose rate it is brought to"),
         (("640x480", "--arch", "zi", "--rule", "auto"), "--arch places as musubi-tuner does: leave out --rule"),
         (("640x480x0",), "width, height and frames must be 1 or more"),

@@ -171,7 +171,7 @@ def test_nothing_left_of_a_subset() -> None:
     config = read(both + "image_dir = 'small'\ncaption_extension = '.txt'\n")
     finding = found(config, "all-skipped")
     assert (finding.severity, finding.where[-8:]) == (Severity.WARNING, "subset 2")
-    assert "all 1 images have no more pixels than skip_image_resolution 64x64" in finding.message
+    assert "skip_image_resolution 64x64" in finding.message
     held_back = "validation_split = 0.5\nvalidation_seed = 1"
     config = read(both + "image_dir = 'small'\ncaption_extension = '.txt'\n", held_back)
     assert found(config, "all-skipped").severity is Severity.ERROR

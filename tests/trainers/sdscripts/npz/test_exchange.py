@@ -73,7 +73,7 @@ def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
     assert found.done == 1
     reasons = dict(found.skipped)
     assert "broken" in reasons[str(paths[0])]
-    assert "newer than its cache" in reasons[str(paths[1])]
+    assert "newer than its" in reasons[str(paths[1])]
 
 
 def npz_run(images, **settings):
@@ -204,7 +204,7 @@ def test_imported_files_need_not_be_encoded_again_where_their_vae_is_known(tmp_p
     assert encoded("unknown") == len(images)
     assert encoded("another", vae="0" * 32) == len(images)
     assert encoded("resized otherwise", vae=vae, interpolation="nearest") == 2  # the third is not resized
-    with pytest.raises(KohyaBucketError, match="interpolation 'smooth' does not exist"):
+    with pytest.raises(KohyaBucketError, match="interpolation 'smooth'"):
         encoded("wrong", vae=vae, interpolation="smooth")
     assert not (tmp_path / "wrong").exists()
 
