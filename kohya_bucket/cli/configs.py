@@ -39,7 +39,7 @@ def adapter_options(read: Config | MusubiConfig | JobConfig) -> AdapterOptions:
 Rules = list[tuple[str, "BucketRule", tuple[int, int]]]
 
 
-def rules_of_config(path: Path, size: tuple[int, int], orientation: int) -> Rules:
+def rules_of_config(path: Path, image: Path | None, size: tuple[int, int], orientation: int) -> Rules:
     """What each dataset of a config is trained by, at each of its resolutions: its name, the rule, and the size that
     an image counts as there.
 
@@ -47,6 +47,7 @@ def rules_of_config(path: Path, size: tuple[int, int], orientation: int) -> Rule
     images, or a rule that depends on all images.
 
     Args:
+        image: its file, where it is one.
         size, orientation: the image's, as it is stored.
     """
     from kohya_bucket.buckets.rules.registry import named_rule
@@ -55,7 +56,7 @@ def rules_of_config(path: Path, size: tuple[int, int], orientation: int) -> Rule
     from kohya_bucket.trainers.sdscripts.config.files import skipped_images
 
     if trainer_of(path) == AI_TOOLKIT:
-        return _rules_of_job(path, size, orientation)
+        return _rules_of_job(path, image, size, orientation)
     read = read_config(path, check_captions=False)
     harmless = ("missing-folder", "no-images", "cache-conflict")
     wrong = [f for f in read.findings if f.severity is Severity.ERROR and f.code not in harmless]
@@ -75,12 +76,12 @@ def rules_of_config(path: Path, size: tuple[int, int], orientation: int) -> Rule
     return rules
 
 
-def _rules_of_job(path: Path, size: tuple[int, int], orientation: int) -> Rules:
+def _rules_of_job(path: Path, image: Path | None, size: tuple[int, int], orientation: int) -> Rules:
     import numpy as np
 
     from kohya_bucket.buckets.sizes import as_pair
     from kohya_bucket.trainers.ai_toolkit.config import read_job
-    from kohya_bucket.trainers.ai_toolkit.plan import counted_sizes, rule_of
+    from kohya_bucket.trainers.ai_toolkit.plan import counted_sizes, listed_as, rule_of
 
     job = read_job(path)
     if not job.datasets:
@@ -88,7 +89,7 @@ def _rules_of_job(path: Path, size: tuple[int, int], orientation: int) -> Rules:
     sizes, turns = np.array([size], dtype=np.int32), np.array([orientation], dtype=np.uint8)
     found = []
     for keys in job.datasets:
-        counted = as_pair(counted_sizes(keys, sizes, turns)[0])
+        counted = as_pair(counted_sizes(keys, sizes, turns, listed_as(keys, image) if image else ())[0])
         if min(counted) < 1:
             raise ConfigError(f"{path}: {keys.place}: scale = {keys.scale} leaves no pixel of {size[0]}x{size[1]}")
         found.append((f"{keys.place} (for {job.arch})", rule_of(keys, job.step), counted))

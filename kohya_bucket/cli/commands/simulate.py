@@ -92,7 +92,7 @@ def simulate(
 
         ways = [(way, size) for way in ways_to_train(context, config, options, clip_options, clip)]
     elif config is not None:
-        ways = [((name, rule, None), its) for name, rule, its in rules_of_config(config, size, orientation)]
+        ways = [((name, rule, None), its) for name, rule, its in rules_of_config(config, file, size, orientation)]
     else:
         ways = [((options.title, options.make(), None), size)]
     kept = _focus_of(focus, config, clip_options.arch, file)

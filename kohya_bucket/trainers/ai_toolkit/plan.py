@@ -126,6 +126,13 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     return found
 
 
+def listed_as(keys: JobKeys, image: Path) -> list[str]:
+    """An image as `files_of` lists it, where it lies in the dataset's folder."""
+    with suppress(ValueError):
+        return [os.path.join(keys.source, image.resolve().relative_to(Path(keys.source).resolve()))]
+    return []
+
+
 def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
     for root, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
