@@ -222,7 +222,7 @@ def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: 
     ("arguments", "message"),
     [
         ({"paths": "photo.png"}, r"'photo\.png'"),
-        ({"paths": Path("photo.png")}, "paths is a single path"),
+        ({"paths": Path("photo.png")}, "'photo.png'"),
         ({"rule": KohyaBuckets}, r"rule is the class KohyaBuckets, but must be a rule, e\.g\. KohyaBuckets"),
         ({"rule": SET}, r"rule is BucketSet.*FixedBuckets\(bucket_set\)"),
         ({"rule": "kohya"}, "rule is 'kohya'"),

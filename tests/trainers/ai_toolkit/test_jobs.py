@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said(keys, whole, words, job, command_line):
     ("keys", "whole", "words"),
     [
         ({}, {"kohya_bucket": {"rule": "novelai"}}, "images are placed, cut and cached by ai-toolkit itself"),
-        ({"cache_latents": True}, {"kohya_bucket": {"remainder": "merge"}}, "cache keeps one size of each"),
+        ({"cache_latents": True}, {"kohya_bucket": {"remainder": "merge"}}, "keeps one size"),
     ],
 )
 def test_options_that_cannot_stand_there_are_refused_as_in_training(keys, whole, words, job, command_line):

@@ -271,7 +271,7 @@ def test_a_file_that_is_updated_by_what_nobody_may_write_says_where_else(tmp_pat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(files, "_rename_over", refuse)
-    with pytest.raises(LatentStoreError, match="npz lie beside their images"):
+    with pytest.raises(LatentStoreError, match="keep latents elsewhere"):
         put(Path(tmp_path / "a.npz"), 1)
     with pytest.raises(LatentStoreError, match="choose another folder"):
         update_file(tmp_path / "b", lambda _: b"x")
