@@ -236,8 +236,7 @@ class BucketResize:
 
     Args:
         bucket: what is cut out.
-        interpolation: as for `BucketedDataset`.
-        pixel_range: as for `BucketedDataset`.
+        interpolation, pixel_range: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: an interpolation or a range that does not exist.
