@@ -162,11 +162,7 @@ def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketE
 
 
 def known_keyword(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse unknown keyword arguments.
-
-    Raises:
-        TypeError: with the name and the nearest known one, as Python itself does for a call.
-    """
+    """Raises `TypeError` for an unknown argument, with the nearest known one, as Python itself does for a call."""
     names = set(known)
     for name in given:
         if name not in names:
