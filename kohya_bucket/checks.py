@@ -7,7 +7,7 @@ import glob
 import operator
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,41 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
-def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
-    """A setting that is on or off, as a plain bool: `True`, `False`, numpy's, or 1 and 0.
+Check = Callable[[Any], str]
+"""What a value must be, or an empty string where it is that."""
 
-    Raises:
-        KohyaBucketError: anything else, of the type given. A text such as "no" would count as true.
-    """
-    if type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1)):
-        return bool(value)
-    raise error(f"{name} is {value!r}, but must be True or False")
+
+def flag(value: Any) -> str:
+    """True or False, numpy's too, or 1 and 0. A text such as "no" would count as true."""
+    is_flag = type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+    return "" if is_flag else "True or False"
+
+
+def whole_number(least: int, bits: int = 63) -> Check:
+    """Any integer type's numbers from `least` on, below 2 ** `bits`."""
+
+    def check(value: Any) -> str:
+        try:
+            number = least - 1 if isinstance(value, bool) else operator.index(value)
+        except TypeError:
+            number = least - 1
+        if number < least:
+            return f"a whole number, {least} or more"
+        return "" if number < 1 << bits else f"less than {1 << bits:,}"
+
+    return check
+
+
+def refuse_other(name: str, value: Any, check: Check, error: type[KohyaBucketError]) -> None:
+    """Raises `error` where `value` is not what `check` says that it must be."""
+    if must := check(value):
+        raise error(f"{name} is {value!r}, but must be {must}")
+
+
+def as_flag(name: str, value: Any, error: type[KohyaBucketError] = KohyaBucketError) -> bool:
+    """A setting that is on or off, as a plain bool; `error` for what is not a `flag`."""
+    refuse_other(name, value, flag, error)
+    return bool(value)
 
 
 def integer(name: str, value: Any) -> int:
@@ -55,20 +81,9 @@ def array_of(name: str, value: Any, error: type[KohyaBucketError] = PlanError, d
 
 
 def whole(name: str, value: Any, low: int, bits: int = 63) -> int:
-    """`value` as an int, `low` or more, that fits into so many bits.
-
-    Raises:
-        PlanError: it is something else.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if number < low or isinstance(value, bool):
-        raise PlanError(f"{name} is {value!r}, but must be a whole number, {low} or more")
-    if number >= 1 << bits:
-        raise PlanError(f"{name} is {number}, but must be less than {1 << bits:,}")
-    return number
+    """`value` as an int, `low` or more, that fits into so many bits; `PlanError` for anything else."""
+    refuse_other(name, value, whole_number(low, bits), PlanError)
+    return operator.index(value)
 
 
 def number_of_launch(name: str, alone: int, allowed: range) -> int:
@@ -147,11 +162,7 @@ def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketE
 
 
 def known_keyword(where: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse unknown keyword arguments.
-
-    Raises:
-        TypeError: with the name and the nearest known one, as Python itself does for a call.
-    """
+    """Raises `TypeError` for an unknown argument, with the nearest known one, as Python itself does for a call."""
     names = set(known)
     for name in given:
         if name not in names:

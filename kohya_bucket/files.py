@@ -223,11 +223,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, if they are not there.
-
-    Raises:
-        LatentStoreError: it cannot be made.
-    """
+    """Make a folder and those above it, if they are not there; `LatentStoreError` if it cannot be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -7,16 +7,12 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields
 from typing import Any
 
-from kohya_bucket.checks import one_of
+from kohya_bucket.checks import Check, one_of, refuse_other
 from kohya_bucket.errors import KohyaBucketError
-
-Check = Callable[[Any], str]
-"""What a value must be, or an empty string where it is that."""
 
 
 def option(default: Any, check: Check, read: Callable[[Any], Any] = lambda value: value, **about: Any) -> Any:
@@ -40,8 +36,8 @@ def read_value(about: Mapping[str, Any], name: str, value: Any, error: type[Kohy
     """
     if "known" in about:
         one_of(name, value, about["known"](), error)
-    elif expected := about["check"](value):
-        raise error(f"{name} is {value!r}, but must be {expected}")
+    else:
+        refuse_other(name, value, about["check"], error)
     return about["read"](value)
 
 
@@ -64,12 +60,6 @@ def is_weight(value: Any) -> bool:
     return is_number(value) and 0 <= value < math.inf
 
 
-def flag(value: Any) -> str:
-    """True or False, numpy's too."""
-    is_flag = type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
-    return "" if is_flag else "True or False"
-
-
 def share(value: Any) -> str:
     """A share of an image, below 1."""
     return "" if is_number(value) and 0 <= value < 1 else "a share of the image from 0 to less than 1, e.g. 0.05 for 5%"
@@ -78,21 +68,6 @@ def share(value: Any) -> str:
 def above_zero(value: Any) -> str:
     """A finite number above 0."""
     return "" if is_weight(value) and value > 0 else "a number above 0"
-
-
-def whole_number(least: int, bits: int = 63) -> Check:
-    """Any integer type's numbers from `least` on, below 2 ** `bits`."""
-
-    def check(value: Any) -> str:
-        try:
-            number = least - 1 if isinstance(value, bool) else operator.index(value)
-        except TypeError:
-            number = least - 1
-        if number < least:
-            return f"a whole number, {least} or more"
-        return "" if number < 1 << bits else f"less than {1 << bits:,}"
-
-    return check
 
 
 def weights(value: Any) -> str:

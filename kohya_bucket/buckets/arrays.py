@@ -12,28 +12,27 @@ import numpy.typing as npt
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.sizes import IntArray, size_keys, sizes_of_keys
 
-CHUNK_ROWS = 16384
+_CHUNK_ROWS = 16384
 _MAX_THREADS = 4
 _TABLE_CELLS = 1 << 22
 
 
-def for_chunks(n: int, work: Callable[[int, int], None], chunk: int = CHUNK_ROWS) -> None:
+def for_chunks(n: int, work: Callable[[int, int], None]) -> None:
     """Call `work(start, stop)` for consecutive ranges that cover `range(n)` and fit the processor's cache.
 
     numpy releases the interpreter lock in its loops, so ranges run side by side on a few threads; each writes its own
     rows of outputs that were allocated beforehand, so the result does not depend on the number of threads.
     """
-    starts = range(0, n, chunk)
-    threads = min(_MAX_THREADS, os.cpu_count() or 1, len(starts) // 4)
-    if threads < 2:
-        for start in starts:
-            work(start, min(start + chunk, n))
-        return
+    starts = range(0, n, _CHUNK_ROWS)
+    threads = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(starts) // 4))
 
     def stripe(t: int) -> None:
         for start in starts[t::threads]:
-            work(start, min(start + chunk, n))
+            work(start, min(start + _CHUNK_ROWS, n))
 
+    if threads == 1:
+        stripe(0)
+        return
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(stripe, range(threads)))
 
@@ -64,7 +63,7 @@ def distinct_sizes(
     if columns * rows > _TABLE_CELLS + 4 * len(placed):
         keys, index[placed] = np.unique(size_keys(bucket_sizes)[placed], return_inverse=True)
         return BucketSet.from_dims(sizes_of_keys(keys).tolist()), index
-    # A table over all sizes takes two thirds of the time of that sort. Its cell 0 stands for "no bucket".
+    # A table over all sizes takes a fraction of the time of that sort. Its cell 0 stands for "no bucket".
     cells = (bucket_sizes[:, 0] // unit * rows + bucket_sizes[:, 1] // unit) * placed
     position = np.full(columns * rows, -1, dtype=np.int32)
     position[cells[placed]] = 0

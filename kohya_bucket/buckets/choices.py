@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kohya_bucket.options import choice, option, share, whole_number
+from kohya_bucket.checks import whole_number
+from kohya_bucket.options import choice, option, share
 
 
 @dataclass(frozen=True)

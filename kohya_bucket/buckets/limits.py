@@ -21,11 +21,7 @@ from kohya_bucket.errors import BucketSettingsError
 
 
 def check_max_crop(max_crop: float | None) -> float | None:
-    """The value as float.
-
-    Raises:
-        BucketSettingsError: it is not a share: from 0 up to, not including, 1.
-    """
+    """The value as float; `BucketSettingsError` where it is not a share: from 0 up to, not including, 1."""
     if max_crop is None or 0 <= float(max_crop) < 1:
         return None if max_crop is None else float(max_crop)
     raise BucketSettingsError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.kohya import KohyaBuckets
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, size_keys, sizes_of_keys
 from kohya_bucket.errors import BucketSettingsError
 
 Mask = npt.NDArray[np.bool_]
@@ -62,38 +61,9 @@ def too_long(sizes: IntArray, placement: Placement, far: float = FAR) -> Mask:
     return out
 
 
-@dataclass(frozen=True)
-class Shortened:
-    """What `max_bucket_reso` takes from images that a greater one would not.
-
-    Attributes:
-        current, proposed: the limit now, and the one that was tried.
-        images, placed: how many lose pixels, of how many.
-        lost: share of the pixels of these images' buckets that the current limit takes away.
-        size, bucket, instead: the most frequent of these sizes, its bucket, and the one that it would have.
-    """
-
-    current: int
-    proposed: int
-    images: int
-    placed: int
-    lost: float
-    size: tuple[int, int]
-    bucket: Bucket
-    instead: Bucket
-
-    @property
-    def text(self) -> str:
-        """All of it in one sentence without a full stop."""
-        return (
-            f"no bucket is longer than max_bucket_reso {self.current}, so {self.images:,} of {self.placed:,} images "
-            f"train with {self.lost:.0%} fewer pixels than with {self.proposed} ({self.size[0]}x{self.size[1]} at "
-            f"{self.bucket} instead of {self.instead})"
-        )
-
-
-def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> Shortened | None:
-    """What the rule's `max_bucket_reso` costs these images against `longest`; None for less than 1% of all pixels.
+def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> str:
+    """What the rule's `max_bucket_reso` costs these images against `longest`, in one sentence without a full stop; ""
+    for less than 1% of all pixels.
 
     Args:
         rule: only sd-scripts' rule with enlarging has such a limit.
@@ -101,47 +71,20 @@ def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> Shortened | No
         longest: the usual limit.
     """
     if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.max_size >= longest:
-        return None
+        return ""
     placements = _before_and_after(rule, sizes, max_size=longest)
     if placements is None:
-        return None
+        return ""
     both = np.logical_and(*(p.placed for p in placements))
     now, then = (p.bucket_sizes.astype(np.int64).prod(axis=1) for p in placements)
     grown = both & (then > now)
     if now[both].sum() > (1 - _MATTERS) * then[both].sum() or not grown.any():
-        return None
-    lost = 1 - float(now[grown].sum() / then[grown].sum())
-    return Shortened(
-        rule.max_size, longest, int(grown.sum()), int(both.sum()), lost, *_example(sizes, grown, placements)
+        return ""
+    fewer = 1 - float(now[grown].sum() / then[grown].sum())
+    return (
+        f"no bucket is longer than max_bucket_reso {rule.max_size}, so {grown.sum():,} of {both.sum():,} images "
+        f"train with {fewer:.0%} fewer pixels than with {longest} ({_example(sizes, grown, placements)})"
     )
-
-
-@dataclass(frozen=True)
-class Narrowed:
-    """What `min_bucket_reso` crops off images that a lower one would not; as `Shortened`.
-
-    Attributes:
-        lost, left: share of these images that is cropped off now, and with the other limit.
-    """
-
-    current: int
-    proposed: int
-    images: int
-    placed: int
-    lost: float
-    left: float
-    size: tuple[int, int]
-    bucket: Bucket
-    instead: Bucket
-
-    @property
-    def text(self) -> str:
-        """All of it in one sentence without a full stop."""
-        return (
-            f"no bucket is narrower than min_bucket_reso {self.current}, so {self.images:,} of {self.placed:,} images "
-            f"lose {self.lost:.0%} to the crop, and {self.left:.0%} with {self.proposed} "
-            f"({self.size[0]}x{self.size[1]} at {self.bucket} instead of {self.instead})"
-        )
 
 
 def narrowest_usual(rule: KohyaBuckets) -> int:
@@ -151,20 +94,24 @@ def narrowest_usual(rule: KohyaBuckets) -> int:
     )
 
 
-def narrowed(rule: BucketRule, sizes: IntArray) -> Narrowed | None:
-    """What the rule's `min_bucket_reso` costs these images, [N, 2], against the usual one; None for less than 1%."""
+def narrowed(rule: BucketRule, sizes: IntArray) -> str:
+    """What the rule's `min_bucket_reso` crops off these images, [N, 2], against the usual one, as `shortened`; "" for
+    less than 1%."""
     if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.min_size <= (lowest := narrowest_usual(rule)):
-        return None
+        return ""
     placements = _before_and_after(rule, sizes, min_size=lowest)
     if placements is None:
-        return None
+        return ""
     both = np.logical_and(*(p.placed for p in placements))
     now, then = (p.crop_loss for p in placements)
     less = both & (then < now)
     if not less.any() or (now - then)[less].sum() < _MATTERS * both.sum():
-        return None
-    numbers = int(less.sum()), int(both.sum()), float(now[less].mean()), float(then[less].mean())
-    return Narrowed(rule.min_size, lowest, *numbers, *_example(sizes, less, placements))
+        return ""
+    return (
+        f"no bucket is narrower than min_bucket_reso {rule.min_size}, so {less.sum():,} of {both.sum():,} images "
+        f"lose {now[less].mean():.0%} to the crop, and {then[less].mean():.0%} with {lowest} "
+        f"({_example(sizes, less, placements)})"
+    )
 
 
 def _before_and_after(rule: KohyaBuckets, sizes: IntArray, **changed: int) -> tuple[Placement, Placement] | None:
@@ -175,12 +122,10 @@ def _before_and_after(rule: KohyaBuckets, sizes: IntArray, **changed: int) -> tu
         return None
 
 
-def _example(
-    sizes: IntArray, chosen: Mask, placements: tuple[Placement, Placement]
-) -> tuple[tuple[int, int], Bucket, Bucket]:
+def _example(sizes: IntArray, chosen: Mask, placements: tuple[Placement, Placement]) -> str:
     """The most frequent size of the chosen images, and its buckets."""
     frequent, counts = np.unique(size_keys(sizes[chosen]), return_counts=True)
     size = sizes_of_keys(frequent)[counts.argmax()]
     one = int(np.flatnonzero(chosen & (sizes == size).all(axis=1))[0])
     first, second = (Bucket(*p.bucket_sizes[one].tolist()) for p in placements)
-    return as_pair(size), first, second
+    return f"{size[0]}x{size[1]} at {first} instead of {second}"

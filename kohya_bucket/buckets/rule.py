@@ -80,11 +80,8 @@ class SetRule(RuleBase):
 
 
 def check_rule(rule: object) -> None:
-    """Refuse anything that is not a rule, before image headers are read.
-
-    Raises:
-        KohyaBucketError: it is a class, a bucket set, a name, or anything else that places no images.
-    """
+    """Raises `KohyaBucketError`, before image headers are read, for a class, a bucket set, a name, or anything else
+    that places no images."""
     if isinstance(rule, type) or not callable(getattr(rule, "place", None)):
         what = f"the class {rule.__name__}" if isinstance(rule, type) else repr(rule)
         raise KohyaBucketError(

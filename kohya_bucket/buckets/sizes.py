@@ -57,11 +57,7 @@ def positive(**values: float) -> None:
 
 
 def check_steps(steps: int) -> int:
-    """The step, if sides can be multiples of it.
-
-    Raises:
-        BucketSettingsError: it is below 1.
-    """
+    """The step; `BucketSettingsError` where it is below 1, so that no side can be a multiple of it."""
     if steps < 1:
         raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
     return steps

@@ -199,15 +199,9 @@ class DiffusionPipeBuckets(SetTrainer):
         super().__init__(BucketSet.from_dims(positions, name="diffusion-pipe", vae_factor=multiple))
 
     def _nearest(self, width: IntArray, height: IntArray) -> IntArray:
-        log_aspect = np.log(width / height)
         # Few aspects, and the trainer's logarithms decide: compare them as it does.
-        nearest = np.zeros(len(width), dtype=np.intp)
-        least = np.full(len(width), np.inf)
-        for k, candidate in enumerate(self._log_aspects):
-            distance = np.abs(log_aspect - candidate)
-            better = distance < least
-            nearest[better], least[better] = k, distance[better]
-        return np.asarray(self._position, dtype=np.int32)[nearest]
+        nearest = np.abs(np.log(width / height)[:, None] - self._log_aspects).argmin(axis=1)
+        return np.asarray(np.array(self._position, dtype=np.int32)[nearest])
 
 
 class MusubiTunerBuckets(RuleBase):

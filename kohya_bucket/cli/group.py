@@ -111,17 +111,14 @@ def run() -> None:
 def load_command(name: str) -> Any:
     """A command, or a group of them, as typer makes it from its module. Its help begins with the line that lists it."""
     module = importlib.import_module(f"kohya_bucket.cli.commands.{name.replace('-', '_')}")
-    alone = typer.Typer(name=name, cls=PlainGroup, no_args_is_help=True, rich_markup_mode=None)
-    if hasattr(module, "register"):
-        module.register(alone)
-    else:
-        from kohya_bucket.cli.options import with_option_groups
+    from kohya_bucket.cli.options import with_option_groups
 
-        for made in getattr(module, "SUBCOMMANDS", (module.__name__.rpartition(".")[2],)):
-            alone.command(made.strip("_").replace("_", "-"))(with_option_groups(getattr(module, made)))
-    for made in alone.registered_commands:
-        made.cls = PlainCommand if made.cls is TyperCommand else made.cls
+    alone = typer.Typer(name=name, cls=PlainGroup, no_args_is_help=True, rich_markup_mode=None)
+    kind, groups = getattr(module, "KIND", PlainCommand), getattr(module, "OPTION_GROUPS", {})
+    for made in getattr(module, "SUBCOMMANDS", (module.__name__.rpartition(".")[2],)):
+        command = with_option_groups(getattr(module, made), **groups.get(made, {}))
+        alone.command(made.strip("_").replace("_", "-"), cls=kind)(command)
     group = get_group(alone)
-    command: Any = group.commands.get(name, group)
-    command.help = f"{COMMANDS[name]}\n\n{command.help}" if command.help else COMMANDS[name]
-    return command
+    found: Any = group.commands.get(name, group)
+    found.help = f"{COMMANDS[name]}\n\n{found.help}" if found.help else COMMANDS[name]
+    return found

@@ -85,11 +85,7 @@ class HuggingFaceSource(CellSource):
 
 
 def refuse_splits(dataset: Any) -> None:
-    """What `load_dataset` returns without `split=`: a mapping of datasets.
-
-    Raises:
-        KohyaBucketError: `dataset` is a mapping.
-    """
+    """Raises `KohyaBucketError` for a mapping of datasets, which `load_dataset` returns without `split=`."""
     if isinstance(dataset, Mapping):
         names = ", ".join(repr(name) for name in dataset)
         raise KohyaBucketError(
@@ -101,11 +97,8 @@ _LONGEST_SEED = 64  # bits; numpy draws 128 where none is given
 
 
 def refuse_unlike_ranks(dataset: Any, ranks: int) -> None:
-    """A stream of which each rank would read another part, or the same in another order.
-
-    Raises:
-        KohyaBucketError: it is split by rank already, or shuffled without a seed.
-    """
+    """Raises `KohyaBucketError` for a stream of which each rank would read another part, as it is split by rank
+    already, or the same in another order, as it is shuffled without a seed."""
     if ranks == 1:
         return
     if getattr(dataset, "_distributed", None) is not None:

@@ -29,14 +29,14 @@ from kohya_bucket.datasets.items import (
     register_bucket_collation,
 )  # fmt: skip
 from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_images
-from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes, explained
+from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.listing import are_there
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import Fit, Picture
+from kohya_bucket.images.pixels import Fit, Picture, explained
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.texts import counted, one_line, some
 

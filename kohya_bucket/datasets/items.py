@@ -76,11 +76,8 @@ PixelRange = tuple[float, float]
 
 
 def check_pixel_range(pixel_range: Any) -> PixelRange:
-    """(-1, 1), which VAEs of diffusion models take, or (0, 1), which torchvision's transforms start from.
-
-    Raises:
-        KohyaBucketError: any other.
-    """
+    """(-1, 1), which VAEs of diffusion models take, or (0, 1), which torchvision's transforms start from;
+    `KohyaBucketError` for any other."""
     with suppress(TypeError, ValueError):
         low, high = pixel_range
         if (low, high) in ((-1, 1), (0, 1)):
@@ -211,11 +208,8 @@ class ItemSettings:
 
 
 def check_size(picture: Picture, size: tuple[int, int]) -> None:
-    """Refuse an image whose bucket was chosen for another (width, height): most of it might be cut off.
-
-    Raises:
-        UnreadableImageError: it has changed since, or its size was stated wrongly.
-    """
+    """Raises `UnreadableImageError` for an image whose bucket was chosen for another (width, height), since it has
+    changed or its size was stated wrongly: most of it might be cut off."""
     if picture.size != size:
         width, height = picture.size
         raise UnreadableImageError(f"{width}x{height} pixels, but {size[0]}x{size[1]} when its bucket was chosen")
@@ -236,8 +230,7 @@ class BucketResize:
 
     Args:
         bucket: what is cut out.
-        interpolation: as for `BucketedDataset`.
-        pixel_range: as for `BucketedDataset`.
+        interpolation, pixel_range: as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: an interpolation or a range that does not exist.

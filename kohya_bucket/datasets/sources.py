@@ -19,11 +19,11 @@ from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, TextColumn, read_sizes
-from kohya_bucket.images.formats import UnreadableImageError, in_short, what_to_do
+from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import NO_IMAGE, Fit, Picture, load_picture, to_pixels
+from kohya_bucket.images.pixels import NO_IMAGE, Fit, Picture, explained, load_picture, to_pixels
 from kohya_bucket.images.remote import fetched
 
 _METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
@@ -267,11 +267,6 @@ def column_of(row: Any, column: str, name: str) -> Any:
     except KeyError:
         there = ", ".join(map(str, row))
         raise KohyaBucketError(f"{name} has no {column!r}, only {there}: name the column that holds it") from None
-
-
-def explained(name: str, error: Exception) -> KohyaBucketError:
-    """The error for a person: which image, and why."""
-    return KohyaBucketError(f"{name}: cannot be read as an image ({in_short(error)}); {what_to_do(str(error))}")
 
 
 class FileSource(CellSource):

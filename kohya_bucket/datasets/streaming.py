@@ -28,9 +28,10 @@ from kohya_bucket.datasets.items import (
     check_size,
     register_bucket_collation,
 )
-from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, content_of, explained
+from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, content_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.pixels import explained
 from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.texts import one_line
 

@@ -178,6 +178,7 @@ def what_to_do(*reasons: str) -> str:
 
 
 def in_short(error: BaseException) -> str:
-    """The text of an error, in one line of at most 120 characters, without the path that the system puts behind it."""
+    """The text of an error, in one line of at most 120 characters, without the path that the system puts behind it, or
+    the object of an open file that Pillow does."""
     text = error.strerror if isinstance(error, OSError) and error.filename is not None else str(error)
-    return " ".join(str(text).split())[:120]
+    return " ".join(str(text).partition(" <_io.")[0].split())[:120]

@@ -54,11 +54,7 @@ def from_here(path: str) -> str:
 
 
 def refuse_one_path(paths: object) -> None:
-    """A path in place of a list of them: a text would be read letter by letter.
-
-    Raises:
-        KohyaBucketError: `paths` is one path.
-    """
+    """Raises `KohyaBucketError` for one path in place of a list of them: a text would be read letter by letter."""
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise KohyaBucketError(
             f"paths is a single path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"

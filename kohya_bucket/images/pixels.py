@@ -24,7 +24,7 @@ from PIL import Image, UnidentifiedImageError
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.by_pillow import TURNS, load_plugin, orientation_in
-from kohya_bucket.images.formats import UnreadableImageError, in_short, not_decoded, sniff, what_to_do
+from kohya_bucket.images.formats import UnreadableImageError, not_decoded, sniff, what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.remote import fetched
 from kohya_bucket.images.scan import Job, ScanTask
@@ -75,9 +75,12 @@ def load_pixels(
     except KohyaBucketError:
         raise
     except NO_IMAGE as error:
-        raise KohyaBucketError(
-            f"{path}: cannot be read as an image ({in_short(error)}); {what_to_do(str(error))}"
-        ) from error
+        raise explained(path, error) from error
+
+
+def explained(name: str | PathLike[str], error: Exception) -> KohyaBucketError:
+    """The error for a person: which image, and why."""
+    return KohyaBucketError(f"{name}: {not_decoded(error)}; {what_to_do(str(error))}")
 
 
 def load_picture(

@@ -157,16 +157,7 @@ class Ledger:
 
 Rows = npt.NDArray[np.void]
 """Rows of a ledger, with the columns of `Ledger`."""
-NO_ROWS: Rows = np.zeros(
-    0,
-    dtype=[
-        ("image", np.int32),
-        ("bucket", np.int32),
-        ("to_bucket", np.int32),
-        ("delta", np.int8),
-        ("reason", np.uint8),
-    ],
-)
+NO_ROWS: Rows = np.zeros(0, [("image", "i4"), ("bucket", "i4"), ("to_bucket", "i4"), ("delta", "i1"), ("reason", "u1")])
 
 
 def ledger_rows(

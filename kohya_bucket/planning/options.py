@@ -13,19 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
-from kohya_bucket.checks import array_of, known_keyword
+from kohya_bucket.checks import array_of, flag, known_keyword, whole_number
 from kohya_bucket.errors import PlanError
-from kohya_bucket.options import (
-    above_zero,
-    choice,
-    flag,
-    option,
-    read_value,
-    share,
-    weights,
-    whole_number,
-    without_effect,
-)
+from kohya_bucket.options import above_zero, choice, option, read_value, share, weights, without_effect
 from kohya_bucket.planning.batch_sizes import Budget
 from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
 from kohya_bucket.planning.orders import ORDERS, Order

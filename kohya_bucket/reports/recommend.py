@@ -281,13 +281,11 @@ def _limits(rule: KohyaBuckets, trainer: Trainer, sizes: IntArray, enlarged: flo
     steps = rule.reso_steps
     longest, lowest = trainer.longest(rule.max_reso, steps), narrowest_usual(rule)
     if longest > rule.max_size:
-        loss = shortened(rule, sizes, longest)
-        why = loss.text if loss else f"no bucket is longer than {rule.max_size}, so long images are cropped"
+        why = shortened(rule, sizes, longest) or f"no bucket is longer than {rule.max_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
     if lowest < rule.min_size:
-        lost = narrowed(rule, sizes)
-        why = lost.text if lost else f"no bucket is narrower than {rule.min_size}, so long images are cropped"
+        why = narrowed(rule, sizes) or f"no bucket is narrower than {rule.min_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("min_bucket_reso", str(rule.min_size), str(lowest), why, rule, min_size=lowest)
         if longest > rule.max_size:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import read_sizes
-from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.images.pixels import load_pixels, undecodable
 
 
 def noise(size, seed):
@@ -40,6 +41,14 @@ def test_all_are_counted_in_their_order(tmp_path):
     assert told[-1] == (100, 100)
     assert told == sorted(told)
     assert undecodable([]) == []
+
+
+def test_why_names_no_object_of_python(tmp_path):
+    (tmp_path / "empty.png").write_bytes(b"")
+    (one,) = undecodable([str(tmp_path / "empty.png")])
+    assert one[1] == "cannot be read as an image (cannot identify image file)"
+    with pytest.raises(KohyaBucketError, match=r"\(cannot identify image file\); repair or remove it"):
+        load_pixels(tmp_path / "empty.png", fetch=lambda: b"")
 
 
 def test_images_behind_urls():

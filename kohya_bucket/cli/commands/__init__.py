@@ -1,7 +1,8 @@
 """The commands, in the order of the help, with the line that says what each does.
 
 `measure-cost` is the function of that name in `measure_cost.py`. A module of several, such as `cache.py`, names them in
-`SUBCOMMANDS`. One whose command takes only some of an option group adds it to a typer app by its function `register`.
+`SUBCOMMANDS`; what it takes of option groups is in `OPTION_GROUPS`, by the function's name, as arguments of
+`with_option_groups`. `KIND` is the class of its commands, where it is not `PlainCommand`.
 """
 
 SECTIONS = {

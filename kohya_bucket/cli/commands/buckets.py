@@ -26,7 +26,6 @@ from kohya_bucket.cli.options import (
     Workers,
     check_output,
     refuse_beside,
-    with_option_groups,
 )
 from kohya_bucket.errors import BucketSettingsError, ConfigError, KohyaBucketError
 from kohya_bucket.files import replace_file
@@ -38,14 +37,13 @@ if TYPE_CHECKING:
 
 _TARGET_HELP = "Instead of --resolution: one side, without limits for the sides of buckets."
 _DEFAULT = "sd-scripts"  # its own buckets
-
-
-def register(app: typer.Typer) -> None:
-    app.command("list")(with_option_groups(list_))
-    without = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
-    app.command()(with_option_groups(chart, without, also={"switching": "--method"}))
-    others = ("rule", "preset", "bucket_config", "switching", *without)
-    app.command()(with_option_groups(make, others, also={"bucket_reso_steps": "--vae-factor"}))
+SUBCOMMANDS = "list_", "chart", "make"
+_OF_ONE_IMAGE = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
+_WITH_OWN_SET = ("rule", "preset", "bucket_config", "switching")
+OPTION_GROUPS = {
+    "chart": {"without": _OF_ONE_IMAGE, "also": {"switching": "--method"}},
+    "make": {"without": (*_WITH_OWN_SET, *_OF_ONE_IMAGE), "also": {"bucket_reso_steps": "--vae-factor"}},
+}
 
 
 def make(

@@ -23,7 +23,6 @@ from kohya_bucket.cli.options import (
     RuleArguments,
     TableOrSources,
     Workers,
-    with_option_groups,
 )
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.reports.trainers import SD_SCRIPTS
@@ -43,8 +42,7 @@ _LEGEND = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(compare, without=("rule", "preset", "bucket_config", "no_upscale_fit")))
+OPTION_GROUPS = {"compare": {"without": ("rule", "preset", "bucket_config", "no_upscale_fit")}}
 
 
 def compare(

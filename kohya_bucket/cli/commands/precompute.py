@@ -21,7 +21,6 @@ from kohya_bucket.cli.options import (
     VaeOptions,
     given,
     refuse_beside,
-    with_option_groups,
 )
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -42,16 +41,13 @@ class PrecomputeCommand(PlainCommand):
         return super().parse_args(ctx, args)
 
 
+KIND = PrecomputeCommand
 _USAGE = "usage: accelerate launch -m kohya_bucket.precompute --text TRAINER.py [the trainer's arguments]"
 _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai": "sd"}
 
 
 _OUTPUT_HELP = "Folder or address of the store, else that of --config; npz go beside the images without."
 _GPUS_HELP = "With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."
-
-
-def register(app: typer.Typer) -> None:
-    app.command(cls=PrecomputeCommand)(with_option_groups(precompute))
 
 
 def precompute(

@@ -23,7 +23,6 @@ from kohya_bucket.cli.options import (
     given,
     refuse_beside,
     saved_as,
-    with_option_groups,
 )
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import argument
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
 
 
 _SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(with_option_groups(simulate, without=("num_buckets",)))
+OPTION_GROUPS = {"simulate": {"without": ("num_buckets",)}}
 
 
 def simulate(

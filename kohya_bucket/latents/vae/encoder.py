@@ -73,11 +73,8 @@ class PosteriorEncoder(VAEEncoder, Protocol):
 
 
 def check_encoder(encoder: object) -> None:
-    """Refuse what cannot encode, e.g. a bare diffusers VAE, before images are looked at.
-
-    Raises:
-        KohyaBucketError: a member of `VAEEncoder` is missing.
-    """
+    """Raises `KohyaBucketError`, before images are looked at, for what lacks a member of `VAEEncoder`, e.g. a bare
+    diffusers VAE."""
     missing = [name for name in _MEMBERS if not hasattr(encoder, name)]
     if missing:
         raise KohyaBucketError(

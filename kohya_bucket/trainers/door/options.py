@@ -15,14 +15,14 @@ from typing import Any
 from kohya_bucket.buckets import list_presets
 from kohya_bucket.buckets.choices import RuleOptions, listed
 from kohya_bucket.buckets.rules.registry import is_rule, named_rule, rule_choices
-from kohya_bucket.checks import nearest
+from kohya_bucket.checks import Check, nearest
 from kohya_bucket.datasets.planned_index import ON_BAD_IMAGE
 from kohya_bucket.errors import ConfigError, KohyaBucketError, PlanError
 from kohya_bucket.images.focus_files import BESIDE
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.store.storage import StorePath, as_given
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
-from kohya_bucket.options import Check, choice, option, read_value, weights, without_effect
+from kohya_bucket.options import choice, option, read_value, weights, without_effect
 from kohya_bucket.planning.options import STEP_SHAPES, EpochOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import RemainderPolicy

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.focus import FocusCuts
-from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, shortened
+from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, narrowest_usual, shortened
 from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rules.kohya import KohyaBuckets
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -199,10 +200,10 @@ def check_limits(
     """
     longest, at = trainer.longest(keys.resolution, keys.bucket_reso_steps), "{}x{}".format(*keys.resolution)
     if short := shortened(rule, sizes, longest):
-        findings.warning("short-buckets", place, f"at resolution {at} {short.text}", f"max_bucket_reso = {longest}")
-    if wide := narrowed(rule, sizes):
-        remedy = f"min_bucket_reso = {wide.proposed}"
-        findings.warning("wide-buckets", place, f"at resolution {at} {wide.text}", remedy)
+        findings.warning("short-buckets", place, f"at resolution {at} {short}", f"max_bucket_reso = {longest}")
+    if isinstance(rule, KohyaBuckets) and (wide := narrowed(rule, sizes)):
+        remedy = f"min_bucket_reso = {narrowest_usual(rule)}"
+        findings.warning("wide-buckets", place, f"at resolution {at} {wide}", remedy)
 
 
 def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:
