@@ -106,6 +106,7 @@ class AspectSwitch:
     def __init__(self, order: IntArray, thresholds: FloatArray) -> None:
         self.order = order.astype(np.int32)
         self.thresholds = thresholds
+        self._cells = ThresholdTable.build(thresholds)
 
     @classmethod
     def nearest(cls, aspects: FloatArray) -> AspectSwitch:
@@ -115,6 +116,8 @@ class AspectSwitch:
 
     def index(self, aspect: npt.NDArray[np.float64]) -> IntArray:
         """[N] image aspects -> [N] int32 bucket index."""
+        if self._cells is not None:
+            return self.order[self._cells.steps(aspect)]
         return self.order[np.searchsorted(self.thresholds, aspect, side="right")]
 
 
@@ -162,8 +165,11 @@ def nearest_indices(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch
     def work(start: int, stop: int) -> None:
         rows = sizes[start:stop]
         readable = np.minimum(rows[:, 0], rows[:, 1]) > 0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            index[start:stop] = np.where(readable, switch.index(rows[:, 0] / rows[:, 1]), -1)
+        if readable.all():
+            index[start:stop] = switch.index(rows[:, 0] / rows[:, 1])
+        else:
+            index[start:stop] = -1
+            index[start:stop][readable] = switch.index(rows[readable, 0] / rows[readable, 1])
         if exact:
             own = size_keys(rows)
             at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
@@ -172,3 +178,41 @@ def nearest_indices(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch
 
     for_chunks(len(sizes), work)
     return index
+
+
+_MOST_CELLS = 1 << 14
+
+
+class ThresholdTable:
+    """`searchsorted(thresholds, a, side="right")` by a table over the leading bits of a double.
+
+    A positive double's bit pattern orders like its value. The patterns are cut into cells so narrow that none
+    holds two thresholds: the table says how many lie below the cell, one comparison settles the rest.
+    """
+
+    def __init__(self, shift: int, first: int, below: IntArray, thresholds: FloatArray) -> None:
+        self.shift, self.first, self.below = shift, first, below
+        self.thresholds = np.append(thresholds, np.inf)
+
+    @classmethod
+    def build(cls, thresholds: FloatArray) -> ThresholdTable | None:
+        """None where the thresholds are too close or too far apart for a small table."""
+        if not len(thresholds) or thresholds[0] <= 0 or not np.isfinite(thresholds[-1]):
+            return None
+        bits = thresholds.view(np.int64)
+        for shift in range(49, 39, -1):
+            cells = bits >> shift
+            if np.all(cells[1:] > cells[:-1]):
+                first, last = int(cells[0]) - 1, int(cells[-1]) + 1
+                if last - first > _MOST_CELLS:
+                    return None
+                below = np.searchsorted(cells, np.arange(first, last + 1), side="left").astype(np.int32)
+                return cls(shift, first, below, thresholds)
+        return None
+
+    def steps(self, aspect: FloatArray) -> IntArray:
+        """[N] positive doubles -> [N] int32, how many thresholds are at or below each."""
+        cell = (aspect.view(np.int64) >> self.shift) - self.first
+        count = self.below.take(cell, mode="clip")
+        count += aspect >= self.thresholds.take(count)
+        return count
