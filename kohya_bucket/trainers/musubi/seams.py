@@ -11,7 +11,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import load_source
-from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.resume import RESUMING, WEIGHING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
@@ -48,16 +48,6 @@ def _load(seam: Replaced, file: str, **more: Any) -> Any:
     return seam.original(file, **more)
 
 
-def _make_accelerator(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
-    seam.original(self, *args, **kwargs)
-    seam.door.resume.watch(self)
-
-
-def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
-    scale = seam.door.resume.loss_scale()
-    return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
-
-
 def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
     if training and "shared_epoch" not in more and Path(calling_frame().f_code.co_filename).name == "hv_train.py":
         raise ConfigError(
@@ -87,8 +77,6 @@ _ORDER = (
     Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
     Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
 )
-_RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
-_WEIGHING = (Seam("Accelerator.backward", (), _backward),)
 
 _SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
 _MODES = [(False, False), (True, False), (True, True)]
@@ -136,8 +124,8 @@ _PLANNING = (
 
 SUBJECTS = (
     SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
-    SeamGroup("resuming", "a run that is resumed begins its epoch again", _RESUMING),
-    SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
+    SeamGroup("resuming", "a run that is resumed begins its epoch again", RESUMING),
+    SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", WEIGHING),
     CACHING,
     SeamGroup("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
 )
