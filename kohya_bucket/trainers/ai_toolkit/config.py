@@ -14,7 +14,6 @@ from kohya_bucket.texts import counted, parse_json, read_text
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
-    MOST_REPEATS,
     NUMBER,
     ONE_OR_MORE,
     TEXT,
@@ -22,6 +21,7 @@ from kohya_bucket.trainers.door.config_source import (
     ConfigSource,
     Type,
     check_range,
+    check_repeats,
     near_key,
     read_table,
 )
@@ -265,9 +265,7 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     """Whether buckets follow from the keys of a dataset; what is wrong with them is added."""
     before = len(findings)
     check_range("batch_size", keys.batch_size, ONE_OR_MORE, keys.place, findings)
-    if keys.num_repeats > MOST_REPEATS:
-        message = f"num_repeats is {keys.num_repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
-        findings.error("num-repeats", keys.place, message, "lower it")
+    check_repeats(keys.num_repeats, keys.place, findings)
     if not 0 < keys.scale < float("inf"):
         findings.error("scale", keys.place, f"scale is {keys.scale}, but must be above 0")
     if not keys.buckets:

@@ -256,6 +256,13 @@ def check_range(name: str, value: Any, allowed: Type, place: str, findings: Find
         findings.error(name.replace("_", "-"), place, f"{name} is {shown}, but must be {allowed.text}")
 
 
+def check_repeats(repeats: int, place: str, findings: Findings) -> None:
+    """Report more repeats than a plan can hold."""
+    if repeats > MOST_REPEATS:
+        message = f"num_repeats is {repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
+        findings.error("num-repeats", place, message, "lower it")
+
+
 def read_table(
     table: Any, known: Mapping[str, Type], at: TablePath, name: str, source: ConfigSource, findings: Findings,
     unknown: Callable[[str], tuple[str, str, str]],

@@ -61,9 +61,6 @@ class KeyTable(Sequence[list[str]]):
             keys.append(key)
         return keys
 
-    def __iter__(self) -> Iterator[list[str]]:
-        return (self[k] for k in range(len(self)))
-
 
 class BatchTable(Sequence[Any]):
     """`buckets_indices`: one entry per batch of an epoch on one process.

@@ -154,7 +154,7 @@ class TextNpzSession:
             return False
         if self.strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), self.captions[path], self.encoding)
+        reason = check_text_npz(path, self.captions[path], self.encoding)
         if reason is not None:
             self.reasons[path] = [reason]
         return reason is None and bool(self._accepts(path))

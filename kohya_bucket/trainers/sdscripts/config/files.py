@@ -191,7 +191,7 @@ def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None, b
     lines = _caption_lines(image, extension)
     if lines is None:
         return None, False
-    return _trained(lines, whole), not whole and any(lines[1:])
+    return ("\n".join(filter(None, lines)), False) if whole else (lines[0], any(lines[1:]))
 
 
 def _report_missing(
@@ -213,18 +213,14 @@ def _report_missing(
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
-def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
-    """The caption in an image's file, with `whole` all of its lines; None without a file.
+def read_caption(image: str, extension: str) -> str | None:
+    """The caption in an image's file; None without a file.
 
     Raises:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
     lines = _caption_lines(image, extension)
-    return None if lines is None else _trained(lines, whole)
-
-
-def _trained(lines: list[str], whole: bool) -> str:
-    return "\n".join(filter(None, lines)) if whole else lines[0]
+    return None if lines is None else lines[0]
 
 
 def _caption_lines(image: str, extension: str) -> list[str] | None:

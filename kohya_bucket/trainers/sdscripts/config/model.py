@@ -18,7 +18,7 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import MOST_REPEATS
+from kohya_bucket.trainers.door.config_source import MOST_REPEATS, check_repeats
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -151,13 +151,11 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
     `seen` are those of the subsets before it; one that turned out to be empty does not count.
     """
     repeats = subset.num_repeats if training or subset.kind is not DatasetKind.DREAMBOOTH else 1
-    if repeats > MOST_REPEATS:
-        message = f"num_repeats is {repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
-        findings.error("num-repeats", subset.place, message, "lower it")
-    elif repeats < 1:
+    check_repeats(repeats, subset.place, findings)
+    if repeats < 1:
         message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
         findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
-    elif subset.source in seen:
+    elif repeats <= MOST_REPEATS and subset.source in seen:
         message = f"{subset.source!r} was given before in this dataset; sd-scripts uses the first and skips this one"
         findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
     return 1 <= repeats <= MOST_REPEATS and subset.source not in seen

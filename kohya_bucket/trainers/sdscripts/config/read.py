@@ -140,17 +140,16 @@ def read_folders(
     in_json: str | None = None,
     release: Release = NEWEST,
     trainer: Trainer = ANY_TRAINER,
-    check_captions: bool = True,
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
     source = _source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
-    return _read(source, given, findings, release, trainer, check_captions)
+    return _read(source, given, findings, release, trainer)
 
 
 def _read(
     source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
-    check_captions: bool, family: str = "",
+    check_captions: bool = True, family: str = "",
 ) -> Config:  # fmt: skip
     _check_release(release, findings)
     datasets = read_datasets(source, findings, given, release)

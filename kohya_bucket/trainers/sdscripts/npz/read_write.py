@@ -544,9 +544,8 @@ def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "
 
 
 def check_text_npz(
-    path: str | os.PathLike[str], required: Iterable[str] = (), caption: Caption | None = None,
-    encoding: Encoding | None = None,
-) -> StaleReason | None:  # fmt: skip
+    path: str | os.PathLike[str], caption: Caption | None = None, encoding: Encoding | None = None
+) -> StaleReason | None:
     """Why cached outputs cannot be used, or None: every byte is read, so what is broken shows.
 
     With `caption`, those of another one, or saved with another `caption_dropout_rate`, which is trained with, are
@@ -554,8 +553,6 @@ def check_text_npz(
     """
     try:
         with OpenNpz(Path(path)) as file:
-            if missing := [name for name in required if name not in file.names]:
-                return StaleReason(Stale.PART, missing[0])
             if damaged := file.damaged():
                 return StaleReason(Stale.CHECKSUM, damaged)
             said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
