@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,6 @@ from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
 
 YAML = (".yaml", ".yml")
 
-KEYS: dict[str, Type] = {
-    "folder_path": TEXT, "dataset_path": TEXT, "resolution": WHOLE, "batch_size": WHOLE, "num_repeats": WHOLE,
-    "scale": NUMBER, "num_frames": WHOLE, "caption_ext": TEXT,
-} | dict.fromkeys((
-    "buckets", "square_crop", "flip_x", "flip_y", "is_reg", "fast_image_size", "auto_frame_count", "cache_latents",
-    "cache_latents_to_disk", "random_crop",
-), FLAG)  # fmt: skip
 _OTHER = """
 alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_tolerance
 cache_clip_vision_to_disk cache_latents_num_workers cache_tensors_to_disk cache_text_embeddings
@@ -97,6 +90,12 @@ class JobKeys:
         """(across, upside down) of each turn in which an epoch trains every image."""
         across = [(False, False), (True, False)] if self.flip_x else [(False, False)]
         return across + [(flipped, True) for flipped, _ in across] if self.flip_y else across
+
+
+_TYPES = {"bool": FLAG, "int": WHOLE, "float": NUMBER, "str": TEXT}
+KEYS: dict[str, Type] = {"folder_path": TEXT, "dataset_path": TEXT} | {
+    one.name: _TYPES[str(one.type)] for one in fields(JobKeys) if one.name not in ("number", "source")
+}
 
 
 @dataclass(frozen=True)

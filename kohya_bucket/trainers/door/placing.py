@@ -7,7 +7,6 @@ small ones are read faster than a cache is opened.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,8 +23,6 @@ from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions,
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import OF_RESOLUTIONS, PlacedDataset, first_placed
 from kohya_bucket.trainers.door.ranks import warn_once
-
-logger = logging.getLogger("kohya_bucket")
 
 
 def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,8 +24,6 @@ from kohya_bucket.trainers.musubi.batches import planned_item
 from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
-
-logger = logging.getLogger("kohya_bucket")
 
 
 def _group_item(seam: Replaced, self: Group, index: Any, /) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import inspect
-import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ from kohya_bucket.trainers.sdscripts.caching.text import ahead
 from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.trainers.sdscripts.refusals import LOSS_WEIGHTS, say_what_is_in_no_store, say_what_is_not_weighed
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, compact
-
-logger = logging.getLogger("kohya_bucket")
 
 
 def note_epoch(dataset: HeldDataset, epoch: int) -> None:

@@ -128,10 +128,10 @@ def _large_enough(dataset: Dataset, table: DatasetTable, scan: SizeScan) -> Sequ
     skips = skipped_images(table.paths, list(_pairs(scan.sizes)), limit)
     if skips.reasons and is_first_process():
         logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(table))
-        names = [(table.keys[i], reason) for i, reason in scan.unreadable.items() if i in skips]
+        names = [(table.keys[i], reason) for i, reason in scan.unreadable.items() if i in skips.reasons]
         if names:
             logger.warning("\n".join(skipped_lines(names)))
-    return [i for i in range(len(table)) if i not in skips]
+    return [i for i in range(len(table)) if i not in skips.reasons]
 
 
 def _is_listed(dataset: Dataset, table: DatasetTable) -> bool:

@@ -38,8 +38,10 @@ class NpzCache:
 
     arch: Family
     moved: int = 0
-    _pool: ThreadPoolExecutor | None = None
-    _groups: GroupedSync | None = None
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
+        self._groups = GroupedSync(self._pool)
 
     def holds(self, item: CacheItem) -> bool:
         """Whether there is anything on disk, good or not."""
@@ -58,9 +60,6 @@ class NpzCache:
     def save(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, keys: str) -> None:
         """Write an item; what the names of its arrays end in is as sd-scripts' own `save` is told."""
         self._write(item, latents, crop_ltrb, flipped, alpha_mask, keys)
-        if self._groups is None:
-            self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
-            self._groups = GroupedSync(self._pool)
         self._groups.add(Path(item.path))
 
     def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
@@ -78,13 +77,10 @@ class NpzCache:
             self._wait_for_the_disk()
 
     def _wait_for_the_disk(self) -> None:
-        if self._groups is None or self._pool is None:
-            return
         try:
             self._groups.finish()
         finally:
             self._pool.shutdown()
-            self._pool = self._groups = None
 
     def finish(self) -> None:
         """After the loop."""
@@ -103,6 +99,7 @@ class TrainersNpz(NpzCache):
     strategy: Any = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = ("save_latents_to_disk", "load_latents_from_disk", "is_disk_cached_latents_expected")
         self._save, self._load, self._accepts = (getattr(self.strategy, name) for name in names)
 

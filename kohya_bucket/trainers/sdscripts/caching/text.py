@@ -44,7 +44,7 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import (
     write_text_npz,
 )
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
-from kohya_bucket.trainers.sdscripts.wording import recached_lines
+from kohya_bucket.trainers.sdscripts.wording import say_recached
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -95,8 +95,7 @@ def cache_text_outputs(
     session.finish()
     ahead.there.update(session.captions)
     ahead.encoded += session.saved
-    if is_first_process() and session.reasons:
-        logger.warning("\n".join(recached_lines(session.reasons)))
+    say_recached(session.reasons)
 
 
 class TextNpzSession:

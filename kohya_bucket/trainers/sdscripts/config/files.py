@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -264,8 +265,7 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
 # back for validation and before regularization images are counted, which are left out alike.
 
 
-@dataclass(frozen=True)
-class Skips:
+class Skips(NamedTuple):
     """Which of N images are left out.
 
     Attributes:
@@ -273,11 +273,8 @@ class Skips:
         unreadable: those among them that have no pixels because they cannot be read.
     """
 
-    reasons: dict[int, str] = field(default_factory=dict)
-    unreadable: tuple[int, ...] = ()
-
-    def __contains__(self, position: int) -> bool:
-        return position in self.reasons
+    reasons: dict[int, str]
+    unreadable: tuple[int, ...]
 
 
 def skipped_images(
@@ -290,7 +287,7 @@ def skipped_images(
         limit: `skip_image_resolution`; None leaves out nothing.
     """
     if limit is None or not len(paths):
-        return Skips()
+        return Skips({}, ())
     sizes = np.array([size or (0, 0) for size in noted], dtype=np.int64)
     unknown = [i for i, size in enumerate(noted) if size is None]
     failed: dict[int, str] = {}

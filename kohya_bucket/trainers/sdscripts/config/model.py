@@ -250,4 +250,4 @@ def large_enough(
             message += ", and with validation_split sd-scripts stops at a folder without images"
         report = findings.error if stops else findings.warning
         report("all-skipped", subset.place, message, "lower it, or remove the subset")
-    return [entry for i, entry in enumerate(listed) if i not in skips] if skips.reasons else list(listed), skips
+    return [entry for i, entry in enumerate(listed) if i not in skips.reasons], skips
