@@ -105,7 +105,6 @@ class Findings:
         self._items.append(Finding(Severity.NOTE, code, where, message, remedy, tuple(names)))
 
     def add(self, others: Iterable[Finding]) -> None:
-        """Take over findings of another list."""
         self._items += others
 
     def __iter__(self) -> Iterator[Finding]:

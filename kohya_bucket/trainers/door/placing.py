@@ -1,8 +1,6 @@
 """The images of one dataset in their buckets: what `plan` prints and what the adapter trains.
 
-An image has one bucket, or with `resolutions` one for each resolution. Sizes are kept between runs and commands: a
-second start opens no image. Large datasets get a `MetadataCache` in the user's cache folder without being asked, and
-small ones are read faster than a cache is opened.
+An image has one bucket, or with `resolutions` one for each resolution.
 """
 
 from __future__ import annotations

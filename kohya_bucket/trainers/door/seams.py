@@ -175,7 +175,6 @@ class SeamGroup:
     orders_epochs: bool = False
 
     def seams_of(self, owners: Owners) -> tuple[Seam, ...]:
-        """The seams in a checkout."""
         return tuple(seam for seam in self.seams if seam.when(owners))
 
     def problems(self, owners: Owners) -> list[str]:

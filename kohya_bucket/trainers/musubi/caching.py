@@ -79,7 +79,6 @@ class Session:
         self._report()
 
     def wants(self, number: int) -> bool:
-        """Whether an item must be made."""
         source = self.caches.table.at.get(number)
         if source is None:
             return False
@@ -168,7 +167,6 @@ class Session:
             logger.warning("%s left out: %s", counted(len(names), "item"), one_line(some(names, 10)))
 
     def note(self, item: Any, source: Source, file: TensorFile) -> Note:
-        """What an item's file was made from."""
         caches, made = self.caches, self.caches.made_by
         known, settings = self._identities.get(source.number, []), caches.settings_of(source, text=self.text)
         clips = sorted(self.clips.get(source.number, []))

@@ -263,19 +263,15 @@ def config_section(path: Path, model: Family, show: ShowProgress, *, decode: boo
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
     section = Section(f"config {path}, of musubi-tuner", [("checked for", model.title + advice)], read.findings)
     try:
-        _look_at_files(section, read, show, decode)
+        with show("reading images and clips") as progress:
+            seen = overview(read, read.options, decode=decode, progress=progress)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
-    return section
-
-
-def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, decode: bool) -> None:
-    with show("reading images and clips") as progress:
-        seen = overview(read, read.options, decode=decode, progress=progress)
+        return section
     for data in seen.datasets:
         batches = sum(row.batches for row in data.rows)
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
-        text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
+        text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {counted(batches, 'batch')} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
         section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
     if decode:
@@ -285,3 +281,4 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
         clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
         if clips:
             section.facts.append(("decoded clips", f"{clips:,}"))
+    return section

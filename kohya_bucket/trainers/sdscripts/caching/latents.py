@@ -192,7 +192,6 @@ class CachingSession:
         }
 
     def finish(self) -> None:
-        """After sd-scripts' loop."""
         self.cache.finish()
         if isinstance(self.cache, ShardCache):
             self.cache.serve(self.dataset, self.strategy, self.items)

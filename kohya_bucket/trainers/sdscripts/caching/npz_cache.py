@@ -67,7 +67,6 @@ class NpzCache:
         save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        """Flipped latents and mask of an item that is on disk."""
         found = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
         return found.flipped, found.alpha_mask
 
@@ -83,7 +82,6 @@ class NpzCache:
             self._pool.shutdown()
 
     def finish(self) -> None:
-        """After the loop."""
         self._wait_for_the_disk()
         if self.moved:
             logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)

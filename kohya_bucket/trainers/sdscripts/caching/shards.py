@@ -66,7 +66,6 @@ class StoreCache:
             self._store.refresh()
 
     def commit(self) -> None:
-        """Put on disk what was added."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -178,7 +177,6 @@ class ShardCache(StoreCache):
         )  # fmt: skip
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        """Flipped latents and mask of an item that is there."""
         return self.load(item.image, item.bucket_reso)[3:]
 
     def load(self, image: str, bucket_reso: tuple[int, int]) -> Loaded:

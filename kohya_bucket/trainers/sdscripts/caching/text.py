@@ -145,7 +145,6 @@ class TextNpzSession:
         """Where the loop ended half-way: every file is on disk already."""
 
     def finish(self) -> None:
-        """After sd-scripts' loop."""
         wait_for_ranks()
 
     def _is_expected(self, path: str) -> bool:
@@ -365,7 +364,6 @@ class TextShardSession:
             logger.info("text-encoder outputs are kept in %s", one_line(root))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for the strategy's methods, by name."""
         return {"get_outputs_npz_path": self._keys.__getitem__, "is_disk_cached_outputs_expected": self._is_expected}
 
     def holds(self, path: Any) -> bool:

@@ -71,7 +71,6 @@ class DatasetTable:
         return len(self.keys)
 
     def select(self, rows: Sequence[int]) -> DatasetTable:
-        """Some of the images."""
         columns: dict[str, Any] = {
             name: getattr(self, name)[rows] for name in ("stated_sizes", "repeats", "is_reg", "subset")
         }
@@ -92,11 +91,7 @@ class DatasetTable:
         self, scan: SizeScan, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
         prescribed: Callable[[Any], Placement] | None = None,
     ) -> PlacedDataset:  # fmt: skip
-        """The images in their buckets; see `place_images`.
-
-        Raises:
-            ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
-        """
+        """The images in their buckets; see `place_images`, also for what is raised."""
         if self.predefined:
             manager = BucketManager(False, None, None, None, None)
             manager.set_predefined_resos(self.predefined)
@@ -192,7 +187,6 @@ class Registry:
         self._replaced: dict[tuple[int, int], list[str]] = {}
 
     def add(self, entry: Entry) -> None:
-        """Register an image."""
         before = self.entries.get(entry.key)
         if before is not None:
             self._replaced.setdefault((before.subset, entry.subset), []).append(entry.key)
@@ -209,7 +203,6 @@ class Registry:
             findings.warning("same-key", subsets[second - 1].place, message, remedy, keys)
 
     def as_table(self) -> DatasetTable:
-        """The entries as columns."""
         entries = list(self.entries.values())
         captions, conditioning = tuple(e.caption for e in entries), tuple(e.conditioning for e in entries)
         return DatasetTable(

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -223,14 +224,13 @@ def _rewrite(path: Path, plan: Plan, *, sync: bool) -> None:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
         return out.getvalue()
 
-    update_file(path, change, sync=sync, why=_why_not_written)
+    update_file(path, change, sync=sync, why=partial(why_not_written, elsewhere=_ELSEWHERE))
 
 
-def _why_not_written(error: OSError) -> str:
-    return why_not_written(
-        error, "keep latents elsewhere, since npz lie beside their images: as shards, which can lie anywhere (--format "
-        'shards --output DIR; in training latent_cache = "shards" and latent_cache_dir), or under an --output'
-    )  # fmt: skip
+_ELSEWHERE = (
+    "keep latents elsewhere, since npz lie beside their images: as shards, which can lie anywhere (--format shards "
+    '--output DIR; in training latent_cache = "shards" and latent_cache_dir), or under an --output'
+)
 
 
 @contextmanager
