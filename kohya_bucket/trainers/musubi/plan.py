@@ -134,9 +134,10 @@ def _left_out(
     if short := [path for path, why in left_out if why == Reason.TOO_SHORT.text]:
         message = f"{counted(len(short), what)} with fewer frames than the shortest of target_frames: {some(short)}"
         findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
-    if rest := [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]:
-        message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
-        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in left_out)), rest)
+    if rest := [one for one in left_out if one[1] != Reason.TOO_SHORT.text]:
+        names = [f"{path}: {why}" for path, why in rest]
+        message = f"{counted(len(rest), what)} cannot be trained ({some(names, 1)})"
+        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in rest)), names)
     return left_out
 
 
