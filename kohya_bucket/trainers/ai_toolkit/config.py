@@ -186,9 +186,9 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         step = 16
         message = f"the model is {arch!r}, whose step is not known: buckets are shown in steps of 16"
         findings.warning("unknown-model", "", message, "ai-toolkit prints the sizes of its buckets: compare them")
-    source = ConfigSource(file, data, {})
+    source = ConfigSource(file, data)
     tables = [found[TABLE] for found in (data, data["config"]) if TABLE in found]
-    options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}, {}), findings)
+    options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}), findings)
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
                 for keys in _datasets(one, i + 1, batch_size, source, findings)]  # fmt: skip
     return JobConfig(
