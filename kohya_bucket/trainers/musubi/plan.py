@@ -23,7 +23,7 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
 from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
@@ -208,19 +208,10 @@ def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findi
         findings.warning("source-fps", place, message, f"leave it out, or {_ANEW.format(model.target_fps)}")
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs."""
-
-    options: AdapterOptions
-    datasets: tuple[PlacedData, ...]
-    gpus: tuple[GpuRow, ...]
-
-
 def overview(
     config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
     decode: bool = False, progress: Progress | None = None,
-) -> Overview:  # fmt: skip
+) -> Overview[PlacedData]:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
     What its files show to be wrong is added to its findings. Nothing is planned without options. With `decode`, every
@@ -230,7 +221,7 @@ def overview(
         KohyaBucketError: keys or options from which no buckets follow, with the dataset's place in the config.
     """
     if options is None:
-        return Overview(AdapterOptions(), (), ())
+        return Overview(AdapterOptions())
     placed, model, stopped = [], config.model, bool(config.findings.of(Severity.ERROR))
     for keys, readable, place in zip(config.datasets, config.readable, config.places, strict=True):
         if stopped and not (readable and buckets_follow(keys, place, model)):

@@ -23,7 +23,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity
-from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
 from kohya_bucket.trainers.door.placing import place_all, refuse_unmatched
@@ -94,24 +94,10 @@ class DatasetOverview:
         return rows
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs.
-
-    Attributes:
-        unreadable: paths of images that cannot be read, of the other datasets.
-    """
-
-    options: AdapterOptions
-    datasets: tuple[DatasetOverview, ...]
-    gpus: tuple[GpuRow, ...]
-    unreadable: frozenset[str] = frozenset()
-
-
 def overview(
     config: Config, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
     progress: Progress | None = None,
-) -> Overview:  # fmt: skip
+) -> Overview[DatasetOverview]:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
     What the images' headers show to be wrong is added to its findings. Nothing is planned without options.
@@ -121,7 +107,7 @@ def overview(
     """
     if options is None:
         bad = name_unreadable(config.datasets, config.findings, progress)
-        return Overview(AdapterOptions(), (), (), frozenset(bad))
+        return Overview(AdapterOptions(), unreadable=frozenset(bad))
     unreadable: set[str] = set()
     placed, stopped = [], bool(config.findings.of(Severity.ERROR))
     for dataset in config.datasets:
