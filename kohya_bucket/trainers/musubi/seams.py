@@ -12,13 +12,7 @@ from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import load_source
 from kohya_bucket.trainers.door.resume import RESUMING, WEIGHING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
-from kohya_bucket.trainers.door.shapes import (
-    Behaves,
-    Inherits,
-    Offers,
-    Takes,
-    Uses,
-)
+from kohya_bucket.trainers.door.shapes import Behaves, Inherits, Offers, Takes, Uses
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
 from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector

@@ -15,12 +15,7 @@ from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.trainers.door.ranks import wait_for_ranks
-from kohya_bucket.trainers.sdscripts.caching.session import (
-    CacheItem,
-    save_by_trainer,
-    save_latents,
-    why_npz_stale,
-)
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_by_trainer, save_latents, why_npz_stale
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz
 from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz

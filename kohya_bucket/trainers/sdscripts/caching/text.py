@@ -326,8 +326,7 @@ class TextShardSession:
 
     Attributes:
         captions: by key.
-        images: by key, of the first image that has the caption.
-        owners: by key, the rank that sd-scripts gives that image to.
+        images: by key, of the first image that has the caption: the rank that sd-scripts gives it to encodes it.
         reasons: why captions are encoded again, by image.
         saved: how many captions this process has encoded.
     """
@@ -337,13 +336,12 @@ class TextShardSession:
         encoding: Encoding,
     ) -> None:  # fmt: skip
         self.strategy, self.encoding = strategy, encoding
-        self.rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
+        rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
         self.captions: dict[str, Caption] = {}
         self.images: dict[str, str] = {}
-        self.owners: dict[str, int] = {}
         self.reasons: dict[str, list[StaleReason]] = {}
         self._keys: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._mine: set[str] = set()  # of this process, and not asked for yet
         self.saved = 0
         records: list[ImageRecord] = list(dataset.image_data.values())
         for number, info in enumerate(records):
@@ -352,7 +350,8 @@ class TextShardSession:
             self._keys[info.absolute_path] = key
             if key not in self.captions:
                 self.captions[key], self.images[key] = caption, str(info.absolute_path)
-                self.owners[key] = number % ranks
+                if number % ranks == rank:
+                    self._mine.add(key)
         self._load = functools.partial(type(strategy).load_outputs_npz, strategy)
         self._orders: dict[tuple[str, ...], list[str | None]] = {}
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
@@ -399,9 +398,9 @@ class TextShardSession:
         self.strategy.load_outputs_npz = TextLoader(self.cache, self._orders)
 
     def _is_expected(self, key: str) -> bool:
-        if self.owners[key] != self.rank or key in self._asked:
+        if key not in self._mine:
             return True  # is encoded for another image that has the same caption
-        self._asked.add(key)
+        self._mine.remove(key)
         reasons = self._why_missing(key)
         trusted = self.strategy.skip_disk_cache_validity_check
         if not reasons and not trusted and not self._accepts_choices(key):
