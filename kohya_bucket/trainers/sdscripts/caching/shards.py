@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, Size, as_pair
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -104,7 +103,6 @@ class ShardCache(StoreCache):
 
     Args:
         arch: the model family.
-        dtype: storage type; float32 gives training exactly what npz give it.
         collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
             datasets that have the same images at different sizes each need their own. It must be the same in all
             processes, whichever of them encodes an image.
@@ -112,7 +110,6 @@ class ShardCache(StoreCache):
 
     images_root: Path
     arch: Family
-    dtype: str = "float32"
     collection: str = ""
     _names_from: Path = field(default=Path(), init=False)
     _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
@@ -151,8 +148,9 @@ class ShardCache(StoreCache):
         entry = self.opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
             return [StaleReason(Stale.SOURCE, "its size differs")]
-        wanted, unknown = item.to_compare(entry.fingerprint.dtype)
-        return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
+        wanted, unknown = item.to_compare()
+        ignoring = (Stale.DTYPE, *unknown)
+        return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=ignoring)
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None,
@@ -168,9 +166,10 @@ class ShardCache(StoreCache):
             collection = self.opened().entry(stale).collection
         left, top, right, bottom = (float(side) for side in crop_ltrb)
         mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
-        original, fingerprint = as_pair(item.original_size), item.fingerprint(self.dtype)
+        original, fingerprint = as_pair(item.original_size), item.fingerprint()
         entry = StoreEntry(source, fingerprint, original, (left, top, right, bottom), None, collection)
-        bits = [from_float32(part, self.dtype) for part in finite_arrays(item, latents, flipped)]
+        # as npz have them; copied, since they are written later
+        bits = [part.copy() for part in finite_arrays(item, latents, flipped)]
         mask = None if mask is None or (mask == 255).all() else mask
         self._writing().add(
             entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space
