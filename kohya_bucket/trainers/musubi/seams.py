@@ -110,9 +110,6 @@ _PLANNING = (
 )
 
 
-# Where caches are made, and where a training takes its items from them.
-
-
 SUBJECTS = (
     SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
     SeamGroup("resuming", "a run that is resumed begins its epoch again", RESUMING),

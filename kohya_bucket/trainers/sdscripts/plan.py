@@ -203,9 +203,6 @@ def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progres
     return {path for path, _ in bad}
 
 
-# What only the images' headers tell: sizes that metadata states wrongly, control images that do not fit.
-
-
 def check_images(
     dataset: ReadDataset, sizes: IntArray, findings: Findings, metadata_cache: str = "auto",
     progress: Progress | None = None,

@@ -235,9 +235,6 @@ def _text(node: ast.AST) -> str:
     return {_NAME: "_", "_": "…"}.get(node.id, node.id) if isinstance(node, ast.Name) else "…"
 
 
-# What `train_network.py` itself remembers of a run.
-
-
 _TRAIN_STATE = "train_state.json"  # where train_network.py remembers its update count
 
 

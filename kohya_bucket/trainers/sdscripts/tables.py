@@ -246,9 +246,6 @@ def _plain(info_type: type, attributes: dict[str, Any]) -> Any:
     return info
 
 
-# The smallest columns that give back equal values of the same types: one value, few, rows of numbers, texts.
-
-
 _FEW = 256
 
 

@@ -131,9 +131,6 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
     )  # fmt: skip
 
 
-# At which sizes the images of a dataset are cached: their own, those of other resolutions, and where they may move.
-
-
 def _cached_sizes(
     dataset: ReadDataset, images: DatasetTable, scan: SizeScan, options: AdapterOptions, gpus: Iterable[int],
     collection: str,

@@ -240,9 +240,6 @@ def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int
     return readers[path].load(path, bucket_reso)
 
 
-# Which shard each image's latent lies in, for an order that reads few shards at a time.
-
-
 _caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of datasets whose latents are all in a store
 
 

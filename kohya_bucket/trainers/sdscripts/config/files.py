@@ -301,9 +301,6 @@ def skipped_images(
     return Skips(reasons, tuple(i for i in small if i in failed))
 
 
-# Which sizes in a `metadata_cache.json` may be believed: those of images that are as they were when it was written.
-
-
 CACHE_FILE = "metadata_cache.json"
 
 

@@ -156,9 +156,6 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
     return 1 <= repeats <= MOST_REPEATS and subset.source not in seen
 
 
-# The growing image list of one dataset: entries under keys, as sd-scripts' `register_image` keeps them.
-
-
 @dataclass(slots=True)
 class Entry:
     """One image; `size` is the size that metadata states, or None."""
@@ -174,7 +171,8 @@ class Entry:
 
 
 class Registry:
-    """Entries in the order of their first registration; a later entry of the same key takes its place.
+    """A growing list of images, as sd-scripts' `register_image` keeps it: a later entry of the same key takes the place
+    of the one before.
 
     `skipped` collects (key, reason) of the images that are left out for their size; `predefined` is as in
     `DatasetTable`.
