@@ -103,15 +103,10 @@ class PlacedDataset:
         """How several resolutions are used; None where there is one."""
         return self.of_resolutions.get("resolution_mode")
 
-    @property
-    def kept(self) -> npt.NDArray[np.bool_]:
-        """[N] whether an image has a bucket."""
-        return self.placement.placed
-
     @cached_property
     def trained(self) -> PlacedDataset:
         """Those of the images that have a bucket."""
-        kept = self.kept
+        kept = self.placement.placed
         columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
         return replace(
             self,

@@ -101,7 +101,7 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
     pairs = map(_pairs, (scan.sizes, placement.bucket_sizes))
-    columns = zip(placing.kept.tolist(), infos, *pairs, resized_sizes, strict=True)
+    columns = zip(placement.placed.tolist(), infos, *pairs, resized_sizes, strict=True)
     for keep, info, size, bucket, resized in columns:
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
@@ -111,7 +111,7 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     if placing.trained.mode == "all":
         # in the numbers that sd-scripts prints and writes into metadata, an image counts once for each resolution
         more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
-        regular = table.is_reg[placing.kept]
+        regular = table.is_reg[placement.placed]
         dataset.num_train_images += int(more[~regular].sum())
         dataset.num_reg_images += int(more[regular].sum())
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]

@@ -140,8 +140,9 @@ def _place(
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read, stated) if scan is not None]
-    trained, prescribed = read.sizes[placing.kept], images.predefined is not None
-    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.sizes[~placing.kept], trainer)
+    trained, prescribed = read.sizes[placing.placement.placed], images.predefined is not None
+    without = read.sizes[~placing.placement.placed]
+    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, without, trainer)
     seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
     if not prescribed:
         _check_limits(seen, options, trainer, findings)

@@ -157,7 +157,7 @@ def _cached_sizes(
                 yield np.flatnonzero(rows), column.select(rows), names[number], further
     if not options.moving:
         return
-    placed = np.flatnonzero(placing.kept)
+    placed = np.flatnonzero(placing.placement.placed)
     image, bucket = moved_images(trained, options, gpus)
     for target in np.unique(bucket).tolist():
         rows = placed[image[bucket == target]]
