@@ -103,7 +103,7 @@ def test_options_that_caches_cannot_have(musubi_source, config, tmp_path, table,
     write_config(tmp_path, f"[kohya_bucket]\n{table}")
     spec = {"config": str(config), "seed": 1, "workers": 0, "epochs": 1, "out": str(tmp_path), "timestep_buckets": None}
     spec["architecture"] = family(musubi_source)
-    said = run(musubi_source, tmp_path, spec, code=1)
+    said = run(musubi_source, tmp_path, spec, code=2)
     assert words in said
     assert "Traceback" not in said
 

@@ -58,7 +58,7 @@ def test_each_item_of_a_step_weighs_the_same(musubi_source, z_image, tmp_path):
 
 def test_hv_train_is_refused(musubi_source, hunyuan_video, tmp_path):
     trained, log = train(
-        musubi_source, tmp_path, hunyuan_video, "refused", "--max_train_epochs", 1, program="hv_train", code=1
+        musubi_source, tmp_path, hunyuan_video, "refused", "--max_train_epochs", 1, program="hv_train", code=2
     )
     assert not trained
     assert "hv_train.py cannot train, with this package or without" in log

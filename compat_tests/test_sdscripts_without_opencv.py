@@ -41,7 +41,7 @@ after = look()
 assert before in (None, after)
 item = CacheItem("x.png", (64, 64), (100, 80), resized_size=(80, 64))
 names = ("area", "lanczos", "bilinear", "bicubic")
-made = [CacheItem("x.png", (64, 64), (100, 80), resized_size=(80, 64), interpolation=name)._fingerprint("float32", 1, 2)
+made = [CacheItem("x.png", (64, 64), (100, 80), resized_size=(80, 64), interpolation=name)._fingerprint(1, 2)
         .interpolation for name in names]
 print(json.dumps([after, made]))
 """

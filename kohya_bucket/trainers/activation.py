@@ -35,13 +35,11 @@ class Activation:
     """State of one environment.
 
     Attributes:
-        folder: its site-packages.
         active: both files are there.
         current: they are those that this version writes.
         seen: (door, checkout) of each trainer that was started since.
     """
 
-    folder: Path
     active: bool
     current: bool
     seen: tuple[tuple[str, str], ...]
@@ -57,7 +55,7 @@ def activation(folder: Path) -> Activation:
     texts = [_text(folder / name) for name in (_PATH_FILE, _MODULE)]
     parts = (line.partition("\t") for line in _text(folder / SEEN).splitlines())
     seen = tuple(sorted({(door, checkout) for door, _, checkout in parts if checkout}))
-    return Activation(folder, all(texts), texts == [_LINE, _text(_TEMPLATE)], seen)
+    return Activation(all(texts), texts == [_LINE, _text(_TEMPLATE)], seen)
 
 
 def activate(folder: Path) -> None:

@@ -48,7 +48,8 @@ class AtStart:
             return None
         door = found[0]
         sys.meta_path.remove(self)
-        if f"{door}.door" in sys.modules:
+        there = sys.modules.get(f"{door}.door")
+        if there is not None and there._door.watch in sys.meta_path:
             return None  # the launcher or the patched checkout was there first
         self.open(door, folder)
         import importlib.util

@@ -95,7 +95,7 @@ def test_a_trainer_is_changed_and_others_are_let_be(folder, trainer):
     assert activation(folder).seen == (("sdscripts", str(trainer)),)
     off = start(folder, path + "import library.train_util", KOHYA_BUCKET="0")
     assert (off.stdout, off.stderr) == ("library\nlibrary.train_util\n", "")
-    first = "import kohya_bucket.trainers.sdscripts.door; "
+    first = "from kohya_bucket.trainers import sdscripts; sdscripts.install(quiet=True); "
     assert start(folder, first + path + "import library.train_util").stderr == ""
     (trainer / "train_network.py").unlink()
     assert start(folder, path + "import library.train_util").stderr == ""
@@ -116,6 +116,16 @@ def test_a_package_of_the_same_name_has_the_door_of_its_own_trainer(folder, tmp_
     assert "kohya_bucket.trainers.anima_lora.door" in modules
     assert "kohya_bucket.trainers.sdscripts.door" not in modules
     assert activation(folder).seen == (("anima_lora", str(trainer)),)
+
+
+def test_a_program_that_has_read_a_config_before_is_changed_too(folder, tmp_path):
+    trainer = other_trainer(
+        tmp_path / "trainer", "musubi_tuner/__init__.py", "musubi_tuner/dataset/image_video_dataset.py"
+    )
+    program = f"sys.path.insert(0, {str(trainer)!r}); import kohya_bucket.trainers.musubi.config; "
+    program += "import musubi_tuner.dataset.image_video_dataset"
+    assert start(folder, program).returncode == 0
+    assert activation(folder).seen == (("musubi", str(trainer)),)
 
 
 @pytest.mark.parametrize(("program", "files"), [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from kohya_bucket.texts import counted, parse_json, read_text
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
-    MOST_REPEATS,
     NUMBER,
     ONE_OR_MORE,
     TEXT,
@@ -22,6 +21,7 @@ from kohya_bucket.trainers.door.config_source import (
     ConfigSource,
     Type,
     check_range,
+    check_repeats,
     near_key,
     read_table,
 )
@@ -30,13 +30,6 @@ from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
 
 YAML = (".yaml", ".yml")
 
-KEYS: dict[str, Type] = {
-    "folder_path": TEXT, "dataset_path": TEXT, "resolution": WHOLE, "batch_size": WHOLE, "num_repeats": WHOLE,
-    "scale": NUMBER, "num_frames": WHOLE, "caption_ext": TEXT,
-} | dict.fromkeys((
-    "buckets", "square_crop", "flip_x", "flip_y", "is_reg", "fast_image_size", "auto_frame_count", "cache_latents",
-    "cache_latents_to_disk", "random_crop",
-), FLAG)  # fmt: skip
 _OTHER = """
 alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_tolerance
 cache_clip_vision_to_disk cache_latents_num_workers cache_tensors_to_disk cache_text_embeddings
@@ -97,6 +90,12 @@ class JobKeys:
         """(across, upside down) of each turn in which an epoch trains every image."""
         across = [(False, False), (True, False)] if self.flip_x else [(False, False)]
         return across + [(flipped, True) for flipped, _ in across] if self.flip_y else across
+
+
+_TYPES = {"bool": FLAG, "int": WHOLE, "float": NUMBER, "str": TEXT}
+KEYS: dict[str, Type] = {"folder_path": TEXT, "dataset_path": TEXT} | {
+    one.name: _TYPES[str(one.type)] for one in fields(JobKeys) if one.name not in ("number", "source")
+}
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,9 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         step = 16
         message = f"the model is {arch!r}, whose step is not known: buckets are shown in steps of 16"
         findings.warning("unknown-model", "", message, "ai-toolkit prints the sizes of its buckets: compare them")
-    source = ConfigSource(file, data, {})
+    source = ConfigSource(file, data)
     tables = [found[TABLE] for found in (data, data["config"]) if TABLE in found]
-    options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}, {}), findings)
+    options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}), findings)
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
                 for keys in _datasets(one, i + 1, batch_size, source, findings)]  # fmt: skip
     return JobConfig(
@@ -265,9 +264,7 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     """Whether buckets follow from the keys of a dataset; what is wrong with them is added."""
     before = len(findings)
     check_range("batch_size", keys.batch_size, ONE_OR_MORE, keys.place, findings)
-    if keys.num_repeats > MOST_REPEATS:
-        message = f"num_repeats is {keys.num_repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
-        findings.error("num-repeats", keys.place, message, "lower it")
+    check_repeats(keys.num_repeats, keys.place, findings)
     if not 0 < keys.scale < float("inf"):
         findings.error("scale", keys.place, f"scale is {keys.scale}, but must be above 0")
     if not keys.buckets:

@@ -42,15 +42,3 @@ class Dataset(Protocol):
     caption_dict: Any
 
     def _get_single_item(self, index: int, _attempts: int = 0) -> Any: ...
-
-
-class Process(Protocol):
-    """A training of a job; `BaseSDTrainProcess` there."""
-
-    job: Any
-    datasets: Any
-    step_num: int
-
-    def get_latest_save_path(self) -> str | None: ...
-
-    def get_training_info(self) -> dict[str, Any]: ...

@@ -23,7 +23,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
 from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress
-from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.group import GpuRow, Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -52,15 +52,6 @@ class JobData:
     placement: Placement
     left_out: tuple[tuple[str, str], ...]
     rows: tuple[BucketRow, ...] = ()
-
-
-@dataclass(frozen=True)
-class Overview:
-    """The datasets of a job, and the epoch of its images on each number of GPUs, without regularization."""
-
-    options: AdapterOptions
-    datasets: tuple[JobData, ...]
-    gpus: tuple[GpuRow, ...]
 
 
 def rule_of(keys: JobKeys, step: int) -> BucketRule:
@@ -184,15 +175,17 @@ def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | No
 
 def overview(
     job: JobConfig, gpus: Sequence[int] = (1,), accumulate: int = 1, progress: Progress | None = None
-) -> Overview:
-    """Place and plan what a job trains. What its files show to be wrong is added to its findings.
+) -> Overview[JobData]:
+    """Place and plan what a job trains; the epoch on GPUs is that of its images without regularization.
+
+    What its files show to be wrong is added to its findings.
 
     Raises:
         KohyaBucketError: options from which no plan follows.
     """
     options = job.options
     if options is None:
-        return Overview(AdapterOptions(), (), ())
+        return Overview(AdapterOptions())
     cached = any(keys.cache_latents or keys.cache_latents_to_disk for keys in job.datasets)
     for conflict in placed_by_trainer(options, "ai-toolkit", CACHED if cached else ""):
         raise ConfigError(f"{job.path}: {conflict}")

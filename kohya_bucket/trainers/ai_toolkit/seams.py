@@ -9,6 +9,7 @@ from kohya_bucket.trainers.ai_toolkit.latents import current_name
 from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
 from kohya_bucket.trainers.door.options import TABLE
+from kohya_bucket.trainers.door.resume import WEIGHING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, Uses
 
@@ -29,11 +30,6 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
         name = next((name for name in names if getattr(process, name, None) is dataset_options), names[0])
         seam.door.resume.add(name, planned, process)
     return planned
-
-
-def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
-    scale = seam.door.resume.loss_scale()
-    return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
 
 
 def _latent_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
@@ -79,11 +75,7 @@ _ORDER = (
 
 SUBJECTS = (
     SeamGroup("order", "epochs are ai-toolkit's own", _ORDER, orders_epochs=True),
-    SeamGroup(
-        "weighing",
-        "images of a batch that is shorter than another process' count for more",
-        (Seam("Accelerator.backward", (), _backward),),
-    ),
+    SeamGroup("weighing", "images of a batch that is shorter than another process' count for more", WEIGHING),
     SeamGroup(
         "latents",
         "latents of images that were edited since, or that were cut off, are trained on",

@@ -85,14 +85,8 @@ class AnimaLoraDoor(TrainerDoor):
         if not training:
             options = options.for_validation()
         images = [Images.of(one) for one in group.datasets]
-        counter = collator.current_epoch
-        sampler = PlanSampler(
-            GroupPlanner(images, options),
-            int(group.datasets[0].seed),
-            counter if training else None,
-            clock=None if training else counter,
-            current_step=collator.current_step,
-        )
+        planner = GroupPlanner(images, options)
+        sampler = PlanSampler.told_by(collator, planner, int(group.datasets[0].seed), training=training)
         setattr(group, HELD, Held(images, options.on_bad_image))
         if training:
             self.resume.attach(sampler)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from types import FrameType
 from typing import Any
 
-from kohya_bucket.trainers.sdscripts.resuming import InitialStep, TrainerResume, arithmetic_of
+from kohya_bucket.trainers.sdscripts.resuming import (
+    InitialStep,
+    TrainerResume,
+    arithmetic_above,
+    arithmetic_of,
+    source_of,
+)
 
-_NAME = "initial_step"
-_IN_TRAIN = (
+_IN_TRAIN = [
     "= 0", "= .initial_step", "= …", "= steps_from_state", "*= .gradient_accumulation_steps", "_ // …", "_ // …", "= 0",
     "._sigma_span_step = _",
-)  # fmt: skip
-_IN_LOOP = ("_ // .gradient_accumulation_steps", "-= …")
+]  # fmt: skip
+_IN_LOOP = ["_ // .gradient_accumulation_steps", "-= …"]
 
 
 class FirstBatch(InitialStep):
@@ -49,12 +53,4 @@ def is_known(frame: FrameType | None, loop: Any) -> bool:
         frame: that of its function, or of one that it calls.
         loop: the function that prepares its loop.
     """
-    while frame is not None and _NAME not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
-        frame = frame.f_back
-    if frame is None:
-        return False
-    try:
-        found = [tuple(arithmetic_of(inspect.getsource(code))) for code in (frame.f_code, loop)]
-    except (OSError, TypeError):
-        return False
-    return found == [_IN_TRAIN, _IN_LOOP]
+    return arithmetic_above(frame) == _IN_TRAIN and arithmetic_of(source_of(loop)) == _IN_LOOP

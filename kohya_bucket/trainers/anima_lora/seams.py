@@ -8,7 +8,7 @@ from typing import Any
 from kohya_bucket.trainers.anima_lora.batches import planned_item
 from kohya_bucket.trainers.anima_lora.objects import Collator, Dataset, Group, ImageRecord
 from kohya_bucket.trainers.door.batches import PlannedBatch
-from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.resume import RESUMING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
 from kohya_bucket.trainers.door.shapes import Fields, Inherits, Offers, Says, Takes, TakesAmong, Uses
 
@@ -37,11 +37,6 @@ def _sanitize(seam: Replaced, self: Any, user_config: dict[str, Any]) -> Any:
     return seam.original(self, seam.door.read_options(user_config, calling_frame()))
 
 
-def _make_accelerator(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
-    seam.original(self, *args, **kwargs)
-    seam.door.resume.watch(self)
-
-
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 _HELD = ("bucket_manager", "buckets_indices", "image_data", "image_to_subset")
 _ORDER = (
@@ -61,11 +56,7 @@ _ORDER = (
     Seam("ConfigSanitizer.sanitize_user_config", (), _sanitize),
     Seam("_flatten_toml", (TakesAmong("d", "source", "strict"),), _read_file),
 )  # fmt: skip
-_RESUMING = (
-    Seam("Accelerator", (Offers(Accelerator),)),
-    Seam("Accelerator.__init__", (), _make_accelerator),
-    Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)),
-)
+_RESUMING = (*RESUMING, Seam("Accelerator.skip_first_batches", (Takes("dataloader", "num_batches"),)))
 
 SUBJECTS = (
     SeamGroup("order", "epochs are anima_lora's own", _ORDER, orders_epochs=True),

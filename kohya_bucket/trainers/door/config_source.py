@@ -37,13 +37,11 @@ class ConfigSource:
         path: the file; None for a config made from command line arguments.
         data: its tables.
         lines: the line number of each key and table of a TOML file, by its place, e.g. `("datasets", 0, "resolution")`.
-        text: the file's text.
     """
 
     path: Path | None
     data: dict[str, Any]
     lines: Mapping[TablePath, int] = field(default_factory=dict)
-    text: str = ""
 
     def line_of(self, *place: str | int) -> str:
         """`line 7, ` or nothing where the line is not known."""
@@ -69,7 +67,7 @@ def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
         raise ConfigError(f"{file}: {trainer} reads dataset configs ending in .toml or .json, not {suffix or 'none'!r}")
     text = _decode(file, trainer)
     data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
-    return ConfigSource(file, data, {} if suffix == ".json" else _line_numbers(text), text)
+    return ConfigSource(file, data, {} if suffix == ".json" else _line_numbers(text))
 
 
 def _for_folder(folder: Path) -> str:
@@ -254,6 +252,13 @@ def check_range(name: str, value: Any, allowed: Type, place: str, findings: Find
     if value is not None and not allowed.fits(value):
         shown = list(value) if isinstance(value, tuple) else value
         findings.error(name.replace("_", "-"), place, f"{name} is {shown}, but must be {allowed.text}")
+
+
+def check_repeats(repeats: int, place: str, findings: Findings) -> None:
+    """Report more repeats than a plan can hold."""
+    if repeats > MOST_REPEATS:
+        message = f"num_repeats is {repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
+        findings.error("num-repeats", place, message, "lower it")
 
 
 def read_table(

@@ -94,7 +94,6 @@ def without_effect_on(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: 
     return f"[kohya_bucket] {' and '.join(asked)} set, but has no effect on a dataset {why}" if asked else ""
 
 
-def at_resolutions(keys: DatasetKeys, options: AdapterOptions | None) -> list[DatasetKeys]:
+def at_resolutions(keys: DatasetKeys, options: AdapterOptions) -> list[DatasetKeys]:
     """The dataset's keys once for each resolution that it trains at: its own, or those of `resolutions`."""
-    resolutions = None if options is None else options.resolutions
-    return [replace(keys, resolution=resolution) for resolution in resolutions or (keys.resolution,)]
+    return [replace(keys, resolution=resolution) for resolution in options.resolutions or (keys.resolution,)]

@@ -105,7 +105,6 @@ class Findings:
         self._items.append(Finding(Severity.NOTE, code, where, message, remedy, tuple(names)))
 
     def add(self, others: Iterable[Finding]) -> None:
-        """Take over findings of another list."""
         self._items += others
 
     def __iter__(self) -> Iterator[Finding]:
@@ -171,3 +170,15 @@ class Section:
         """For JSON."""
         facts = [{"name": name, "text": text} for name, text in self.facts]
         return {"title": self.title, "facts": facts, "findings": [f.as_dict() for f in self.findings]}
+
+
+MARK = "\ufeff"
+"""What an editor's "UTF-8 with BOM" puts in front of a text; no trainer takes it away."""
+
+
+def check_marks(captions: Iterable[tuple[str, str | None]], place: str, findings: Findings) -> None:
+    """Name the captions, given as (name, text), that hold a byte order mark."""
+    if marked := [name for name, text in captions if text is not None and MARK in text]:
+        message = f"{counted(len(marked), 'caption')} with a byte order mark (U+FEFF), which is trained with the word "
+        message += f"behind it ({some(marked, 2)})"
+        findings.warning("caption-mark", place, message, "save the captions as 'UTF-8', not 'UTF-8 with BOM'", marked)

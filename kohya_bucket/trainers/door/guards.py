@@ -16,22 +16,17 @@ from kohya_bucket.trainers.door.ranks import exit_with_message, note_use
 
 
 class Guarded(Protocol):
-    """What the guards ask of a door."""
+    """What the guards ask of a door, see `TrainerDoor`."""
 
-    def is_group(self, dataset: Any) -> bool:
-        """Whether this is a dataset, or group of datasets, that the trainer would train from."""
+    def is_group(self, dataset: Any) -> bool: ...
 
-    def why_inactive(self) -> str:
-        """Why a training that began now would not have the adapter; an empty text while it is in place."""
+    def why_inactive(self) -> str: ...
 
-    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
-        """The arguments of a `DataLoader` call with the plan; None where it is not a trainer's."""
+    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None: ...
 
-    def look_at(self, group: Any) -> None:
-        """A dataset group was made, with the adapter in place."""
+    def look_at(self, group: Any) -> None: ...
 
-    def end(self, why: str) -> NoReturn:
-        """End a run that would train without the plan."""
+    def end(self, why: str) -> NoReturn: ...
 
 
 _doors: list[Guarded] = []

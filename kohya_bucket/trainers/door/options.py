@@ -287,22 +287,23 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
         )
 
 
-_WHERE_PLACED = {
+WHERE_PLACED = {
     "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "largest_first", "step_shapes",
     "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost", "resolution_mode", "resolution_epochs",
 }  # fmt: skip
+"""Options that have a place in a trainer that places, cuts and caches images itself."""
 
 
 def placed_by_trainer(options: AdapterOptions, trainer: str, cached: str) -> Iterator[str]:
-    """What to change, for options that have no place in a trainer that places, cuts and caches images itself.
+    """What to change, for other options than those of `WHERE_PLACED`.
 
     `cached` names the trainer's options by which latents are cached; an empty text where they are not.
     """
     for field in fields(options):
-        if field.name not in _WHERE_PLACED and getattr(options, field.name) != field.default:
+        if field.name not in WHERE_PLACED and getattr(options, field.name) != field.default:
             yield (
                 f"[{TABLE}] {field.name} is set, but images are placed, cut and cached by {trainer} itself: leave it "
-                f"out; {', '.join(sorted(_WHERE_PLACED))} can be set"
+                f"out; {', '.join(sorted(WHERE_PLACED))} can be set"
             )
     if cached and options.moving:
         names = " and ".join(f"{name} = {policy.name!r}" for name, policy in options.moving.items())

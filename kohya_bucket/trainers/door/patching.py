@@ -90,12 +90,10 @@ class ImportWatch(importlib.abc.MetaPathFinder):
         self._looking = False
 
     def start(self) -> None:
-        """Begin to watch."""
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def stop(self) -> None:
-        """Watch no longer."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 

@@ -15,7 +15,7 @@ from kohya_bucket.buckets.bucket import Bucket
 from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.buckets.rule import InSet
-from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair, size_keys, sizes_of_keys
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, Size, as_pair, size_keys, sizes_of_keys
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.planning.demand_model import DemandModel
@@ -103,15 +103,10 @@ class PlacedDataset:
         """How several resolutions are used; None where there is one."""
         return self.of_resolutions.get("resolution_mode")
 
-    @property
-    def kept(self) -> npt.NDArray[np.bool_]:
-        """[N] whether an image has a bucket."""
-        return self.placement.placed
-
     @cached_property
     def trained(self) -> PlacedDataset:
         """Those of the images that have a bucket."""
-        kept = self.kept
+        kept = self.placement.placed
         columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
         return replace(
             self,
@@ -175,9 +170,8 @@ class PlacedDataset:
             return placement.select(np.array([image]))
         if self.sizes is None:
             raise ConfigError(f"{self.keys[image]} is to be trained at {size[0]}x{size[1]}, but its size is not known")
-        only = BucketSet.from_dims([size])
-        moved = InSet(self.sizes[image : image + 1], only, np.zeros(1, dtype=np.int32)).placement()
-        return focused(moved, None if self.focus is None else self.focus[image : image + 1])
+        one = slice(image, image + 1)
+        return placed_in(size, self.sizes[one], None if self.focus is None else self.focus[one])
 
     @cached_property
     def samples_per_bucket(self) -> npt.NDArray[np.int64]:
@@ -255,6 +249,12 @@ class PlannedItems(ItemsInBuckets):
     def rows(self, counts: BucketCounts) -> list[BucketRow]:
         """One for each bucket; `counts` are of the epoch's plan."""
         return bucket_rows(self.bucket_keys, self.bucket_ids, self.crop_loss, counts)
+
+
+def placed_in(bucket: Size, sizes: IntArray, focus: FloatArray | None) -> Placement:
+    """Images of [N, 2] sizes, all in one bucket, with the crops that keep their [N, 4] focus."""
+    only = BucketSet.from_dims([bucket])
+    return focused(InSet(sizes, only, np.zeros(len(sizes), dtype=np.int32)).placement(), focus)
 
 
 InBuckets = PlacedDataset | ItemsInBuckets

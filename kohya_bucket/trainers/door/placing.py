@@ -1,13 +1,10 @@
 """The images of one dataset in their buckets: what `plan` prints and what the adapter trains.
 
-An image has one bucket, or with `resolutions` one for each resolution. Sizes are kept between runs and commands: a
-second start opens no image. Large datasets get a `MetadataCache` in the user's cache folder without being asked, and
-small ones are read faster than a cache is opened.
+An image has one bucket, or with `resolutions` one for each resolution.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,8 +21,6 @@ from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions,
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import OF_RESOLUTIONS, PlacedDataset, first_placed
 from kohya_bucket.trainers.door.ranks import warn_once
-
-logger = logging.getLogger("kohya_bucket")
 
 
 def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:

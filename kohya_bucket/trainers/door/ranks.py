@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -82,8 +82,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-_waits: Counter[str] = Counter()
-
+_waits = itertools.count(1)
 _STOPPED = "kohya_bucket/caching/stopped"
 
 
@@ -96,8 +95,7 @@ def wait_for_ranks() -> None:
     store, ranks = _store_and_ranks()
     if store is None:
         return
-    _waits["caching"] += 1
-    key = f"kohya_bucket/caching/{_waits['caching']}"
+    key = f"kohya_bucket/caching/{next(_waits)}"
     store.add(key, 1)
     while store.add(key, 0) < ranks:
         if store.add(_STOPPED, 0):

@@ -22,6 +22,8 @@ from kohya_bucket.texts import one_line, parse_json, read_text
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
+from kohya_bucket.trainers.door.seams import Replaced, Seam
+from kohya_bucket.trainers.door.shapes import Offers
 
 STATE_FILE = "kohya_bucket_state.json"
 
@@ -184,3 +186,20 @@ class ResumeHooks:
         self._uneven = first % self.accumulation
         if self.accelerator is not None:
             self.accelerator.step = first - self._uneven
+
+
+# What trainers share that make their own `Accelerator`, and weigh their loss in its `backward`.
+
+
+def _make_accelerator(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
+    seam.original(self, *args, **kwargs)
+    seam.door.resume.watch(self)
+
+
+def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
+    scale = seam.door.resume.loss_scale()
+    return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
+
+
+RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
+WEIGHING = (Seam("Accelerator.backward", (), _backward),)

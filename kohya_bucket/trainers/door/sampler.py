@@ -75,6 +75,12 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
                 if line:
                     logger.warning("%s", one_line(line))
 
+    @classmethod
+    def told_by(cls, collator: Any, planner: GroupPlanner, seed: int, *, training: bool) -> PlanSampler:
+        """One that a collator tells the epoch and the step; without `training`, in the order of epoch 0."""
+        counter, clock = (collator.current_epoch, None) if training else (None, collator.current_epoch)
+        return cls(planner, seed, counter, clock=clock, current_step=collator.current_step)
+
     @property
     def epoch(self) -> int:
         """The epoch that is planned: the trainer's count, moved on by what a resumed run had trained before."""

@@ -27,19 +27,16 @@ _MISSING = object()
 
 
 class Door(Protocol):
-    """What seams, and what replaces them, ask of the door that they belong to."""
+    """What seams, and what replaces them, ask of the door that they belong to, see `TrainerDoor`."""
 
     owners: Owners
     resume: Any
 
-    def options(self) -> AdapterOptions:
-        """Those of the config that was read last."""
+    def options(self) -> AdapterOptions: ...
 
-    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]:
-        """Take the `[kohya_bucket]` table, and return the config without it."""
+    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]: ...
 
-    def leave(self, subject: SeamGroup, why: str) -> None:
-        """Leave a subject to the trainer from now on; end the run if it orders epochs."""
+    def leave(self, subject: SeamGroup, why: str) -> None: ...
 
 
 class Replaced(NamedTuple):
@@ -178,7 +175,6 @@ class SeamGroup:
     orders_epochs: bool = False
 
     def seams_of(self, owners: Owners) -> tuple[Seam, ...]:
-        """The seams in a checkout."""
         return tuple(seam for seam in self.seams if seam.when(owners))
 
     def problems(self, owners: Owners) -> list[str]:

@@ -1,4 +1,8 @@
-"""Sizes of a trainer's images: read from headers once, and kept beside them."""
+"""Sizes of a trainer's images: read from headers once, and kept between runs and commands.
+
+Large datasets get a `MetadataCache` in the user's cache folder without being asked; small ones are read faster than a
+cache is opened.
+"""
 
 from __future__ import annotations
 

@@ -178,7 +178,6 @@ class Caches:
         return dict(json.loads(json.dumps(given)))
 
     def latents(self, source: Source) -> FoundCaches:
-        """What there is of an item's latents."""
         reasons = [StaleReason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):

@@ -61,8 +61,7 @@ class Session:
     def _begin_pass(self) -> None:
         # captions may be gone through several times
         self._kept_items: set[int] = set()
-        self._wanted: set[int] = set()
-        self._taken: set[int] = set()
+        self._wanted: set[int] = set()  # and not in a batch yet
         self._reasons: dict[str, list[StaleReason]] = {}
 
     @contextmanager
@@ -79,7 +78,6 @@ class Session:
         self._report()
 
     def wants(self, number: int) -> bool:
-        """Whether an item must be made."""
         source = self.caches.table.at.get(number)
         if source is None:
             return False
@@ -122,7 +120,7 @@ class Session:
         source = self.caches.table.of_item(item, clips=self.caches.clips)
         if source is None:
             return True
-        self._taken.add(source.number)
+        self._wanted.discard(source.number)
         setattr(item, _ORIGIN, (self, source))
         return source.number not in self.left_out
 
@@ -153,7 +151,7 @@ class Session:
     def _report(self) -> None:
         """One line for what was kept, made and left out; the end of the run where nothing is left."""
         sources, out = self.caches.table.sources, self.left_out
-        for number in self._wanted - self._taken:
+        for number in self._wanted:
             out.setdefault(number, _MADE_NOTHING)
         names = [f"{self.caches.table.at[i].name}: {why}" for i, why in sorted(out.items())]
         if len(out) == len(sources) and sources:
@@ -168,7 +166,6 @@ class Session:
             logger.warning("%s left out: %s", counted(len(names), "item"), one_line(some(names, 10)))
 
     def note(self, item: Any, source: Source, file: TensorFile) -> Note:
-        """What an item's file was made from."""
         caches, made = self.caches, self.caches.made_by
         known, settings = self._identities.get(source.number, []), caches.settings_of(source, text=self.text)
         clips = sorted(self.clips.get(source.number, []))

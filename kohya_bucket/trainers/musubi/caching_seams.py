@@ -14,15 +14,7 @@ from weakref import WeakKeyDictionary
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.seams import Door, Replaced, Seam, SeamGroup
-from kohya_bucket.trainers.door.shapes import (
-    Behaves,
-    Offers,
-    Takes,
-    TakesAmong,
-    Uses,
-    checksum,
-    sample_picture,
-)
+from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips

@@ -13,16 +13,16 @@ from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.config_source import (
-    MOST_REPEATS,
     ConfigSource,
     TablePath,
     check_range,
+    check_repeats,
     load_source,
     read_table,
     unknown_key,
 )
 from kohya_bucket.trainers.door.findings import Findings, Severity
-from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
+from kohya_bucket.trainers.door.options import TABLE, WHERE_PLACED, AdapterOptions
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
 from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, known_checkout
 from kohya_bucket.trainers.musubi.keys import (
@@ -172,9 +172,7 @@ def _check_values(keys: CommonKeys, place: str, model: Family, findings: Finding
     if keys.batch_size > 1 and model.name == "mmh3":
         message = f"batch_size is {keys.batch_size}, but {model.title} trains one item at a time"
         findings.error("batch-size", place, f"{message}: musubi-tuner stops at the first batch", "set batch_size = 1")
-    if keys.num_repeats > MOST_REPEATS:
-        message = f"num_repeats is {keys.num_repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
-        findings.error("num-repeats", place, message, "lower it")
+    check_repeats(keys.num_repeats, place, findings)
     if keys.num_repeats < 1:
         message = f"num_repeats is {keys.num_repeats}, so nothing of it is trained"
         findings.warning("no-repeats", place, message, "set it to 1 or more, or remove the dataset")
@@ -258,10 +256,7 @@ def _check_clip_buckets(keys: ClipKeys, place: str, model: Family, findings: Fin
         findings.warning("clips-without-buckets", place, message, "set enable_bucket = true")
 
 
-_OPTIONS = {
-    "remainder", "small_buckets", "order", "run_length", "largest_first", "step_shapes", "on_bad_image", "max_pixels",
-    "max_tokens", "max_cost", "model", "cost", "focus", "resolution_mode", "resolution_epochs",
-}  # fmt: skip
+_OPTIONS = WHERE_PLACED - {"merge_max_crop"} | {"focus"}
 
 
 def conflicts(options: AdapterOptions) -> Iterator[str]:

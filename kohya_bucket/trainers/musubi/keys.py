@@ -71,7 +71,6 @@ class CommonKeys:
 
     @property
     def caches(self) -> str | None:
-        """Where its caches lie."""
         return self.cache_directory if self.cache_directory is not None else self.directory
 
     def mode(self, model: Family) -> tuple[bool, bool]:

@@ -18,8 +18,7 @@ from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_list
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
 from kohya_bucket.texts import counted, parse_json, read_text, some
-from kohya_bucket.trainers.door.captions import check_marks
-from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.findings import Findings, check_marks
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows

@@ -23,7 +23,7 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
-from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
 from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
@@ -134,9 +134,10 @@ def _left_out(
     if short := [path for path, why in left_out if why == Reason.TOO_SHORT.text]:
         message = f"{counted(len(short), what)} with fewer frames than the shortest of target_frames: {some(short)}"
         findings.warning("too-short", place, message, "list a shorter length, or leave them out", short)
-    if rest := [f"{path}: {why}" for path, why in left_out if why != Reason.TOO_SHORT.text]:
-        message = f"{counted(len(rest), what)} cannot be trained ({some(rest, 1)})"
-        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in left_out)), rest)
+    if rest := [one for one in left_out if one[1] != Reason.TOO_SHORT.text]:
+        names = [f"{path}: {why}" for path, why in rest]
+        message = f"{counted(len(rest), what)} cannot be trained ({some(names, 1)})"
+        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in rest)), names)
     return left_out
 
 
@@ -207,19 +208,10 @@ def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findi
         findings.warning("source-fps", place, message, f"leave it out, or {_ANEW.format(model.target_fps)}")
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs."""
-
-    options: AdapterOptions
-    datasets: tuple[PlacedData, ...]
-    gpus: tuple[GpuRow, ...]
-
-
 def overview(
     config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
     decode: bool = False, progress: Progress | None = None,
-) -> Overview:  # fmt: skip
+) -> Overview[PlacedData]:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
     What its files show to be wrong is added to its findings. Nothing is planned without options. With `decode`, every
@@ -229,7 +221,7 @@ def overview(
         KohyaBucketError: keys or options from which no buckets follow, with the dataset's place in the config.
     """
     if options is None:
-        return Overview(AdapterOptions(), (), ())
+        return Overview(AdapterOptions())
     placed, model, stopped = [], config.model, bool(config.findings.of(Severity.ERROR))
     for keys, readable, place in zip(config.datasets, config.readable, config.places, strict=True):
         if stopped and not (readable and buckets_follow(keys, place, model)):
@@ -263,19 +255,15 @@ def config_section(path: Path, model: Family, show: ShowProgress, *, decode: boo
     advice = "" if model.name else "; name it for advice that fits: --arch wan"
     section = Section(f"config {path}, of musubi-tuner", [("checked for", model.title + advice)], read.findings)
     try:
-        _look_at_files(section, read, show, decode)
+        with show("reading images and clips") as progress:
+            seen = overview(read, read.options, decode=decode, progress=progress)
     except KohyaBucketError as error:
         section.findings.error("settings", "", str(error))
-    return section
-
-
-def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, decode: bool) -> None:
-    with show("reading images and clips") as progress:
-        seen = overview(read, read.options, decode=decode, progress=progress)
+        return section
     for data in seen.datasets:
         batches = sum(row.batches for row in data.rows)
         text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
-        text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {batches:,} batch{'es' * (batches != 1)} an epoch"
+        text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {counted(batches, 'batch')} an epoch"
         lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
         section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
     if decode:
@@ -285,3 +273,4 @@ def _look_at_files(section: Section, read: MusubiConfig, show: ShowProgress, dec
         clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
         if clips:
             section.facts.append(("decoded clips", f"{clips:,}"))
+    return section

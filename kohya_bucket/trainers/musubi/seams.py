@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,22 +10,14 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import load_source
-from kohya_bucket.trainers.door.resume import Accelerator
+from kohya_bucket.trainers.door.resume import RESUMING, WEIGHING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
-from kohya_bucket.trainers.door.shapes import (
-    Behaves,
-    Inherits,
-    Offers,
-    Takes,
-    Uses,
-)
+from kohya_bucket.trainers.door.shapes import Behaves, Inherits, Offers, Takes, Uses
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
 from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
-
-logger = logging.getLogger("kohya_bucket")
 
 
 def _group_item(seam: Replaced, self: Group, index: Any, /) -> Any:
@@ -46,16 +37,6 @@ def _sanitize(seam: Replaced, self: Any, user_config: dict[str, Any], **more: An
 def _load(seam: Replaced, file: str, **more: Any) -> Any:
     load_source(file, "musubi-tuner")
     return seam.original(file, **more)
-
-
-def _make_accelerator(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
-    seam.original(self, *args, **kwargs)
-    seam.door.resume.watch(self)
-
-
-def _backward(seam: Replaced, self: Any, loss: Any, **kwargs: Any) -> Any:
-    scale = seam.door.resume.loss_scale()
-    return seam.original(self, loss if scale == 1 else loss * scale, **kwargs)
 
 
 def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = False, **more: Any) -> Any:
@@ -87,8 +68,6 @@ _ORDER = (
     Seam("ImageDataset.__init__", only=(*IMAGES, *DEPRECATED, *_OF_RUN), defaults="ImageDatasetParams"),
     Seam("VideoDataset.__init__", only=(*CLIPS, "audio_spec", *_OF_RUN), defaults="VideoDatasetParams"),
 )
-_RESUMING = (Seam("Accelerator", (Offers(Accelerator),)), Seam("Accelerator.__init__", (), _make_accelerator))
-_WEIGHING = (Seam("Accelerator.backward", (), _backward),)
 
 _SIZES = [(w, h) for w in range(90, 1800, 211) for h in range(70, 1700, 203)]
 _MODES = [(False, False), (True, False), (True, True)]
@@ -131,13 +110,10 @@ _PLANNING = (
 )
 
 
-# Where caches are made, and where a training takes its items from them.
-
-
 SUBJECTS = (
     SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
-    SeamGroup("resuming", "a run that is resumed begins its epoch again", _RESUMING),
-    SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", _WEIGHING),
+    SeamGroup("resuming", "a run that is resumed begins its epoch again", RESUMING),
+    SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", WEIGHING),
     CACHING,
     SeamGroup("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import inspect
-import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ from kohya_bucket.trainers.sdscripts.caching.text import ahead
 from kohya_bucket.trainers.sdscripts.objects import Group, HeldDataset, Subset, inner_of
 from kohya_bucket.trainers.sdscripts.refusals import LOSS_WEIGHTS, say_what_is_in_no_store, say_what_is_not_weighed
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, compact
-
-logger = logging.getLogger("kohya_bucket")
 
 
 def note_epoch(dataset: HeldDataset, epoch: int) -> None:
@@ -136,18 +133,12 @@ def planned_arguments(
     ahead.end_before_training()
     say_what_is_in_no_store(door.owners, datasets, tables[0].options)
     training = bool(arguments.get("shuffle", False))
-    counter = collator.current_epoch
     options = tables[0].options if training else tables[0].options.for_validation()
     images = [table.images for table in tables]
     by_shards = ORDERS[options.order].uses_shards
     shards = shard_numbers(datasets, images, options.open_shards) if by_shards else None
-    sampler = PlanSampler(
-        GroupPlanner(images, options, shards),
-        int(datasets[0].seed),
-        counter if training else None,
-        clock=None if training else counter,
-        current_step=collator.current_step,
-    )
+    planner = GroupPlanner(images, options, shards)
+    sampler = PlanSampler.told_by(collator, planner, int(datasets[0].seed), training=training)
     if training:
         door.resume.attach(sampler)
         say_what_is_not_weighed(sampler)

@@ -43,7 +43,6 @@ class BucketManager:
         self._bucket_set: BucketSet | None = None
 
     def make_buckets(self) -> None:
-        """Generate the set from the settings."""
         if self.max_reso is None or self.min_size is None or self.max_size is None or self.reso_steps is None:
             raise ValueError("make_buckets needs max_reso, min_size, max_size and reso_steps")
         self.set_predefined_resos(kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps))
@@ -99,7 +98,6 @@ class BucketManager:
             self.buckets.append([])
 
     def add_image(self, reso: Size, image_or_info: Any) -> None:
-        """Put an image into the bucket of `reso`."""
         self.buckets[self.reso_to_id[reso]].append(image_or_info)
 
     def sort(self) -> None:

@@ -105,9 +105,6 @@ def describe_folder(root: Path) -> str:
     return f"{version} (by its modules) at {root}"
 
 
-# The permanent door: a marked block in a checkout's `library/__init__.py`, empty in every release since 0.6.0.
-
-
 PATCH = CheckoutPatch(
     trainer="sd-scripts",
     door="kohya_bucket.trainers.sdscripts",
@@ -116,3 +113,4 @@ PATCH = CheckoutPatch(
     makes_datasets="library.config_util",
     imports=("library.train_util", "library.config_util"),
 )
+"""The permanent door: a marked block in `library/__init__.py`, empty in every release since 0.6.0."""

@@ -211,9 +211,6 @@ def _remedy(root: Path) -> str:
     return f"run doctor in the environment that you train in, or install here what it needs ({needed})"
 
 
-# What is installed here, and what each missing package is for.
-
-
 def packages_section() -> Section:
     """This Python, this package's version, and the packages of each of its extras."""
     section = Section("this environment", [

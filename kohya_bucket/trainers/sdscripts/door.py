@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any
 
 from kohya_bucket.trainers.door.door import TrainerDoor
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.ranks import warn_once
 from kohya_bucket.trainers.door.seams import SeamGroup
 from kohya_bucket.trainers.sdscripts.checkout import SeamError, describe_folder, runs_anima_lora
 
@@ -22,14 +22,11 @@ _CLASSES = {_HOME, "DatasetGroup"}
 _TABLES = ("bucket_manager", "buckets_indices", "image_data")  # any two: another project's may have one of them
 _WITHOUT_BUCKETS = "MinimalDataset"  # what --dataset_class names
 
-logger = logging.getLogger("kohya_bucket")
-
 
 class SdScriptsDoor(TrainerDoor):
     """What is sd-scripts' own about its door."""
 
     trainer, package = "sd-scripts", _PACKAGE
-    told_of_other_datasets = False
 
     def home(self) -> ModuleType | None:
         for name, module in list(sys.modules.items()):
@@ -65,9 +62,7 @@ class SdScriptsDoor(TrainerDoor):
             return False
         names = {base.__name__ for base in type(dataset).__mro__ if base.__module__.startswith(f"{_PACKAGE}.")}
         if _WITHOUT_BUCKETS in names:
-            if not self.told_of_other_datasets:
-                logger.warning("a --dataset_class dataset has no buckets to plan: sd-scripts trains it alone")
-                self.told_of_other_datasets = True
+            warn_once("a --dataset_class dataset has no buckets to plan: sd-scripts trains it alone")
             return False
         members = (dataset, *(getattr(dataset, "datasets", None) or ()))
         return bool(names & _CLASSES) or any(sum(hasattr(one, table) for table in _TABLES) > 1 for one in members)

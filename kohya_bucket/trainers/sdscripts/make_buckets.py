@@ -101,7 +101,7 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
     pairs = map(_pairs, (scan.sizes, placement.bucket_sizes))
-    columns = zip(placing.kept.tolist(), infos, *pairs, resized_sizes, strict=True)
+    columns = zip(placement.placed.tolist(), infos, *pairs, resized_sizes, strict=True)
     for keep, info, size, bucket, resized in columns:
         if keep:
             bucket = buckets.setdefault(bucket, bucket)
@@ -111,7 +111,7 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
     if placing.trained.mode == "all":
         # in the numbers that sd-scripts prints and writes into metadata, an image counts once for each resolution
         more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
-        regular = table.is_reg[placing.kept]
+        regular = table.is_reg[placement.placed]
         dataset.num_train_images += int(more[~regular].sum())
         dataset.num_reg_images += int(more[regular].sum())
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
@@ -128,10 +128,10 @@ def _large_enough(dataset: Dataset, table: DatasetTable, scan: SizeScan) -> Sequ
     skips = skipped_images(table.paths, list(_pairs(scan.sizes)), limit)
     if skips.reasons and is_first_process():
         logger.info("%s of %s images left out by skip_image_resolution", len(skips.reasons), len(table))
-        names = [(table.keys[i], reason) for i, reason in scan.unreadable.items() if i in skips]
+        names = [(table.keys[i], reason) for i, reason in scan.unreadable.items() if i in skips.reasons]
         if names:
             logger.warning("\n".join(skipped_lines(names)))
-    return [i for i in range(len(table)) if i not in skips]
+    return [i for i in range(len(table)) if i not in skips.reasons]
 
 
 def _is_listed(dataset: Dataset, table: DatasetTable) -> bool:

@@ -24,7 +24,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity
-from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
 from kohya_bucket.trainers.door.placing import place_all, refuse_unmatched
@@ -95,24 +95,10 @@ class DatasetOverview:
         return rows
 
 
-@dataclass(frozen=True)
-class Overview:
-    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs.
-
-    Attributes:
-        unreadable: paths of images that cannot be read, of the other datasets.
-    """
-
-    options: AdapterOptions
-    datasets: tuple[DatasetOverview, ...]
-    gpus: tuple[GpuRow, ...]
-    unreadable: frozenset[str] = frozenset()
-
-
 def overview(
     config: Config, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
     progress: Progress | None = None,
-) -> Overview:  # fmt: skip
+) -> Overview[DatasetOverview]:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
     What the images' headers show to be wrong is added to its findings. Nothing is planned without options.
@@ -122,7 +108,7 @@ def overview(
     """
     if options is None:
         bad = name_unreadable(config.datasets, config.findings, progress)
-        return Overview(AdapterOptions(), (), (), frozenset(bad))
+        return Overview(AdapterOptions(), unreadable=frozenset(bad))
     unreadable: set[str] = set()
     placed, stopped = [], bool(config.findings.of(Severity.ERROR))
     for dataset in config.datasets:
@@ -155,8 +141,9 @@ def _place(
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read, stated) if scan is not None]
-    trained, prescribed = read.sizes[placing.kept], images.predefined is not None
-    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, read.sizes[~placing.kept], trainer)
+    trained, prescribed = read.sizes[placing.placement.placed], images.predefined is not None
+    without = read.sizes[~placing.placement.placed]
+    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, without, trainer)
     seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
     if not prescribed:
         _check_limits(seen, options, trainer, findings)
@@ -216,9 +203,6 @@ def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progres
         message = f"{counted(len(bad), 'image')} cannot be read ({some(names, 1)})"
         findings.warning("unreadable-image", "", message, what_to_do(*(why for _, why in bad)), names)
     return {path for path, _ in bad}
-
-
-# What only the images' headers tell: sizes that metadata states wrongly, control images that do not fit.
 
 
 def check_images(

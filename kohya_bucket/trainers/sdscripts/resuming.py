@@ -9,6 +9,7 @@ import ast
 import inspect
 import logging
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -177,16 +178,21 @@ def is_known(arguments: Any, frame: FrameType | None) -> bool:
     options = [hasattr(arguments, name) for name in OPTIONS]
     if not all(options):
         return not any(options)
-    while frame is not None:
-        if _NAME in frame.f_code.co_varnames or _NAME in frame.f_code.co_cellvars:
-            try:
-                source = inspect.getsource(frame.f_code)
-            except (OSError, TypeError):
-                return False
-            found = arithmetic_of(source)
-            return tuple(step for step in found if step != _COUNTED_DOWN) == _KNOWN
+    return tuple(step for step in arithmetic_above(frame) if step != _COUNTED_DOWN) == _KNOWN
+
+
+def arithmetic_above(frame: FrameType | None) -> list[str]:
+    """What the innermost function that has an `initial_step` does with it, from that of `frame` outwards."""
+    while frame is not None and _NAME not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
         frame = frame.f_back
-    return False
+    return [] if frame is None else arithmetic_of(source_of(frame.f_code))
+
+
+def source_of(function: Any) -> str:
+    """The source of a function, or of its code; empty where there is none."""
+    with suppress(OSError, TypeError):
+        return inspect.getsource(function)
+    return ""
 
 
 def arithmetic_of(source: str) -> list[str]:
@@ -227,9 +233,6 @@ def _text(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return f".{node.attr}"
     return {_NAME: "_", "_": "…"}.get(node.id, node.id) if isinstance(node, ast.Name) else "…"
-
-
-# What `train_network.py` itself remembers of a run.
 
 
 _TRAIN_STATE = "train_state.json"  # where train_network.py remembers its update count

@@ -61,9 +61,6 @@ class KeyTable(Sequence[list[str]]):
             keys.append(key)
         return keys
 
-    def __iter__(self) -> Iterator[list[str]]:
-        return (self[k] for k in range(len(self)))
-
 
 class BatchTable(Sequence[Any]):
     """`buckets_indices`: one entry per batch of an epoch on one process.
@@ -247,9 +244,6 @@ def _plain(info_type: type, attributes: dict[str, Any]) -> Any:
     info: Any = object.__new__(info_type)
     info.__dict__.update(attributes)
     return info
-
-
-# The smallest columns that give back equal values of the same types: one value, few, rows of numbers, texts.
 
 
 _FEW = 256

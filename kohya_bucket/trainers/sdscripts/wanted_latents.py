@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets import BucketSet
-from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.rule import InSet
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.parallel import Progress
@@ -20,6 +17,7 @@ from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door.group import moved_images
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placed import placed_in
 from kohya_bucket.trainers.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 
@@ -133,9 +131,6 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
     )  # fmt: skip
 
 
-# At which sizes the images of a dataset are cached: their own, those of other resolutions, and where they may move.
-
-
 def _cached_sizes(
     dataset: ReadDataset, images: DatasetTable, scan: SizeScan, options: AdapterOptions, gpus: Iterable[int],
     collection: str,
@@ -162,13 +157,11 @@ def _cached_sizes(
                 yield np.flatnonzero(rows), column.select(rows), names[number], further
     if not options.moving:
         return
-    placed = np.flatnonzero(placing.kept)
+    placed = np.flatnonzero(placing.placement.placed)
     image, bucket = moved_images(trained, options, gpus)
     for target in np.unique(bucket).tolist():
         rows = placed[image[bucket == target]]
-        width, height = trained.buckets[target]
-        only = BucketSet.from_dims([(width, height)])
-        placement = InSet(scan.sizes[rows], only, np.zeros(len(rows), dtype=np.int32)).placement()
-        placement = focused(placement, None if trained.focus is None else trained.focus[image[bucket == target]])
-        name = f"{names[int(trained.resolution_of_bucket[target])]} to {width}x{height}".strip()
-        yield rows, placement, name, True
+        size = trained.buckets[target]
+        focus = None if trained.focus is None else trained.focus[image[bucket == target]]
+        name = "{} to {}x{}".format(names[int(trained.resolution_of_bucket[target])], *size).strip()
+        yield rows, placed_in(size, scan.sizes[rows], focus), name, True

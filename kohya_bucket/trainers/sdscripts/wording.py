@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from kohya_bucket.latents.fingerprint import StaleReason, as_text
@@ -10,6 +11,9 @@ from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
+from kohya_bucket.trainers.door.ranks import is_first_process
+
+logger = logging.getLogger("kohya_bucket")
 
 _SHOWN = 20
 _SHOWN_SIZES = 16
@@ -59,10 +63,12 @@ def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
     return _listed(f"{counted(len(failures), 'image')} will not be trained:", failures)
 
 
-def recached_lines(reasons: Mapping[str, Sequence[StaleReason]]) -> list[str]:
-    """Caches that were there and could not be used, each with its reason."""
-    found = [(path, as_text(why)) for path, why in reasons.items()]
-    return _listed(f"{counted(len(found), 'cache')} could not be used and were made again:", found)
+def say_recached(reasons: Mapping[str, Sequence[StaleReason]]) -> None:
+    """Name the caches that were there and could not be used, each with its reason."""
+    if reasons and is_first_process():
+        found = [(path, as_text(why)) for path, why in reasons.items()]
+        lines = _listed(f"{counted(len(found), 'cache')} could not be used and were made again:", found)
+        logger.warning("\n".join(lines))
 
 
 def _listed(title: str, reasons: Sequence[tuple[str, str]]) -> list[str]:

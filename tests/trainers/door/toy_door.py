@@ -24,7 +24,7 @@ def place(pictures, options):
     times = np.array([picture.times for picture in pictures.pictures], dtype=np.int64)
     keys = DatasetKeys(pictures.resolution, True, 64, 512, 64)
     placing = place_images([p.name for p in pictures.pictures], sizes, times, pictures.batch_size, keys, options)
-    pictures.pictures = [p for p, kept in zip(pictures.pictures, placing.kept, strict=True) if kept]
+    pictures.pictures = [p for p, kept in zip(pictures.pictures, placing.placement.placed, strict=True) if kept]
     pictures.placed = placing.trained
 
 

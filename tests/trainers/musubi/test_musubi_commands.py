@@ -81,6 +81,17 @@ def test_options_that_caches_cannot_have_are_refused_as_in_training(config, comm
     assert json.loads(out)["gpus"][0]["steps"] < 14
 
 
+def test_a_remedy_is_for_what_it_stands_with(config, command_line, tmp_path):
+    lines = [{"video_path": str(tmp_path / "clips" / name), "caption": "a"} for name in ("c.mp4", "gone.mp4")]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    keys = f"video_jsonl_file = '{(tmp_path / 'list.jsonl').as_posix()}'\ncache_directory = 'k'\ntarget_frames = [9]\n"
+    config.write_text(f"[[datasets]]\nresolution = [96, 64]\n{keys}", encoding="utf-8")
+    found = json.loads(command_line("plan", config, "--arch", "wan", "--json")[1])
+    remedies = {finding["code"]: finding["remedy"] for finding in found["findings"]}
+    assert remedies["too-short"] == "list a shorter length, or leave them out"
+    assert remedies["not-trained"] == "correct the path"
+
+
 def test_doctor(config, command_line, tmp_path):
     (tmp_path / "images" / "9.png").write_bytes((tmp_path / "images" / "1.png").read_bytes()[:-60])
     (tmp_path / "images" / "9.txt").write_text("a caption")

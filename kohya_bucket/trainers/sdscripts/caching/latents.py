@@ -16,7 +16,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.ranks import is_first_process, stop_all_ranks_on_error, warn_once
+from kohya_bucket.trainers.door.ranks import stop_all_ranks_on_error, warn_once
 from kohya_bucket.trainers.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache, TrainersNpz
 from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable
@@ -32,7 +32,7 @@ from kohya_bucket.trainers.sdscripts.config.files import written_ns
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, ImageRecord, inner_of
-from kohya_bucket.trainers.sdscripts.wording import recached_lines
+from kohya_bucket.trainers.sdscripts.wording import say_recached
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -61,8 +61,7 @@ def cache_latents(
             session.cache.keep()
             raise
     session.finish()
-    if is_first_process() and session.reasons:
-        logger.warning("\n".join(recached_lines(session.reasons)))
+    say_recached(session.reasons)
 
 
 def _check_what_is_asked(strategy: Any, arch: Family, options: AdapterOptions) -> None:
@@ -193,7 +192,6 @@ class CachingSession:
         }
 
     def finish(self) -> None:
-        """After sd-scripts' loop."""
         self.cache.finish()
         if isinstance(self.cache, ShardCache):
             self.cache.serve(self.dataset, self.strategy, self.items)

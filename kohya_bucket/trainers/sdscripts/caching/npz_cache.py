@@ -15,12 +15,7 @@ from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.trainers.door.ranks import wait_for_ranks
-from kohya_bucket.trainers.sdscripts.caching.session import (
-    CacheItem,
-    save_by_trainer,
-    save_latents,
-    why_npz_stale,
-)
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_by_trainer, save_latents, why_npz_stale
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz
 from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz
@@ -38,8 +33,10 @@ class NpzCache:
 
     arch: Family
     moved: int = 0
-    _pool: ThreadPoolExecutor | None = None
-    _groups: GroupedSync | None = None
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
+        self._groups = GroupedSync(self._pool)
 
     def holds(self, item: CacheItem) -> bool:
         """Whether there is anything on disk, good or not."""
@@ -58,9 +55,6 @@ class NpzCache:
     def save(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, *, keys: str) -> None:
         """Write an item; what the names of its arrays end in is as sd-scripts' own `save` is told."""
         self._write(item, latents, crop_ltrb, flipped, alpha_mask, keys)
-        if self._groups is None:
-            self._pool = ThreadPoolExecutor(4, thread_name_prefix="kohya-bucket-npz")
-            self._groups = GroupedSync(self._pool)
         self._groups.add(Path(item.path))
 
     def _write(self, item: CacheItem, latents: Any, crop_ltrb: Any, flipped: Any, alpha_mask: Any, keys: str) -> None:
@@ -68,7 +62,6 @@ class NpzCache:
         save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        """Flipped latents and mask of an item that is on disk."""
         found = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
         return found.flipped, found.alpha_mask
 
@@ -78,16 +71,12 @@ class NpzCache:
             self._wait_for_the_disk()
 
     def _wait_for_the_disk(self) -> None:
-        if self._groups is None or self._pool is None:
-            return
         try:
             self._groups.finish()
         finally:
             self._pool.shutdown()
-            self._pool = self._groups = None
 
     def finish(self) -> None:
-        """After the loop."""
         self._wait_for_the_disk()
         if self.moved:
             logger.info("%d latents were cached by another version, and are put where this one finds them", self.moved)
@@ -103,6 +92,7 @@ class TrainersNpz(NpzCache):
     strategy: Any = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = ("save_latents_to_disk", "load_latents_from_disk", "is_disk_cached_latents_expected")
         self._save, self._load, self._accepts = (getattr(self.strategy, name) for name in names)
 

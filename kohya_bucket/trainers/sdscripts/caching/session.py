@@ -61,28 +61,28 @@ class CacheItem:
     further: bool = False
     path: str = ""
 
-    def fingerprint(self, dtype: str = "float32") -> Fingerprint:
+    def fingerprint(self) -> Fingerprint:
         """What the item's latents depend on, with the image file as it is now.
 
         Raises:
             OSError: the image is gone.
         """
-        return self._fingerprint(dtype, *source_identity(self.image)[:2])
+        return self._fingerprint(*source_identity(self.image)[:2])
 
-    def to_compare(self, dtype: str = "float32") -> tuple[StoreEntry, tuple[Stale, ...]]:
+    def to_compare(self) -> tuple[StoreEntry, tuple[Stale, ...]]:
         """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
 
         That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
         """
         unknown = () if self.vae else (Stale.VAE,)
         try:
-            fingerprint = self.fingerprint(dtype)
+            fingerprint = self.fingerprint()
         except OSError:
-            fingerprint, unknown = self._fingerprint(dtype, -1, -1), (*unknown, Stale.SOURCE)
+            fingerprint, unknown = self._fingerprint(-1, -1), (*unknown, Stale.SOURCE)
         entry = StoreEntry(Path(self.image).name, fingerprint, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
         return entry, unknown
 
-    def _fingerprint(self, dtype: str, nbytes: int, mtime: int) -> Fingerprint:
+    def _fingerprint(self, nbytes: int, mtime: int) -> Fingerprint:
         resized = self.resized_size or as_pair(
             covering_sizes(np.array([self.original_size]), np.array([self.bucket_reso]))[0]
         )
@@ -94,8 +94,8 @@ class CacheItem:
         middle = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
         crop = getattr(resized, "crop", None) or middle
         return Fingerprint(
-            nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, dtype, "latents",
-            self.flip, self.alpha_mask,
+            nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, "float32",
+            "latents", self.flip, self.alpha_mask,
         )  # fmt: skip
 
 

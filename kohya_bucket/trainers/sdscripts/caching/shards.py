@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray, Size, as_pair
 from kohya_bucket.errors import ConfigError, LatentStoreError
-from kohya_bucket.latents.dtypes import from_float32
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, why_stale
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -66,7 +65,6 @@ class StoreCache:
             self._store.refresh()
 
     def commit(self) -> None:
-        """Put on disk what was added."""
         if self._writer is not None:
             self._writer.flush()
 
@@ -105,7 +103,6 @@ class ShardCache(StoreCache):
 
     Args:
         arch: the model family.
-        dtype: storage type; float32 gives training exactly what npz give it.
         collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
             datasets that have the same images at different sizes each need their own. It must be the same in all
             processes, whichever of them encodes an image.
@@ -113,7 +110,6 @@ class ShardCache(StoreCache):
 
     images_root: Path
     arch: Family
-    dtype: str = "float32"
     collection: str = ""
     _names_from: Path = field(default=Path(), init=False)
     _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
@@ -152,8 +148,9 @@ class ShardCache(StoreCache):
         entry = self.opened().entry(i)
         if entry.original_size != as_pair(item.original_size):
             return [StaleReason(Stale.SOURCE, "its size differs")]
-        wanted, unknown = item.to_compare(entry.fingerprint.dtype)
-        return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=unknown)
+        wanted, unknown = item.to_compare()
+        ignoring = (Stale.DTYPE, *unknown)
+        return why_stale(entry.fingerprint, wanted.fingerprint, Path(item.image), ignoring=ignoring)
 
     def save(
         self, item: CacheItem, latents: Any, crop_ltrb: Iterable[float], flipped: Any = None, alpha_mask: Any = None,
@@ -169,16 +166,16 @@ class ShardCache(StoreCache):
             collection = self.opened().entry(stale).collection
         left, top, right, bottom = (float(side) for side in crop_ltrb)
         mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
-        original, fingerprint = as_pair(item.original_size), item.fingerprint(self.dtype)
+        original, fingerprint = as_pair(item.original_size), item.fingerprint()
         entry = StoreEntry(source, fingerprint, original, (left, top, right, bottom), None, collection)
-        bits = [from_float32(part, self.dtype) for part in finite_arrays(item, latents, flipped)]
+        # as npz have them; copied, since they are written later
+        bits = [part.copy() for part in finite_arrays(item, latents, flipped)]
         mask = None if mask is None or (mask == 255).all() else mask
         self._writing().add(
             entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space
         )  # fmt: skip
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        """Flipped latents and mask of an item that is there."""
         return self.load(item.image, item.bucket_reso)[3:]
 
     def load(self, image: str, bucket_reso: tuple[int, int]) -> Loaded:
@@ -241,9 +238,6 @@ def cache_of_run(images: Sequence[str], arch: Family, dataset: HeldDataset, opti
 
 def _load(readers: dict[str, ShardCache], path: str, bucket_reso: tuple[int, int]) -> Any:
     return readers[path].load(path, bucket_reso)
-
-
-# Which shard each image's latent lies in, for an order that reads few shards at a time.
 
 
 _caches: WeakKeyDictionary[Any, ShardCache] = WeakKeyDictionary()  # of datasets whose latents are all in a store

@@ -44,7 +44,7 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import (
     write_text_npz,
 )
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
-from kohya_bucket.trainers.sdscripts.wording import recached_lines
+from kohya_bucket.trainers.sdscripts.wording import say_recached
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -95,8 +95,7 @@ def cache_text_outputs(
     session.finish()
     ahead.there.update(session.captions)
     ahead.encoded += session.saved
-    if is_first_process() and session.reasons:
-        logger.warning("\n".join(recached_lines(session.reasons)))
+    say_recached(session.reasons)
 
 
 class TextNpzSession:
@@ -146,7 +145,6 @@ class TextNpzSession:
         """Where the loop ended half-way: every file is on disk already."""
 
     def finish(self) -> None:
-        """After sd-scripts' loop."""
         wait_for_ranks()
 
     def _is_expected(self, path: str) -> bool:
@@ -154,7 +152,7 @@ class TextNpzSession:
             return False
         if self.strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, (), self.captions[path], self.encoding)
+        reason = check_text_npz(path, self.captions[path], self.encoding)
         if reason is not None:
             self.reasons[path] = [reason]
         return reason is None and bool(self._accepts(path))
@@ -328,8 +326,7 @@ class TextShardSession:
 
     Attributes:
         captions: by key.
-        images: by key, of the first image that has the caption.
-        owners: by key, the rank that sd-scripts gives that image to.
+        images: by key, of the first image that has the caption: the rank that sd-scripts gives it to encodes it.
         reasons: why captions are encoded again, by image.
         saved: how many captions this process has encoded.
     """
@@ -339,13 +336,12 @@ class TextShardSession:
         encoding: Encoding,
     ) -> None:  # fmt: skip
         self.strategy, self.encoding = strategy, encoding
-        self.rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
+        rank, ranks = int(accelerator.process_index), int(accelerator.num_processes)
         self.captions: dict[str, Caption] = {}
         self.images: dict[str, str] = {}
-        self.owners: dict[str, int] = {}
         self.reasons: dict[str, list[StaleReason]] = {}
         self._keys: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._mine: set[str] = set()  # of this process, and not asked for yet
         self.saved = 0
         records: list[ImageRecord] = list(dataset.image_data.values())
         for number, info in enumerate(records):
@@ -354,7 +350,8 @@ class TextShardSession:
             self._keys[info.absolute_path] = key
             if key not in self.captions:
                 self.captions[key], self.images[key] = caption, str(info.absolute_path)
-                self.owners[key] = number % ranks
+                if number % ranks == rank:
+                    self._mine.add(key)
         self._load = functools.partial(type(strategy).load_outputs_npz, strategy)
         self._orders: dict[tuple[str, ...], list[str | None]] = {}
         self._accepts = functools.partial(type(strategy).is_disk_cached_outputs_expected, strategy)
@@ -366,7 +363,6 @@ class TextShardSession:
             logger.info("text-encoder outputs are kept in %s", one_line(root))
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for the strategy's methods, by name."""
         return {"get_outputs_npz_path": self._keys.__getitem__, "is_disk_cached_outputs_expected": self._is_expected}
 
     def holds(self, path: Any) -> bool:
@@ -402,9 +398,9 @@ class TextShardSession:
         self.strategy.load_outputs_npz = TextLoader(self.cache, self._orders)
 
     def _is_expected(self, key: str) -> bool:
-        if self.owners[key] != self.rank or key in self._asked:
+        if key not in self._mine:
             return True  # is encoded for another image that has the same caption
-        self._asked.add(key)
+        self._mine.remove(key)
         reasons = self._why_missing(key)
         trusted = self.strategy.skip_disk_cache_validity_check
         if not reasons and not trusted and not self._accepts_choices(key):

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.captions import check_marks
-from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.findings import Findings, check_marks
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Trainer
 

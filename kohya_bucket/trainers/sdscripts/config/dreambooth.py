@@ -158,7 +158,7 @@ def _cached(
     known, present = ({os.path.abspath(p) for p in paths} for paths in ([e.path for e in listed], folder.images))
     new = [image for image in folder.images if os.path.abspath(image) not in known]
     small = skipped_images(new, [None] * len(new), dataset.skip_image_resolution, reading.metadata_cache)
-    new = [image for i, image in enumerate(new) if i not in small]
+    new = [image for i, image in enumerate(new) if i not in small.reasons]
     if new:
         message = f"{counted(len(new), 'image', 'is', 'are')} not in {path}, and so not trained ({some(new)})"
         findings.warning("stale-cache", where, message, remedy, new)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -191,7 +192,7 @@ def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None, b
     lines = _caption_lines(image, extension)
     if lines is None:
         return None, False
-    return _trained(lines, whole), not whole and any(lines[1:])
+    return ("\n".join(filter(None, lines)), False) if whole else (lines[0], any(lines[1:]))
 
 
 def _report_missing(
@@ -213,18 +214,14 @@ def _report_missing(
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
-def read_caption(image: str, extension: str, whole: bool = False) -> str | None:
-    """The caption in an image's file, with `whole` all of its lines; None without a file.
+def read_caption(image: str, extension: str) -> str | None:
+    """The caption in an image's file; None without a file.
 
     Raises:
         ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
     lines = _caption_lines(image, extension)
-    return None if lines is None else _trained(lines, whole)
-
-
-def _trained(lines: list[str], whole: bool) -> str:
-    return "\n".join(filter(None, lines)) if whole else lines[0]
+    return None if lines is None else lines[0]
 
 
 def _caption_lines(image: str, extension: str) -> list[str] | None:
@@ -268,8 +265,7 @@ def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
 # back for validation and before regularization images are counted, which are left out alike.
 
 
-@dataclass(frozen=True)
-class Skips:
+class Skips(NamedTuple):
     """Which of N images are left out.
 
     Attributes:
@@ -277,11 +273,8 @@ class Skips:
         unreadable: those among them that have no pixels because they cannot be read.
     """
 
-    reasons: dict[int, str] = field(default_factory=dict)
-    unreadable: tuple[int, ...] = ()
-
-    def __contains__(self, position: int) -> bool:
-        return position in self.reasons
+    reasons: dict[int, str]
+    unreadable: tuple[int, ...]
 
 
 def skipped_images(
@@ -294,7 +287,7 @@ def skipped_images(
         limit: `skip_image_resolution`; None leaves out nothing.
     """
     if limit is None or not len(paths):
-        return Skips()
+        return Skips({}, ())
     sizes = np.array([size or (0, 0) for size in noted], dtype=np.int64)
     unknown = [i for i, size in enumerate(noted) if size is None]
     failed: dict[int, str] = {}
@@ -306,9 +299,6 @@ def skipped_images(
     bound = f"no more pixels than skip_image_resolution {limit[0]}x{limit[1]}"
     reasons = {i: failed.get(i) or f"{sizes[i, 0]}x{sizes[i, 1]}: {bound}" for i in small}
     return Skips(reasons, tuple(i for i in small if i in failed))
-
-
-# Which sizes in a `metadata_cache.json` may be believed: those of images that are as they were when it was written.
 
 
 CACHE_FILE = "metadata_cache.json"

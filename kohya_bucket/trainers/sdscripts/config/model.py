@@ -18,7 +18,7 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import MOST_REPEATS
+from kohya_bucket.trainers.door.config_source import MOST_REPEATS, check_repeats
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -71,7 +71,6 @@ class DatasetTable:
         return len(self.keys)
 
     def select(self, rows: Sequence[int]) -> DatasetTable:
-        """Some of the images."""
         columns: dict[str, Any] = {
             name: getattr(self, name)[rows] for name in ("stated_sizes", "repeats", "is_reg", "subset")
         }
@@ -92,11 +91,7 @@ class DatasetTable:
         self, scan: SizeScan, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
         prescribed: Callable[[Any], Placement] | None = None,
     ) -> PlacedDataset:  # fmt: skip
-        """The images in their buckets; see `place_images`.
-
-        Raises:
-            ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
-        """
+        """The images in their buckets; see `place_images`, also for what is raised."""
         if self.predefined:
             manager = BucketManager(False, None, None, None, None)
             manager.set_predefined_resos(self.predefined)
@@ -151,19 +146,14 @@ def is_used(subset: SubsetConfig, seen: set[str | None], training: bool, finding
     `seen` are those of the subsets before it; one that turned out to be empty does not count.
     """
     repeats = subset.num_repeats if training or subset.kind is not DatasetKind.DREAMBOOTH else 1
-    if repeats > MOST_REPEATS:
-        message = f"num_repeats is {repeats:,}, but no more than {MOST_REPEATS:,} can be planned"
-        findings.error("num-repeats", subset.place, message, "lower it")
-    elif repeats < 1:
+    check_repeats(repeats, subset.place, findings)
+    if repeats < 1:
         message = f"num_repeats is {repeats}, so sd-scripts skips {subset.source!r}"
         findings.warning("no-repeats", subset.place, message, "set it to 1 or more, or remove the subset")
-    elif subset.source in seen:
+    elif repeats <= MOST_REPEATS and subset.source in seen:
         message = f"{subset.source!r} was given before in this dataset; sd-scripts uses the first and skips this one"
         findings.warning("duplicate-subset", subset.place, message, "remove one; use num_repeats to repeat it")
     return 1 <= repeats <= MOST_REPEATS and subset.source not in seen
-
-
-# The growing image list of one dataset: entries under keys, as sd-scripts' `register_image` keeps them.
 
 
 @dataclass(slots=True)
@@ -181,7 +171,8 @@ class Entry:
 
 
 class Registry:
-    """Entries in the order of their first registration; a later entry of the same key takes its place.
+    """A growing list of images, as sd-scripts' `register_image` keeps it: a later entry of the same key takes the place
+    of the one before.
 
     `skipped` collects (key, reason) of the images that are left out for their size; `predefined` is as in
     `DatasetTable`.
@@ -194,7 +185,6 @@ class Registry:
         self._replaced: dict[tuple[int, int], list[str]] = {}
 
     def add(self, entry: Entry) -> None:
-        """Register an image."""
         before = self.entries.get(entry.key)
         if before is not None:
             self._replaced.setdefault((before.subset, entry.subset), []).append(entry.key)
@@ -211,7 +201,6 @@ class Registry:
             findings.warning("same-key", subsets[second - 1].place, message, remedy, keys)
 
     def as_table(self) -> DatasetTable:
-        """The entries as columns."""
         entries = list(self.entries.values())
         captions, conditioning = tuple(e.caption for e in entries), tuple(e.conditioning for e in entries)
         return DatasetTable(
@@ -252,4 +241,4 @@ def large_enough(
             message += ", and with validation_split sd-scripts stops at a folder without images"
         report = findings.error if stops else findings.warning
         report("all-skipped", subset.place, message, "lower it, or remove the subset")
-    return [entry for i, entry in enumerate(listed) if i not in skips] if skips.reasons else list(listed), skips
+    return [entry for i, entry in enumerate(listed) if i not in skips.reasons], skips

@@ -46,8 +46,7 @@ class Config:
         datasets: its datasets, in order. Those that sd-scripts could not build are there with what is known.
         options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
         findings: everything that is wrong or notable.
-        family: the model family, where the file shows it; see `ARCHITECTURES`.
-        trainer: what it was checked for.
+        trainer: what it was checked for; a trainer's settings may show its family.
         release: the version of sd-scripts that it was read as.
         length: how long a trainer's settings let it train; None for a dataset config, which does not say.
     """
@@ -56,7 +55,6 @@ class Config:
     datasets: tuple[ReadDataset, ...]
     options: AdapterOptions | None
     findings: Findings
-    family: str = ""
     trainer: Trainer = ANY_TRAINER
     length: RunLength | None = None
     release: Release = NEWEST
@@ -112,7 +110,7 @@ def read_config(
             f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
             f"or `kohya-bucket plan {argument(source.path)} --train-data-dir FOLDER`"
         )
-    read = _read(source, given, findings, release, trainer, check_captions, family)
+    read = _read(source, given, findings, release, trainer, check_captions)
     if length.computed and dataset_config is None:
         times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
         times *= 2 if paths["reg_data_dir"] else 1
@@ -140,17 +138,16 @@ def read_folders(
     in_json: str | None = None,
     release: Release = NEWEST,
     trainer: Trainer = ANY_TRAINER,
-    check_captions: bool = True,
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
     source = _source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
-    return _read(source, given, findings, release, trainer, check_captions)
+    return _read(source, given, findings, release, trainer)
 
 
 def _read(
     source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
-    check_captions: bool, family: str = "",
+    check_captions: bool = True,
 ) -> Config:  # fmt: skip
     _check_release(release, findings)
     datasets = read_datasets(source, findings, given, release)
@@ -183,7 +180,7 @@ def _read(
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
-    return Config(source.path, tuple(out), options, findings, family, trainer, release=release)
+    return Config(source.path, tuple(out), options, findings, trainer, release=release)
 
 
 def _check_release(release: Release, findings: Findings) -> None:

@@ -36,7 +36,6 @@ class Feature(enum.Enum):
 
     @property
     def since(self) -> str:
-        """The version that brought it."""
         return self.value[0]
 
 

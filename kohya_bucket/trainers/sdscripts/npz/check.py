@@ -46,9 +46,10 @@ def find_npz(
     """
     fingerprint = wanted.fingerprint
     bucket = fingerprint.bucket_size
+    parts = _parts(arch, bucket, fingerprint)
 
     def judge(file: OpenNpz, keys: str) -> list[StaleReason]:
-        bad = _why_bad(file, keys, _parts(arch, bucket, fingerprint), wanted.original_size)
+        bad = _why_bad(file, keys, parts, wanted.original_size)
         if bad is not None:
             return [bad]
         known, reasons = made_from(file, keys, image)
@@ -57,7 +58,7 @@ def find_npz(
         else:
             reasons = why_unknown(fingerprint) + ([] if Stale.SOURCE in ignoring else reasons)
         # last, since every byte is read
-        damaged = None if reasons else file.damaged(name + keys for name in _parts(arch, bucket, fingerprint))
+        damaged = None if reasons else file.damaged(name + keys for name in parts)
         return [StaleReason(Stale.CHECKSUM, damaged)] if damaged else reasons
 
     found = _look(path, bucket, arch, judge)

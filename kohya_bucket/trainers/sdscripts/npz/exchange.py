@@ -73,7 +73,6 @@ def import_npz(
     vae: str = "",
     interpolation: str = "auto",
     collection: str = "",
-    captions: Sequence[str | None] | None = None,
     progress: Progress | None = None,
 ) -> Exchange:
     """Take the npz beside `images` into a store.
@@ -101,7 +100,7 @@ def import_npz(
 
     def read(n: int, file: CacheFile) -> Iterator[str | Add]:
         source = relative_source([images[n]], images_root)[0]
-        return _latents_to_add(images[n], source, file, arch, encoding, None if captions is None else captions[n])
+        return _latents_to_add(images[n], source, file, arch, encoding)
 
     return _taken(cache_files(images, arch), read, output, images_root, len(images), progress)
 
@@ -155,7 +154,7 @@ def _taken(
 
 
 def _latents_to_add(
-    image: str, source: str, found: CacheFile, arch: Family, encoding: EncodeOptions, caption: str | None
+    image: str, source: str, found: CacheFile, arch: Family, encoding: EncodeOptions
 ) -> Iterator[str | Add]:
     sizes: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
     with OpenNpz(found.path) as file:
@@ -182,7 +181,7 @@ def _latents_to_add(
         fingerprint = _fingerprint(image, bucket, item, known, encoding)
         yield partial(
             StoreWriter.add,
-            entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, caption, name),
+            entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, None, name),
             plain=from_float32(item.latents, encoding.dtype),
             flipped=None if item.flipped is None else from_float32(item.flipped, encoding.dtype),
             mask=mask, space=arch.space,

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -223,14 +224,13 @@ def _rewrite(path: Path, plan: Plan, *, sync: bool) -> None:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
         return out.getvalue()
 
-    update_file(path, change, sync=sync, why=_why_not_written)
+    update_file(path, change, sync=sync, why=partial(why_not_written, elsewhere=_ELSEWHERE))
 
 
-def _why_not_written(error: OSError) -> str:
-    return why_not_written(
-        error, "keep latents elsewhere, since npz lie beside their images: as shards, which can lie anywhere (--format "
-        'shards --output DIR; in training latent_cache = "shards" and latent_cache_dir), or under an --output'
-    )  # fmt: skip
+_ELSEWHERE = (
+    "keep latents elsewhere, since npz lie beside their images: as shards, which can lie anywhere (--format shards "
+    '--output DIR; in training latent_cache = "shards" and latent_cache_dir), or under an --output'
+)
 
 
 @contextmanager
@@ -544,9 +544,8 @@ def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "
 
 
 def check_text_npz(
-    path: str | os.PathLike[str], required: Iterable[str] = (), caption: Caption | None = None,
-    encoding: Encoding | None = None,
-) -> StaleReason | None:  # fmt: skip
+    path: str | os.PathLike[str], caption: Caption | None = None, encoding: Encoding | None = None
+) -> StaleReason | None:
     """Why cached outputs cannot be used, or None: every byte is read, so what is broken shows.
 
     With `caption`, those of another one, or saved with another `caption_dropout_rate`, which is trained with, are
@@ -554,8 +553,6 @@ def check_text_npz(
     """
     try:
         with OpenNpz(Path(path)) as file:
-            if missing := [name for name in required if name not in file.names]:
-                return StaleReason(Stale.PART, missing[0])
             if damaged := file.damaged():
                 return StaleReason(Stale.CHECKSUM, damaged)
             said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
