@@ -1,5 +1,7 @@
 """Rules by the names that config files use."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -66,7 +68,7 @@ def test_a_missing_file_is_named(tmp_path) -> None:
 @pytest.mark.parametrize("rule", [KohyaBuckets, NovelAIBuckets, ExactBuckets])
 @pytest.mark.parametrize("value", ["512", ("512", "512"), 512.5, (512.5, 512), None, (512,), (512, 512, 512)])
 def test_resolutions_that_are_none_are_refused(rule, value) -> None:
-    with pytest.raises(BucketSettingsError, match="must be a whole number"):
+    with pytest.raises(BucketSettingsError, match=re.escape(repr(value))):
         rule(value)
 
 

@@ -58,7 +58,7 @@ def test_a_tag_of_hundreds_of_megabytes_is_not_read_to_its_end(tmp_path: Path) -
 def test_no_decoder_looks_for_a_header_without_end(tmp_path: Path, beginning: bytes) -> None:
     """Pillow would go on byte by byte, for hours."""
     path = sparse(tmp_path / "x.jpg", beginning, 2**36 if os.name == "posix" else LONG)
-    assert "not found after reading" in read_sizes([path], engine="alone").failures[0][2]
+    assert "MiB" in read_sizes([path], engine="alone").failures[0][2]
 
 
 def test_what_is_in_memory_or_part_of_a_file_is_bounded_too() -> None:
@@ -69,7 +69,7 @@ def test_what_is_in_memory_or_part_of_a_file_is_bounded_too() -> None:
             assert length <= MIB
             return BEGINNINGS["x.avif"].ljust(length, b"\0") if offset == 0 else bytes(length)
 
-    with pytest.raises(UnreadableImageError, match="not found after reading"):
+    with pytest.raises(UnreadableImageError, match="MiB"):
         header_of(Endless())
 
 

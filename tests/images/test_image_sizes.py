@@ -172,7 +172,7 @@ def test_verify_names_files_whose_pixels_are_cut_off(tmp_path: Path) -> None:
     paths = write(tmp_path, [("whole.jpg", whole), ("cut.jpg", whole[: len(whole) // 2])])
     assert not read_sizes(paths).failures
     scan = read_sizes(paths, verify=True)
-    assert [(i, "cannot be read as an image" in reason) for i, _, reason in scan.failures] == [(1, True)]
+    assert [(i, "cannot be read" in reason) for i, _, reason in scan.failures] == [(1, True)]
     assert scan.sizes.tolist() == [[67, 45], [0, 0]]
 
 

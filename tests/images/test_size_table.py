@@ -138,7 +138,7 @@ def test_a_pickle_that_would_take_for_ever_is_refused_at_once(tmp_path) -> None:
         b"\x80\x02}K\x01K\x01" + pair_in_pair + b"s.",  # as a size
     ):
         path.write_bytes(program)
-        with pytest.raises(KohyaBucketError, match="holds a tuple that is not a pair"):
+        with pytest.raises(KohyaBucketError, match="holds a tuple"):
             read_size_table(path)
     path.write_bytes(b"\x80\x02}K\x01\x8b\xff\xff\xff\x7f")
     with pytest.raises(KohyaBucketError, match="damaged or not a pickle: "):

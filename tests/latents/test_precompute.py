@@ -12,6 +12,7 @@ from PIL import Image
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+from kohya_bucket.buckets.placement import Reason  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.pixels import load_pixels  # noqa: E402
 from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
@@ -395,7 +396,7 @@ def test_an_image_without_a_bucket_is_named(tmp_path):
     assert report.encoded == 1
     ((path, reason),) = report.without_bucket
     assert Path(path).name == images[1].name
-    assert "shorter than one bucket step" in reason
+    assert reason == Reason.TOO_SMALL.text
 
 
 def test_collections_of_one_store(tmp_path, images):

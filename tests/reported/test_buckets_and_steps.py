@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from kohya_bucket.buckets.placement import Reason
 from tests.command_line import Command
 from tests.reported.case import reported
 
@@ -50,7 +51,7 @@ SEVEN = [(512, 512)] * 5 + [(512, 768)] * 2
 def test_a_side_below_one_step(command_line: Command) -> None:
     found = planned(command_line, config([(2000, 50), (500, 400)], "bucket_no_upscale = true"))
     assert [one["image"] for one in found["datasets"][0]["not_trained"]] == [str(Path("img/0.png"))]
-    assert "a side is shorter than one bucket step" in found["datasets"][0]["not_trained"][0]["reason"]
+    assert found["datasets"][0]["not_trained"][0]["reason"] == f"2000x50: {Reason.TOO_SMALL.text}"
     assert found["gpus"][0]["samples"] == 1
 
 

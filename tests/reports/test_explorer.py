@@ -16,6 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, cli
+from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.explorer_page import render_explorer
 from kohya_bucket.reports.page import render_page
@@ -139,7 +140,7 @@ def test_bad_files_as_a_list(browser, images, tmp_path) -> None:
     assert name == "bad-files.txt"
     assert rows["set/a/broken.jpg"] == "its JPEG header is damaged or cut off"
     assert rows["set/a/<img src=x onerror=window.pwned=1>.png"] == "not an image that is known here"
-    assert sum("shorter than one bucket step" in why for why in rows.values()) == 5
+    assert sum(why == Reason.TOO_SMALL.text for why in rows.values()) == 5
 
 
 def test_settings_that_cannot_be_are_said_and_nothing_moves(browser, images, tmp_path) -> None:

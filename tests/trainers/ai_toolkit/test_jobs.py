@@ -129,7 +129,7 @@ def test_options_stand_in_the_job(job, command_line):
         ({"bach_size": 3}, {}, "ignores 'bach_size' without a word: it has no such key: did you mean 'batch_size'"),
         ({"batch_size": "2"}, {}, "batch_size is '2'"),
         ({"resolution": "512x512"}, {}, "resolution is '512x512', but must be whole numbers"),
-        ({"folder_path": None}, {}, "it names no images"),
+        ({"folder_path": None}, {}, "names no images"),
         ({"folder_path": "nowhere"}, {}, "nowhere is neither a folder nor a JSON file"),
         ({"buckets": False}, {}, "buckets is false"),
         ({"num_frames": 9, "auto_frame_count": True}, {}, "auto_frame_count lets each clip keep its own length"),
