@@ -75,7 +75,7 @@ def test_the_rule_is_always_said(command_line, config):
     config.write_text(text + "[kohya_bucket]\nrule = 'auto'\nnum_buckets = 2\n", encoding="utf-8")
     assert "\n  rule auto (kmeans) chose " in command_line("plan", config)[1]
     config.write_text(text.replace("enable_bucket = true", ""), encoding="utf-8")
-    assert "\n  no buckets: enable_bucket is off\n" in command_line("plan", config)[1]
+    assert "\n  no buckets: " in command_line("plan", config)[1]
 
 
 @pytest.mark.parametrize("given", ["pics [a]", "$HOME", "%HOME%", "~"])

@@ -83,7 +83,7 @@ def test_all_slips_are_reported_in_one_run() -> None:
     [
         ("train_batch_size = 2", "'batch_size'?"),
         ("cache_latents = true", "stands on its command line (--cache_latents)"),
-        ("train_inpainting = true", "stands on its command line (--train_inpainting)"),
+        ("train_inpainting = true", "(--train_inpainting)"),
         ("skip_image_resolutions = 512", "'skip_image_resolution'?"),
         ("skip_image_resolution = '512,768'", "write skip_image_resolution = [512, 768]"),
         ("skip_image_resolution = 512.5", "must be a whole number or two of them"),
@@ -115,7 +115,7 @@ def test_remedies_for_dataset_keys(line: str, remedy: str) -> None:
         ("resolution = 512\n", "move it to [general] or [[datasets]]"),
         ("[training]\nx = 1\n", "the top level knows datasets, general, kohya_bucket"),
         ("learning_rate = 1e-4\n", "--learning_rate"),
-        ("train_inpainting = true\n", "stands on its command line (--train_inpainting)"),
+        ("train_inpainting = true\n", "(--train_inpainting)"),
         ("kohya_bucket = 1\n", "[kohya_bucket] must be a table"),
     ],
 )
