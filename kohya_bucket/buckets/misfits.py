@@ -87,17 +87,15 @@ def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> str:
     )
 
 
-def narrowest_usual(rule: KohyaBuckets) -> int:
-    """The usual `min_bucket_reso` at the rule's resolution: half its side."""
-    return max(
-        rule.reso_steps, int(math.isqrt(rule.max_area) / LONGEST_ASPECT**0.5) // rule.reso_steps * rule.reso_steps
-    )
+def narrowest_usual(resolution: tuple[int, int], step: int) -> int:
+    """The usual `min_bucket_reso` at a resolution: half its side."""
+    return max(step, int(math.isqrt(resolution[0] * resolution[1]) / LONGEST_ASPECT**0.5) // step * step)
 
 
-def narrowed(rule: BucketRule, sizes: IntArray) -> str:
-    """What the rule's `min_bucket_reso` crops off these images, [N, 2], against the usual one, as `shortened`; "" for
-    less than 1%."""
-    if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.min_size <= (lowest := narrowest_usual(rule)):
+def narrowed(rule: BucketRule, sizes: IntArray, lowest: int) -> str:
+    """What the rule's `min_bucket_reso` crops off these images, [N, 2], against `lowest`, as `shortened`; "" for less
+    than 1%."""
+    if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.min_size <= lowest:
         return ""
     placements = _before_and_after(rule, sizes, min_size=lowest)
     if placements is None:

@@ -279,13 +279,13 @@ def _steps(rule: KohyaBuckets, trainer: Trainer) -> Iterator[Change]:
 def _limits(rule: KohyaBuckets, trainer: Trainer, sizes: IntArray, enlarged: float) -> Iterator[Change]:
     """Longer and narrower buckets, up to the usual ones: what is longer still is a matter of the files."""
     steps = rule.reso_steps
-    longest, lowest = trainer.longest(rule.max_reso, steps), narrowest_usual(rule)
+    longest, lowest = trainer.longest(rule.max_reso, steps), narrowest_usual(rule.max_reso, steps)
     if longest > rule.max_size:
         why = shortened(rule, sizes, longest) or f"no bucket is longer than {rule.max_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("max_bucket_reso", str(rule.max_size), str(longest), why, rule, max_size=longest)
     if lowest < rule.min_size:
-        why = narrowed(rule, sizes) or f"no bucket is narrower than {rule.min_size}, so long images are cropped"
+        why = narrowed(rule, sizes, lowest) or f"no bucket is narrower than {rule.min_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
         yield from _tried("min_bucket_reso", str(rule.min_size), str(lowest), why, rule, min_size=lowest)
         if longest > rule.max_size:

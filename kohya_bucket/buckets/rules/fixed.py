@@ -63,7 +63,7 @@ class FixedBuckets(SetRule):
 
 
 def check_bucket_set(bucket_set: BucketSet) -> BucketSet:
-    """The set itself; `BucketSettingsError` for a list, a name, or anything else that is no `BucketSet`."""
+    """The set itself; `BucketSettingsError` for a list, a name, or anything else that is not a `BucketSet`."""
     if isinstance(bucket_set, BucketSet):
         return bucket_set
     raise BucketSettingsError(

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, narrowest_usual, shortened
 from kohya_bucket.buckets.rule import BucketRule
-from kohya_bucket.buckets.rules.kohya import KohyaBuckets
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -185,12 +184,16 @@ def check_limits(
     """Say what a low `max_bucket_reso` costs images of these sizes, [N, 2], at a resolution, and a high
     `min_bucket_reso`. `rule` is sd-scripts' own.
     """
-    longest, at = trainer.longest(keys.resolution, keys.bucket_reso_steps), "{}x{}".format(*keys.resolution)
+    resolution, step = keys.resolution, keys.bucket_reso_steps
+    longest, lowest, at = (
+        trainer.longest(resolution, step),
+        narrowest_usual(resolution, step),
+        "{}x{}".format(*resolution),
+    )
     if short := shortened(rule, sizes, longest):
         findings.warning("short-buckets", place, f"at resolution {at} {short}", f"max_bucket_reso = {longest}")
-    if isinstance(rule, KohyaBuckets) and (wide := narrowed(rule, sizes)):
-        remedy = f"min_bucket_reso = {narrowest_usual(rule)}"
-        findings.warning("wide-buckets", place, f"at resolution {at} {wide}", remedy)
+    if wide := narrowed(rule, sizes, lowest):
+        findings.warning("wide-buckets", place, f"at resolution {at} {wide}", f"min_bucket_reso = {lowest}")
 
 
 def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progress: Progress | None = None) -> set[str]:
