@@ -185,11 +185,8 @@ def check_limits(
     `min_bucket_reso`. `rule` is sd-scripts' own.
     """
     resolution, step = keys.resolution, keys.bucket_reso_steps
-    longest, lowest, at = (
-        trainer.longest(resolution, step),
-        narrowest_usual(resolution, step),
-        "{}x{}".format(*resolution),
-    )
+    longest, lowest = trainer.longest(resolution, step), narrowest_usual(resolution, step)
+    at = "{}x{}".format(*resolution)
     if short := shortened(rule, sizes, longest):
         findings.warning("short-buckets", place, f"at resolution {at} {short}", f"max_bucket_reso = {longest}")
     if wide := narrowed(rule, sizes, lowest):
