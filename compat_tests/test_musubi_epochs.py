@@ -61,7 +61,6 @@ def test_repeats_and_two_data_sets(musubi_source, config, tmp_path):
         "order = 'runs'\nremainder = 'pad'",
         "max_pixels = 65536",
         "model = 'z-image'\nmax_tokens = 256",
-        "step_shapes = 'any'",
     ],
 )
 def test_options_of_the_config(musubi_source, config, tmp_path, table):

@@ -126,7 +126,7 @@ def test_what_is_moved_depends_on_the_number_of_gpus(patched, precompute, tmp_pa
         cached(patched, config, without_encoder(monkeypatch), True)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_pixels": 5 * 128 * 128}, {"step_shapes": "any"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_pixels": 5 * 128 * 128}], ids=str)
 def test_other_options_that_decide_what_is_moved(patched, precompute, tmp_path, monkeypatch, options):
     config = config_of(tmp_path, {**TABLES["rotate and merge"], **options})
     said = precompute(config, "--gpus", "2")

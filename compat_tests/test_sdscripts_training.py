@@ -55,7 +55,7 @@ def test_every_image_with_many_workers(sd_scripts_dir, data, tmp_path):
 
 
 @pytest.mark.training_run("2 processes")
-@pytest.mark.parametrize("shapes", ["equal_cost", "one", "any"])
+@pytest.mark.parametrize("shapes", ["equal_cost", "one"])
 def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path, shapes):
     config = write_config(tmp_path, data, f"[kohya_bucket]\nstep_shapes = '{shapes}'")
     run = train(sd_scripts_dir, config, "--max_train_epochs", 2, out=tmp_path / "out", ranks=2)
@@ -64,7 +64,7 @@ def test_two_processes_without_a_seed(sd_scripts_dir, data, tmp_path, shapes):
     alone = sum(step[0]["images"] == step[1]["images"] for step in run.batches)
     for epoch in epochs_of(run.batches, 2):
         assert not NAMES.keys() - epoch.keys()
-        assert sum(epoch.values()) - COUNT <= {"equal_cost": 0, "one": alone, "any": 2}[shapes]
+        assert sum(epoch.values()) - COUNT <= {"equal_cost": 0, "one": alone}[shapes]
     for step in run.batches:  # what an image adds to the average of both means: the same as on one process
         part = collections.Counter()
         for row in step:

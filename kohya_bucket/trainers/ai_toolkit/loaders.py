@@ -45,7 +45,7 @@ class RankSampler(PlanSampler):
     @property
     def batches(self) -> int:
         """Of this rank in the whole of the present epoch, what was trained before a resume included."""
-        return self._first(self._current) + self._length(self._current) // self.world_size
+        return self._current.first_step + self._current.steps
 
     def __iter__(self) -> Iterator[PlannedBatch]:  # begins when it is drawn from: loaders make one that they never use
         assert self.current_epoch is not None

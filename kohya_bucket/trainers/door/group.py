@@ -113,7 +113,6 @@ class GroupPlanner:
             **self.planner(world_size).fingerprint,
             "image_names": self._names,
             "max_pixels": options.max_pixels,
-            "own_batches": options.own_batches,
         }
 
     @cached_property
@@ -312,17 +311,15 @@ def _together(stages: Sequence[BucketCounts]) -> BucketCounts:
 
 def _rows(group: GroupPlanner, alone: EpochPlan, gpus: Sequence[int], accumulate: int, name: str) -> list[GpuRow]:
     """An epoch, planned for one GPU, on each number of them."""
-    rows, own = [], group.options.own_batches
+    rows = []
     for n in gpus:
-        ranks, independent = 1 if own else n, idle_share(dealt_costs(alone, n))
-        plan = group.planner(ranks).plan(0, alone.epoch)
-        ledger, steps = plan.ledger(), -(-plan.steps // n) if own else plan.steps
-        (never, line), split = left_over(group, ranks), splits_of_stages(group, ranks)
-        idle = independent if own else idle_share_of(plan)
+        plan = group.planner(n).plan(0, alone.epoch)
+        ledger, (never, line), split = plan.ledger(), left_over(group, n), splits_of_stages(group, n)
         rows.append(
             GpuRow(
-                n, steps, -(-steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved, idle,
-                independent, ledger.text, "; ".join(filter(None, (line, split))), never, _largest(group, plan), name,
+                n, plan.steps, -(-plan.steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved,
+                idle_share_of(plan), idle_share(dealt_costs(alone, n)), ledger.text,
+                "; ".join(filter(None, (line, split))), never, _largest(group, plan), name,
             )
         )  # fmt: skip
     return rows

@@ -23,7 +23,7 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.store.storage import StorePath, as_given
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.options import choice, option, read_value, weights, without_effect
-from kohya_bucket.planning.options import STEP_SHAPES, EpochOptions
+from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import RemainderPolicy
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, stage_starts, weighted_cycle
@@ -68,8 +68,6 @@ def _as_resolution(value: Any) -> tuple[int, int] | None:
     return (pair[0], pair[1]) if good else None
 
 
-STEP_SHAPES_OF_TRAINERS = {**STEP_SHAPES, "any": "each process has batches of its own, and waits for the largest"}
-
 _FOR_SHARDS = (lambda o: "shards" in (o.latent_cache, o.text_cache), "latent_cache = 'shards'")
 
 
@@ -88,8 +86,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
         cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
             by default in tokens, with what the model's attention adds.
-        step_shapes: which shapes may meet in a step: `equal_cost` of `model`, else of pixels; `one`; or `any`, as
-            without a plan. `STEP_SHAPES_OF_TRAINERS` explains them.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large datasets, in the user's cache
@@ -114,7 +110,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
     order: str = choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
     model: str | None = choice(None, lambda: TOKEN_GRIDS)
     cost: tuple[float, float] | None = option(None, _cost, tuple)
-    step_shapes: str | None = choice(None, lambda: STEP_SHAPES_OF_TRAINERS)
     on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
     metadata_cache: str = option("auto", _local_file)
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
@@ -128,8 +123,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
             "resolution_mode": self.resolution_mode if self.resolutions or self.by_datasets else None,
             # trainers count epochs from 1
             "resolution_epochs": (one := self.resolution_epochs) and (one[0] + 1, *one[1:]),
-            # each process has its own batches: a plan for one
-            "step_shapes": None if self.step_shapes == "any" else self.step_shapes,
         }
 
     @property
@@ -161,11 +154,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
     def for_validation(self) -> AdapterOptions:
         """The same for validation, whose order is always the same: what it leaves out would never be validated."""
         return replace(self.unscheduled(), remainder="keep") if self.policies[0].leaves_out else self.unscheduled()
-
-    @property
-    def own_batches(self) -> bool:
-        """Each process has batches of its own, of whatever shape."""
-        return self.step_shapes == "any"
 
     @property
     def moving(self) -> dict[str, RemainderPolicy]:

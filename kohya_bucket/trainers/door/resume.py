@@ -173,7 +173,7 @@ class ResumeHooks:
     def _resume(self, sampler: PlanSampler, folder: Path) -> None:
         self._loaded = None
         try:
-            position = read_position(folder, sampler.planner, sampler.planned_ranks)
+            position = read_position(folder, sampler.planner, sampler.world_size)
         except NoPlaceError as error:
             self.on_no_place(sampler, folder, error)
         else:

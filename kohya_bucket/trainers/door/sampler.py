@@ -15,7 +15,6 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
@@ -58,7 +57,6 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.planner, self.current_epoch = planner, current_epoch
         self._clock, self._current_step = clock, current_step
         self.world_size, self._rank = world()
-        self.planned_ranks = 1 if planner.options.own_batches else self.world_size
         self.seed = self._agreed(seed) if self.world_size > 1 else seed
         self.bad_images = BadImages(planner.first_image.tolist())
         self.on_start: Callable[[int], object] = lambda _: None
@@ -71,7 +69,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._start = EpochPosition(self.seed, self.epoch)
         self._current = self.plan
         if current_epoch is not None and is_first_process():
-            for line in (left_over(planner, self.planned_ranks)[1], splits_of_stages(planner, self.planned_ranks)):
+            for line in (left_over(planner, self.world_size)[1], splits_of_stages(planner, self.world_size)):
                 if line:
                     logger.warning("%s", one_line(line))
 
@@ -97,17 +95,16 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         if self._planner.plan_at(position).steps == 0:  # the epoch was complete
             position = position.next_epoch()
         self._rest, rest = position, self._planner.plan_at(position)
-        return ResumePoint(rest.epoch, self._first(rest), self._length(rest) // self.world_size)
+        return ResumePoint(rest.epoch, rest.first_step, rest.steps)
 
     def begin_at(self, epoch: int, batches: int) -> ResumePoint:
         """Leave out `batches` batches of each process at the beginning of an epoch that this run plans."""
-        steps = batches * self.world_size // self.planned_ranks
-        return self.resume(self._planner.position(EpochPosition(self.seed, epoch), steps))
+        return self.resume(self._planner.position(EpochPosition(self.seed, epoch), batches))
 
     def position(self, batches: int) -> EpochPosition:
         """Where the present epoch stands, when each process has trained so many of its batches (0: all)."""
         first, end = self._current.first_step, self._current.first_step + self._current.steps
-        step = min(batches * self.world_size // self.planned_ranks, end) if batches else end
+        step = min(batches, end) if batches else end
         return self._planner.position(self._start, max(step, first))
 
     def summary(self, batches: int) -> str:
@@ -116,31 +113,22 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         unreadable, again = self.bad_images.total - total, self.bad_images.replaced - replaced
         if batches:
             bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
-            of = self._first(plan) + self._length(plan) // self.world_size
-            return f"epoch {plan.epoch} ended after {batches:,} of {counted(of, 'batch')}{bad}"
+            of = counted(plan.first_step + plan.steps, "batch")
+            return f"epoch {plan.epoch} ended after {batches:,} of {of}{bad}"
         return f"epoch {plan.epoch}: {plan.ledger().text_with(unreadable, again)}"
 
     def loss_scale(self, batches: int) -> float:
         """Of the batch with which this process has trained so many of the present epoch (0: all)."""
         plan = self._current
-        last = batches - self._first(plan) if batches else self._length(plan) // self.world_size
-        return self._loss_scale(plan, (last - 1) * self.world_size + self._rank)
-
-    @property
-    def unequal_steps(self) -> int:
-        """Steps of the present epoch whose ranks train unequal numbers of images."""
-        if self.planned_ranks == self.world_size:
-            return self.plan.unequal_steps
-        lengths = self.plan.length
-        lengths = np.append(lengths, np.zeros(-len(lengths) % self.world_size, dtype=lengths.dtype))
-        return int(np.count_nonzero(np.ptp(lengths.reshape(-1, self.world_size), axis=1)))
+        last = batches - plan.first_step if batches else plan.steps
+        return plan.loss_scale(last - 1, self._rank)
 
     @property
     def largest_batch(self) -> int:
         """No batch of one process has more images, in any epoch: by a budget, it may be more than the trainer's own."""
         planner = self._planner
         held = planner.demand_model.images_per_bucket * int(self.planner.repeats.max(initial=1))
-        full = planner.global_batch // self.planned_ranks
+        full = planner.global_batch // self.world_size
         if any(policy.reason is not None and not policy.leaves_out for policy in planner.options.policies):
             return int(full.max(initial=1))  # what is padded or moved may fill a batch of any bucket
         return int(np.minimum(full, held).max(initial=1))
@@ -148,11 +136,11 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What a position holds for; see `GroupPlanner.fingerprint`."""
-        return self.planner.fingerprint(self.planned_ranks)
+        return self.planner.fingerprint(self.world_size)
 
     @property
     def _planner(self) -> EpochPlanner:
-        return self.planner.planner(self.planned_ranks)
+        return self.planner.planner(self.world_size)
 
     def _agreed(self, seed: int) -> int:
         """Rank 0's seed, after making sure that all ranks hold the same images."""
@@ -166,7 +154,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         return int(everyone[0]["seed"])
 
     def __len__(self) -> int:
-        return self._length(self.plan)
+        return self.plan.steps * self.world_size
 
     def __iter__(self) -> Iterator[PlannedBatch]:
         if self.current_epoch is not None:
@@ -180,24 +168,16 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self._current = plan = self._planner.plan_at(self._start)
         self.exhausted = False
         if self.current_epoch is not None:
-            self.on_start(self._first(plan))
+            self.on_start(plan.first_step)
         again, self.repeat_first = self.world_size if self.repeat_first else 0, False
         return self._batches(plan, self.epoch, again)
 
-    def _first(self, plan: EpochPlan) -> int:
-        """Batches of the epoch that each process has trained before a plan begins."""
-        return plan.first_step * self.planned_ranks // self.world_size
-
-    def _length(self, plan: EpochPlan) -> int:
-        return -(-plan.steps * self.planned_ranks // self.world_size) * self.world_size
-
     def _batches(self, plan: EpochPlan, epoch: int, again: int) -> Iterator[PlannedBatch]:
-        planner, begin = self.planner, plan.first_step * self.planned_ranks
+        planner, begin = self.planner, plan.first_step * self.world_size
         told = epoch if self._clock is None else int(self._clock.value)
-        for i in chain(range(again), range(self._length(plan))):
+        for i in chain(range(again), range(plan.steps * self.world_size)):
             self._stop_at_bad_images()
-            step, rank = divmod(i, self.planned_ranks)
-            step %= plan.steps  # without one shape for all, the last ranks may have to begin again
+            step, rank = divmod(i, self.world_size)
             bucket = plan.bucket(step, rank)
             dataset = planner.dataset_of(bucket)
             bucket -= int(planner.first_bucket[dataset])
@@ -205,33 +185,16 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
             global_step = None if self._current_step is None else int(self._current_step.value)
             self.bad_images.count_here()  # loaders without workers read in this process
-            scale = self._loss_scale(plan, i) if self.current_epoch is not None else 1.0
+            scale = plan.loss_scale(step, rank) if self.current_epoch is not None else 1.0
             yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step, scale)
         self.exhausted = True
         self._stop_at_bad_images()
-
-    def _loss_scale(self, plan: EpochPlan, batch: int) -> float:
-        """What the mean loss of a batch is multiplied by, so that each image of a step counts the same."""
-        if self.planned_ranks == self.world_size:
-            return plan.loss_scale(*divmod(batch, self.world_size))
-        rank = batch % self.world_size
-        first = batch - rank
-        return own_batch_scale(plan.length[first : first + self.world_size], rank, self.world_size)
 
     def _stop_at_bad_images(self) -> None:
         """A worker that finds one cannot end the run, and says why; here it ends, a few batches later."""
         if self.planner.options.on_bad_image == "stop" and self.bad_images:
             image = self.planner.name_of(int(np.flatnonzero(self.bad_images.counts)[0]))
             end_run(f"{image} cannot be read: repair or remove it, or leave on_bad_image out of the options")
-
-
-def own_batch_scale(lengths: npt.NDArray[np.integer[Any]], rank: int, world_size: int) -> float:
-    """As `EpochPlan.loss_scale`, where each rank has a batch of its own.
-
-    `lengths` are images of the ranks' batches in one step; where there are fewer than ranks, the last ranks repeat
-    batches, which then do not count.
-    """
-    return world_size * float(lengths[rank]) / float(lengths.sum()) if rank < len(lengths) else 0.0
 
 
 def arguments_over(

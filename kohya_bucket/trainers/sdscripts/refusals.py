@@ -33,7 +33,7 @@ LOSS_WEIGHTS = "loss_weights"
 
 def say_what_is_not_weighed(sampler: PlanSampler) -> None:
     """Warn where ranks of a step train unequal numbers of images and the trainer takes the mean of each rank's."""
-    unequal = sampler.unequal_steps
+    unequal = sampler.plan.unequal_steps
     if unequal and is_first_process() and not _trainer_uses_weights():
         logger.warning(
             "%d of %d steps leave GPUs with unequal numbers of images, and this trainer ignores loss_weights: "

@@ -43,7 +43,7 @@ VALUES: dict[str, list[Any]] = {
     "max_cost": [9_500],
     "model": ["flux", "wan-1.3b"],
     "cost": [[0.1, 1.0]],
-    "step_shapes": ["one", "any"],
+    "step_shapes": ["one"],
     "latent_cache": ["shards"],
     "latent_cache_dir": ["store"],
 }
@@ -75,10 +75,9 @@ def trained(options: AdapterOptions, case: int, folder: Path, *, no_upscale: boo
     planner = GroupPlanner([placing.trained], options, draw.integers(0, 12, len(placing.trained.keys)))
     for ranks in (1, 2):
         for epoch in range(3):
-            together = 1 if options.own_batches else ranks
-            plan = planner.planner(together).plan(epoch, 1)
+            plan = planner.planner(ranks).plan(epoch, 1)
             steps = [(plan.bucket(k, rank), plan.indices(k, rank).tolist()) for k in range(plan.steps)
-                     for rank in range(together)]  # fmt: skip
+                     for rank in range(ranks)]  # fmt: skip
             found.append(str(steps))
     return json.dumps(found)
 

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the sampler is torch's")
@@ -14,7 +13,6 @@ pytest.importorskip("torch", reason="the sampler is torch's")
 from test_sampler_positions import IMAGES, sampler_of
 
 from kohya_bucket.trainers.door.resume import ResumeHooks
-from kohya_bucket.trainers.door.sampler import own_batch_scale
 
 
 @pytest.fixture
@@ -82,13 +80,3 @@ print("trained")
     )  # fmt: skip
     assert done.stdout.strip() == "trained"
     assert f"epoch 1: {IMAGES} images, 0 missed, 0 repeated" in done.stderr
-
-
-@pytest.mark.parametrize(("lengths", "ranks"), [([4, 4], 2), ([4, 1], 2), ([3, 2, 1], 3), ([4, 1], 4)])
-def test_ranks_with_batches_of_their_own_weigh_each_image_the_same(lengths, ranks):
-    rng = np.random.default_rng(0)
-    batches = [rng.random(n) for n in lengths]
-    shown = batches + batches[: ranks - len(batches)]  # the last ranks repeat a batch
-    scales = [own_batch_scale(np.array(lengths), rank, ranks) for rank in range(ranks)]
-    update = np.mean([scale * batch.mean() for scale, batch in zip(scales, shown, strict=True)])
-    assert update == pytest.approx(np.concatenate(batches).mean(), rel=1e-12)

@@ -85,7 +85,7 @@ def test_equal_costs_are_resumed_on_any_number_of_processes(monkeypatch, worlds,
             for batch, weight in zip(step, weights, strict=True):
                 assert set(sampler.planner.bucket_ids[batch.images]) == {batch.bucket}
                 np.add.at(counted, batch.images, weight * _images_of(step))
-        position = sampler.position(sampler._first(sampler._current) + len(batches) // world)
+        position = sampler.position(sampler._current.first_step + len(batches) // world)
     assert np.allclose(counted, 1)
     assert mixed
 
