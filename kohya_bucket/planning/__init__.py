@@ -8,8 +8,6 @@ from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
     from kohya_bucket.planning.batch_sizes import tokens_that_fit as tokens_that_fit
-    from kohya_bucket.planning.captions import CaptionBands as CaptionBands
-    from kohya_bucket.planning.captions import caption_bands as caption_bands
     from kohya_bucket.planning.costs import CostFit as CostFit
     from kohya_bucket.planning.costs import fit_cost as fit_cost
     from kohya_bucket.planning.costs import measure_cost as measure_cost
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from kohya_bucket.planning.ledger import LedgerReason as LedgerReason
     from kohya_bucket.planning.options import PlanOptions as PlanOptions
     from kohya_bucket.planning.orders import ORDERS as ORDERS
-    from kohya_bucket.planning.packs import PackPlan as PackPlan
-    from kohya_bucket.planning.packs import plan_packs as plan_packs
     from kohya_bucket.planning.plan import EpochPlan as EpochPlan
     from kohya_bucket.planning.planner import EpochPlanner as EpochPlanner
     from kohya_bucket.planning.planner import never_full as never_full
@@ -38,14 +34,12 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, {
         "batch_sizes": "tokens_that_fit",
-        "captions": "CaptionBands caption_bands",
         "costs": "CostFit fit_cost measure_cost",
         "idle": "dealt_costs idle_share idle_share_of lost_share lost_share_of rank_costs trained_cost",
         "indexed": "IndexedPlan",
         "ledger": "Ledger LedgerReason",
         "options": "PlanOptions",
         "orders": "ORDERS",
-        "packs": "PackPlan plan_packs",
         "plan": "EpochPlan",
         "planner": "EpochPlanner never_full never_trained plan_epoch",
         "remainders": "REMAINDERS",
