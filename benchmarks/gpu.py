@@ -1,12 +1,11 @@
-"""What needs a GPU: what tokens cost there, idle time with the times it takes, and encoding.
+"""What needs a GPU: idle time with the times that steps take there, and encoding.
 
     python benchmarks/gpu.py [--images 512] [--output FILE]
 
-1. Cost: `kohya-bucket measure-cost` for three models, and how far its line is from the times it was fitted to.
-2. Idle: the epochs of 8 ranks as `lost_time.py` plans them. Each batch's shape is timed on this one GPU, forward and
+1. Idle: the epochs of 8 ranks as `lost_time.py` plans them. Each batch's shape is timed on this one GPU, forward and
    backward through a block of Wan 2.1 1.3B's width; a step takes as long as its slowest rank. Of sequences in a batch
    only their number and length count, so one GPU can time the batches of all ranks one after the other.
-3. Encoding: `precompute_latents` with SD 1.5's VAE (random weights) on photos of SDXL's sizes, beside the same VAE
+2. Encoding: `precompute_latents` with SD 1.5's VAE (random weights) on photos of SDXL's sizes, beside the same VAE
    on the same images one at a time, decoded between the calls as a plain loop does; and its latents beside a CPU's.
 """
 
@@ -23,41 +22,40 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from lost_time import FRAMES, WAN, as_table, clips  # noqa: E402
+from lost_time import WAN, as_table, clips  # noqa: E402
 from origin import commit  # noqa: E402
 
 from kohya_bucket import BucketedDataset, KohyaBuckets  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.token_grids import TOKEN_GRIDS  # noqa: E402
-from kohya_bucket.latents.transformer_block import _Block, measure_model  # noqa: E402
 from kohya_bucket.latents.vae.diffusers_vae import load_encoder  # noqa: E402
 from kohya_bucket.planning import EpochPlan, EpochPlanner, idle_share  # noqa: E402
-from kohya_bucket.planning.costs import cost_of  # noqa: E402
 
 RANKS = 8
 ROUNDS = 5
+HEAD = 128
 
 
-def cost_rows(device: torch.device, dtype: torch.dtype) -> tuple[list[list[str]], tuple[float, float]]:
-    """A row for each model, and the cost of a token measured for Wan."""
-    rows = []
-    found = {}
-    for name, frames in (("flux", [1]), ("qwen-image", [1]), ("wan-1.3b", FRAMES.tolist())):
-        grid = TOKEN_GRIDS[name]
-        sides = [(512, 512), (768, 768), (1024, 1024), (1536, 1536)] if frames == [1] else [(832, 480), (480, 480)]
-        tokens = grid.tokens(np.repeat(sides, len(frames), axis=0), np.tile(frames, len(sides))).tolist()
-        fit = measure_model(grid, tokens, device, dtype, ROUNDS)
-        found[name] = fit.token_cost
-        a, b = fit.token_cost
-        rows.append([
-            name, f"{min(tokens):,} to {max(tokens):,}", f"{min(fit.seconds):.4f} to {max(fit.seconds):.4f}",
-            f"{fit.residual:.1%}", f"{b / a:.2e}" if a else "no linear part", f"{grid.token_cost[1]:.2e}",
-        ])  # fmt: skip
-    return rows, found["wan-1.3b"]
+class Block(nn.Module):
+    """Attention and a feed-forward part of four times the width, each behind a norm and beside a short cut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n, length, width = x.shape
+        heads = self.qkv(self.first(x)).view(n, length, 3, width // HEAD, HEAD).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(*heads.unbind())
+        x = x + self.out(attended.transpose(1, 2).reshape(n, length, width))
+        return x + self.down(gelu(self.up(self.second(x))))
 
 
 class Clock:
@@ -65,7 +63,7 @@ class Clock:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self.block = _Block(WAN.width).to(device, dtype)
+        self.block = Block(WAN.width).to(device, dtype)
         self.wait = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
         self.known: dict[tuple[int, int], float] = {}
 
@@ -95,25 +93,16 @@ def step_times(plan: EpochPlan, tokens: np.ndarray, clock: Clock) -> np.ndarray:
     ])  # fmt: skip
 
 
-def idle_rows(clock: Clock, measured: tuple[float, float]) -> list[list[str]]:
+def idle_rows(clock: Clock) -> list[list[str]]:
     items = clips(2_000, 0)
     tokens = np.asarray(items["bucket_tokens"])
-    longest = 33_000
     rows = []
-    for said, costs in (("operations", WAN.token_cost), ("measured", measured)):
-        given = {**items, "token_cost": costs}
-        budget = float(cost_of([longest], costs)[0])
-        for bound, batch in (("batches of 1", {"batch_size": 1}), ("equal cost", {"max_cost": budget})):
-            for name, ranks, how in (
-                ("shuffled", 1, "one"), ("one shape", RANKS, "one"), ("equal cost", RANKS, "equal_cost")
-            ):  # fmt: skip
-                if said == "measured" and name != "equal cost":
-                    continue  # these steps do not ask what tokens cost
-                plan = EpochPlanner(**given, **batch, world_size=ranks, step_shapes=how).plan()
-                times = step_times(plan, tokens, clock)
-                rows.append([
-                    bound, name, said, f"{len(times):,}", f"{idle_share(times):.1%}", f"{times.max(axis=1).sum():.1f}"
-                ])  # fmt: skip
+    for name, ranks, how in (
+        ("shuffled", 1, "one"), ("one shape", RANKS, "one"), ("equal cost", RANKS, "equal_cost")
+    ):  # fmt: skip
+        plan = EpochPlanner(**items, batch_size=1, world_size=ranks, step_shapes=how).plan()
+        times = step_times(plan, tokens, clock)
+        rows.append([name, f"{len(times):,}", f"{idle_share(times):.1%}", f"{times.max(axis=1).sum():.1f}"])
     return rows
 
 
@@ -211,18 +200,15 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    costs, measured = cost_rows(device, dtype)
-    idle = idle_rows(Clock(device, dtype), measured)
+    idle = idle_rows(Clock(device, dtype))
     with tempfile.TemporaryDirectory() as temporary:
         encoding, difference = encoding_rows(Path(temporary), device, options.images)
         full = out_of_memory(Path(temporary), device) if device.type == "cuda" else ""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     parts = [
         "# On a GPU (`benchmarks/gpu.py`)",
-        "## What tokens cost",
-        as_table(["model", "tokens", "seconds", "the line is off by", "b / a, measured", "by operations"], costs),
-        f"## Idle time of {RANKS} ranks: 2,000 clips, Wan 2.1 1.3B",
-        as_table(["a batch", "a step", "cost by", "steps", "idle", "seconds, one block"], idle),
+        f"## Idle time of {RANKS} ranks: 2,000 clips, Wan 2.1 1.3B, batches of 1",
+        as_table(["a step", "steps", "idle", "seconds, one block"], idle),
         "Each shape of batch timed on one GPU; a step lasts as long as its slowest rank.",
         f"## Encoding {options.images} photos",
         as_table(["type", "batch", "one at a time, images/s", "precompute, images/s", "rounds", "ratio"], encoding),

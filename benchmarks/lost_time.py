@@ -116,13 +116,8 @@ def predicted() -> list[list[str]]:
                 batch_size=4,
             )
             rows.append(million)
-    a, b = WAN.token_cost
     for n in (200, 2_000, 100_000):
-        for shown, batch in (
-            ("1", {"batch_size": 1}),
-            ("tokens", {"max_tokens": TOKENS}),
-            ("cost", {"max_cost": a * TOKENS + b * TOKENS**2}),
-        ):
+        for shown, batch in (("1", {"batch_size": 1}), ("tokens", {"max_tokens": TOKENS})):
             rows.append(
                 row(f"{n:,} clips, Wan", lambda seed, n=n: clips(n, seed), 1 if n > 9_999 else 5, 8, shown, **batch)
             )

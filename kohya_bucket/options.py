@@ -65,11 +65,6 @@ def share(value: Any) -> str:
     return "" if is_number(value) and 0 <= value < 1 else "a share of the image from 0 to less than 1, e.g. 0.05 for 5%"
 
 
-def above_zero(value: Any) -> str:
-    """A finite number above 0."""
-    return "" if is_weight(value) and value > 0 else "a number above 0"
-
-
 def weights(value: Any) -> str:
     """A list of weights that are not all 0."""
     numbers = value.tolist() if hasattr(value, "tolist") else value if isinstance(value, (list, tuple)) else []

@@ -8,9 +8,6 @@ from kohya_bucket.extras import lazy_names
 
 if TYPE_CHECKING:
     from kohya_bucket.planning.batch_sizes import tokens_that_fit as tokens_that_fit
-    from kohya_bucket.planning.costs import CostFit as CostFit
-    from kohya_bucket.planning.costs import fit_cost as fit_cost
-    from kohya_bucket.planning.costs import measure_cost as measure_cost
     from kohya_bucket.planning.idle import dealt_costs as dealt_costs
     from kohya_bucket.planning.idle import idle_share as idle_share
     from kohya_bucket.planning.idle import idle_share_of as idle_share_of
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, {
         "batch_sizes": "tokens_that_fit",
-        "costs": "CostFit fit_cost measure_cost",
         "idle": "dealt_costs idle_share idle_share_of lost_share lost_share_of rank_costs trained_cost",
         "indexed": "IndexedPlan",
         "ledger": "Ledger LedgerReason",

@@ -1,4 +1,4 @@
-"""How many images of a bucket make a global batch: a number, one per bucket, or a budget of pixels, tokens or cost."""
+"""How many images of a bucket make a global batch: a number, one per bucket, or a budget of pixels or tokens."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def per_rank_batches(
     """
     if batch_size is None and not budgets:
         raise PlanError(
-            "batch_size is None and max_pixels is not set, nor max_tokens or max_cost: one of these must bound batches"
+            "batch_size is None and neither max_pixels nor max_tokens is set: one of these must bound batches"
         )
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
@@ -117,17 +117,13 @@ class Budget:
     """
 
     name: str
-    limit: float
-    each: npt.NDArray[np.int64] | npt.NDArray[np.float64]
+    limit: int
+    each: npt.NDArray[np.int64]
     unit: str
 
     def images(self) -> npt.NDArray[np.int64]:
         """[K] images of each bucket that fit; 0 where not even one does."""
-        if self.each.dtype.kind == "i":
-            return np.asarray(self.limit // np.maximum(self.each, 1), dtype=np.int64)
-        # What is three times an image's cost in decimals is a hair less in binary numbers.
-        fits = np.floor(self.limit / self.each * (1 + 1e-12))
-        return np.minimum(fits, _TOO_MANY - 1).astype(np.int64)
+        return np.asarray(self.limit // np.maximum(self.each, 1), dtype=np.int64)
 
 
 def tokens_that_fit(peaks: Mapping[int, float], limit: float, reserve: float = 0.05) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import array_of, flag, known_keyword, whole_number
 from kohya_bucket.errors import PlanError
-from kohya_bucket.options import above_zero, choice, option, read_value, share, weights, without_effect
+from kohya_bucket.options import choice, option, read_value, share, weights, without_effect
 from kohya_bucket.planning.batch_sizes import Budget
 from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
 from kohya_bucket.planning.orders import ORDERS, Order
@@ -81,7 +81,6 @@ class EpochOptions:
             The cost is that of tokens, where they are known, else of pixels, else that of one image.
         max_pixels: bound of images x width x height for one rank and step, in place of or besides a batch size.
         max_tokens: the same in tokens that the model makes of an image or a clip.
-        max_cost: the same in cost.
     """
 
     remainder: str = choice("keep", lambda: REMAINDERS)
@@ -109,7 +108,6 @@ class EpochOptions:
     )
     max_pixels: int | None = option(None, whole_number(1), int)
     max_tokens: int | None = option(None, whole_number(1), int)
-    max_cost: float | None = option(None, above_zero, float)
     resolution_mode: str | None = choice(None, lambda: RESOLUTION_MODES)
     step_shapes: str | None = choice(None, lambda: STEP_SHAPES)
 
@@ -146,9 +144,8 @@ class PlanOptions(EpochOptions):
         repeats: how often an image is trained in an epoch: a number or [N], whole or fractions such as 2.5 or 0.1.
         accumulate: steps for one update; the plan's steps do not depend on it.
         bucket_sizes: [K, 2] (width, height); needed by `max_pixels`, "merge", and "catch_all" without base.
-        bucket_tokens: [K] tokens that the model makes of one image (or clip) of each bucket; needed by `max_tokens` and
-            `max_cost`.
-        token_cost: (a, b): an image of L tokens costs a * L + b * L**2. Its unit is that of `max_cost`: seconds, say.
+        bucket_tokens: [K] tokens that the model makes of one image (or clip) of each bucket; needed by `max_tokens`.
+        token_cost: (a, b): an image of L tokens costs a * L + b * L**2, in any unit.
         regularization: [N] bool, images that are used in rotation instead of `repeats` times.
         regularization_uses: trainings of regularization images per epoch; by default as many as of all others.
         stages: [N] number of the stage of a `schedule` in which an image is trained, and in no other, with
@@ -252,7 +249,6 @@ class PlanOptions(EpochOptions):
         for name, of, each, unit in (
             ("max_pixels", "sizes", None if sizes is None else pixels_of(sizes), "pixels"),
             ("max_tokens", "tokens", tokens, "tokens"),
-            ("max_cost", "tokens", None if tokens is None else cost_of(tokens, self.token_cost), "of cost"),
         ):
             limit = getattr(self, name)
             if limit is not None and each is None:

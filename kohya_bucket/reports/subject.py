@@ -242,7 +242,7 @@ class Subject:
     @property
     def batches_of(self) -> str:
         """What decides how large batches are, for a reader."""
-        budgets = (f"{name} = {getattr(self.options, name):g}" for name in ("max_pixels", "max_tokens", "max_cost")
+        budgets = (f"{name} = {getattr(self.options, name):g}" for name in ("max_pixels", "max_tokens")
                    if getattr(self.options, name) is not None)  # fmt: skip
         return ", ".join(budgets) or f"batch size {self.batch_size}"
 

@@ -165,7 +165,7 @@ def test_what_saved_states_know_keeps_its_names() -> None:
     # Not in it: updates do not change steps, and budgets only change the global batch.
     of_shards = {"shards", "open_shards", "nodes"}
     assert {one.name for one in fields(PlanOptions)} - fingerprint.keys() == of_shards | {
-        "accumulate", "largest_first", "resolution_epochs", "stages", "max_pixels", "max_tokens", "max_cost",
+        "accumulate", "largest_first", "resolution_epochs", "stages", "max_pixels", "max_tokens",
         "bucket_tokens", "token_cost",
     }  # fmt: skip
     assert of_shards < EpochPlanner(IDS, 4, order="local", shards=IDS).fingerprint.keys()

@@ -1,6 +1,6 @@
 """The commands, in the order of the help, with the line that says what each does.
 
-`measure-cost` is the function of that name in `measure_cost.py`. A module of several, such as `cache.py`, names them in
+`plan` is the function of that name in `plan.py`. A module of several, such as `cache.py`, names them in
 `SUBCOMMANDS`; what it takes of option groups is in `OPTION_GROUPS`, by the function's name, as arguments of
 `with_option_groups`. `KIND` is the class of its commands, where it is not `PlainCommand`.
 """
@@ -28,7 +28,6 @@ SECTIONS = {
     "Advanced": {
         "focus": "Make a focus file from boxes that other programs marked.",
         "sizes": "Keep image sizes in a file, so that later runs open no image.",
-        "measure-cost": "Time what a model's tokens cost on this device.",
     },
 }
 

@@ -22,7 +22,7 @@ from kohya_bucket.images.focus_files import BESIDE
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.latents.store.storage import StorePath, as_given
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
-from kohya_bucket.options import choice, option, read_value, weights, without_effect
+from kohya_bucket.options import choice, option, read_value, without_effect
 from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.orders import ORDERS
 from kohya_bucket.planning.remainders import RemainderPolicy
@@ -49,11 +49,6 @@ def _rule(value: Any) -> str:
 def _local_file(value: Any) -> str:
     good = isinstance(value, str) and value and not is_url(value)
     return "" if good else "auto, off or the path of a Parquet file on this machine"
-
-
-def _cost(value: Any) -> str:
-    good = not weights(value) and len(value) == 2
-    return "" if good else "two numbers a, b of a * L + b * L * L, 0 or more and not both 0"
 
 
 def _resolutions(value: Any) -> str:
@@ -84,8 +79,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
             of the datasets: those of the first resolution in the config are trained first, then those of the next.
         order: those of `ORDERS` that shuffle; `local` needs a store of latents.
         model: the transformer whose tokens and cost count, e.g. `flux` or `wan-1.3b`; `TOKEN_GRIDS` has them all.
-        cost: [a, b], so that an image of L tokens costs a * L + b * L * L, as `kohya-bucket measure-cost` prints it;
-            by default in tokens, with what the model's attention adds.
         on_bad_image: what happens to an image that turns out unreadable in training: `leave_out` names it and trains
             another of its bucket in its place; `stop` ends the run with one line.
         metadata_cache: where image sizes are kept between runs: `auto` (large datasets, in the user's cache
@@ -109,7 +102,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
     # training wants no order without shuffling
     order: str = choice("shuffled", lambda: [name for name, order in ORDERS.items() if order.shuffles])
     model: str | None = choice(None, lambda: TOKEN_GRIDS)
-    cost: tuple[float, float] | None = option(None, _cost, tuple)
     on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
     metadata_cache: str = option("auto", _local_file)
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
@@ -128,14 +120,12 @@ class AdapterOptions(RuleOptions, EpochOptions):
     @property
     def has_budget(self) -> bool:
         """Whether batch sizes follow from a budget, and not from the trainer's own number."""
-        return any(budget is not None for budget in (self.max_pixels, self.max_tokens, self.max_cost))
+        return any(budget is not None for budget in (self.max_pixels, self.max_tokens))
 
     @property
     def token_cost(self) -> tuple[float, float]:
         """(a, b) of the cost of an image."""
-        if self.cost is not None or self.model is None:
-            return self.cost or (1.0, 0.0)
-        return TOKEN_GRIDS[self.model].token_cost
+        return (1.0, 0.0) if self.model is None else TOKEN_GRIDS[self.model].token_cost
 
     @property
     def several_sizes(self) -> bool:
@@ -235,10 +225,9 @@ def _conflicts(options: AdapterOptions) -> Iterator[str]:
     elif options.by_datasets and options.resolution_epochs is None:
         yield "resolution_mode is 'schedule' without resolution_epochs: say for how many epochs each, e.g. [4]"
     yield from without_effect(options)
-    alone = [key for key in ("max_tokens", "max_cost", "cost") if getattr(options, key) is not None]
-    if alone and options.model is None:
+    if options.max_tokens is not None and options.model is None:
         models = ", ".join(TOKEN_GRIDS)
-        yield f"{alone[0]} is set without model, which says how many tokens an image has: one of {models}"
+        yield f"max_tokens is set without model, which says how many tokens an image has: one of {models}"
     if ORDERS[options.order].uses_shards:
         but = f"order is {options.order!r}, but"
         if options.latent_cache != "shards":
@@ -277,7 +266,7 @@ def _conflicts_with_resolutions(options: AdapterOptions, resolutions: Sequence[A
 
 WHERE_PLACED = {
     "remainder", "merge_max_crop", "small_buckets", "order", "run_length", "largest_first", "step_shapes",
-    "on_bad_image", "max_pixels", "max_tokens", "max_cost", "model", "cost", "resolution_mode", "resolution_epochs",
+    "on_bad_image", "max_pixels", "max_tokens", "model", "resolution_mode", "resolution_epochs",
 }  # fmt: skip
 """Options that have a place in a trainer that places, cuts and caches images itself."""
 

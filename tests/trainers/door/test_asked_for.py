@@ -40,16 +40,14 @@ VALUES: dict[str, list[Any]] = {
     "open_shards": [2],
     "max_pixels": [3_000_000],
     "max_tokens": [9_000],
-    "max_cost": [9_500],
     "model": ["flux", "wan-1.3b"],
-    "cost": [[0.1, 1.0]],
     "step_shapes": ["one"],
     "latent_cache": ["shards"],
     "latent_cache_dir": ["store"],
 }
 # what an order by shards needs besides, and what only measures the cost of shapes, which may order all shapes alike
-NOT_OF_PLANS = ("latent_cache", "latent_cache_dir", "model", "cost")
-BUDGETS = {"max_pixels", "max_tokens", "max_cost"}  # of two, the narrower one counts
+NOT_OF_PLANS = ("latent_cache", "latent_cache_dir", "model")
+BUDGETS = {"max_pixels", "max_tokens"}  # of two, the narrower one counts
 COUNT = 150
 KEYS = [(640, 448), (768, 768), (512, 512)]  # one after the other, until what is asked for shows
 

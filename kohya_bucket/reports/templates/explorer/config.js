@@ -3,7 +3,7 @@
 const DEFAULTS = { resolution: null, batch_size: 1, enable_bucket: false, min_bucket_reso: 256, max_bucket_reso: 1024, bucket_reso_steps: 64, bucket_no_upscale: false, num_repeats: 1 };
 const OURS = { rule: "kohya", switching: null, no_upscale_fit: "kohya", max_crop: null, token_tolerance: 0.05, focus: null };
 /* Of [kohya_bucket]: with them, batches are not those of one size that the page counts. */
-const BATCHES = ["remainder", "small_buckets", "max_pixels", "max_tokens", "max_cost", "resolutions"];
+const BATCHES = ["remainder", "small_buckets", "max_pixels", "max_tokens", "resolutions"];
 const named = (table, ...name) => table.name.length === name.length && name.every((part, i) => table.name[i] === part);
 const KINDS = {
   batch_size: (v) => Number.isInteger(v) && v > 0, min_bucket_reso: Number.isInteger, max_bucket_reso: Number.isInteger, bucket_reso_steps: (v) => Number.isInteger(v) && v > 0,
