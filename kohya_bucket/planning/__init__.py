@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from kohya_bucket.planning.idle import lost_share_of as lost_share_of
     from kohya_bucket.planning.idle import rank_costs as rank_costs
     from kohya_bucket.planning.idle import trained_cost as trained_cost
-    from kohya_bucket.planning.indexed import IndexedPlan as IndexedPlan
     from kohya_bucket.planning.ledger import Ledger as Ledger
     from kohya_bucket.planning.ledger import LedgerReason as LedgerReason
     from kohya_bucket.planning.options import PlanOptions as PlanOptions
@@ -32,7 +31,6 @@ else:
     __getattr__, __dir__, __all__ = lazy_names(__name__, {
         "batch_sizes": "tokens_that_fit",
         "idle": "dealt_costs idle_share idle_share_of lost_share lost_share_of rank_costs trained_cost",
-        "indexed": "IndexedPlan",
         "ledger": "Ledger LedgerReason",
         "options": "PlanOptions",
         "orders": "ORDERS",

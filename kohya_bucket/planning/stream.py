@@ -23,9 +23,6 @@ class Purpose(enum.IntEnum):
     REGULARIZATION = 5
     RESOLUTIONS = 6
     SHARDS = 7
-    INDEXED_BLOCKS = 8
-    INDEXED_STEPS = 9
-    INDEXED_IMAGES = 10
 
 
 def stream(purpose: Purpose, seed: int, epoch: int = -1, part: int = 0) -> np.random.RandomState:
