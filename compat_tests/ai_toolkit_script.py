@@ -6,7 +6,6 @@ ai_toolkit_script.py SETTINGS.json        RANK, WORLD_SIZE, MASTER_ADDR and MAST
 from __future__ import annotations
 
 import collections
-import importlib
 import json
 import os
 import sys
@@ -129,9 +128,6 @@ def main() -> None:
 
         logging.basicConfig(level=logging.INFO)
         door.install()
-    if settings.get("extension"):  # as jobs import what lies there, once they have imported the loader
-        importlib.import_module("toolkit.data_loader")
-        importlib.import_module("extensions.kohya_bucket")
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if ranks > 1:
         import torch.distributed as dist

@@ -18,8 +18,9 @@ _TOP = """# Verified versions of the trainers
 environment, with the trainer's real datasets, loaders and trainers.
 
 - **seams**: places in the trainer's code that the adapter replaces. It checks all of them before it replaces one.
-- **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch` or from a patched checkout,
-  that finished and trained the expected images: `train_network.py` of sd-scripts, and those of musubi-tuner below.
+- **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch`, from a patched checkout or by
+  an activated Python, that finished and trained the expected images: `train_network.py` of sd-scripts, and those of
+  musubi-tuner below.
 - **limited**: what the trainer's own code still does in that version.
 - a version whose name ends in **-by-hand** is an approximation: the checkout before it, with those files of the release
   that could be had and the rest changed by hand after its changelog.

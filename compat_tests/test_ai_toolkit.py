@@ -21,7 +21,6 @@ from safetensors.numpy import save_file
 
 from kohya_bucket.originals.loaders import run_loader
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
-from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
 from kohya_bucket.trainers.ai_toolkit.config import KEYS, OTHER_KEYS, read_job
 from kohya_bucket.trainers.ai_toolkit.plan import overview
 
@@ -106,20 +105,6 @@ def test_every_image_once_in_each_epoch(pictures, tmp_path, workers):
     assert first != [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 1]
     for row in rows:
         assert row["shape"][0] == len(row["items"])
-
-
-def test_the_folder_for_extensions_opens_the_door(pictures, tmp_path, monkeypatch):
-    copy = tmp_path / "ai-toolkit"
-    shutil.copytree(Path(CHECKOUT, "toolkit"), copy / "toolkit", ignore=shutil.ignore_patterns("*.safetensors"))
-    for name in ("info.py", "version.py", "run.py"):
-        shutil.copy(Path(CHECKOUT, name), copy)
-    PATCH.install(copy)
-    monkeypatch.setenv("AI_TOOLKIT_DIR", str(copy))
-    found = [run(tmp_path / "out", [data(pictures)], 30, **how) for how in ({"plan": False, "extension": True}, {})]
-    assert found[0][0] == found[1][0]
-    assert "kohya_bucket in ai-toolkit" in found[0][1]
-    PATCH.remove(copy)
-    assert not (copy / "extensions" / "kohya_bucket").exists()
 
 
 def test_workers_change_nothing(pictures, tmp_path):

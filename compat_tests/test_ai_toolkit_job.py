@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from activated_env import command as activated
+from activated_env import environment
 from PIL import Image
 from rank_processes import run_ranks
 
-from kohya_bucket.trainers.ai_toolkit.checkout import PATCH
 from kohya_bucket.trainers.ai_toolkit.config import read_job
 from kohya_bucket.trainers.ai_toolkit.plan import overview
 
@@ -61,14 +62,14 @@ def job(folder, pictures, steps, table=None, **data):
     return file
 
 
-def run(file, ranks=1, plan=True, code=0, dies_at=0, checkout=CHECKOUT):
+def run(file, ranks=1, plan=True, code=0, dies_at=0, python=sys.executable):
     """(what each rank trained, what was said)."""
     out = file.parent / "rows"
     out.mkdir(exist_ok=True)
     for old in out.iterdir():
         old.unlink()
-    command = [sys.executable, *(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), str(file)]
-    codes, texts = run_ranks(command, ranks, out, checkout, {"SEED": "7", "DIES_AT": str(dies_at)})
+    command = [python, *(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), str(file)]
+    codes, texts = run_ranks(command, ranks, out, CHECKOUT, {"SEED": "7", "DIES_AT": str(dies_at)})
     said = "\n".join(texts)
     assert codes == [code] * ranks, said[-3000:]
     logs = [out / f"rank{rank}.jsonl" for rank in range(ranks)]
@@ -133,14 +134,12 @@ def test_processes_share_the_images(pictures, tmp_path):
 
 
 def test_its_own_page_would_start_it_like_this(pictures, tmp_path):
-    """Without the launcher: by the folder in `extensions/`, which every job imports."""
-    copy = tmp_path / "ai-toolkit"
-    unneeded = shutil.ignore_patterns("*.safetensors", "__pycache__", "ui", ".git", "assets")
-    shutil.copytree(CHECKOUT, copy, ignore=unneeded)
-    PATCH.install(copy)
+    """Without the launcher, by a Python that is activated."""
+    python = environment(tmp_path / "env")
+    assert activated(python, "activate")[0] == 0
     table = {"remainder": "merge", "merge_max_crop": 0.6}
     file = job(tmp_path, pictures, 1, table)
     steps = overview(read_job(file), [1]).gpus[0].steps
     assert steps < overview(read_job(job(tmp_path / "other", pictures, 1)), [1]).gpus[0].steps
-    (rows,), said = run(job(tmp_path, pictures, steps, table), plan=False, checkout=copy)
+    (rows,), said = run(job(tmp_path, pictures, steps, table), plan=False, python=python)
     assert trained(rows) == Counter(NAMES), said[-2000:]

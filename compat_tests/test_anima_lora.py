@@ -19,7 +19,6 @@ from rank_processes import run_ranks
 from renaming import unseen
 
 from kohya_bucket.originals.loaders import run_loader
-from kohya_bucket.trainers.anima_lora.checkout import PATCH
 
 CHECKOUT = os.environ["ANIMA_LORA_DIR"]
 SCRIPT = Path(__file__).with_name("anima_lora_training.py")
@@ -225,21 +224,6 @@ def test_activated_environment_needs_neither(pictures, tmp_path):
     (rows,), _ = run(tmp_path / "out", "--dataset_config", str(config(tmp_path, pictures)), plan=False, python=python)
     assert trained(rows) == Counter(NAMES * 2)
     assert f"seen: anima_lora in {Path(CHECKOUT).resolve()}" in activated(python, "activate", "--status")[1]
-
-
-def test_patched_checkout_needs_no_launcher(pictures, tmp_path):
-    copy = tmp_path / "anima_lora"
-    for name in ("library", "networks", "configs"):
-        shutil.copytree(
-            Path(CHECKOUT, name), copy / name, ignore=shutil.ignore_patterns("*.safetensors", "__pycache__")
-        )
-    shutil.copy(Path(CHECKOUT, "train.py"), copy)
-    PATCH.install(copy)
-    more = ["--dataset_config", str(config(tmp_path, pictures))]
-    (rows,), _ = run(tmp_path / "out", *more, plan=False, ANIMA_LORA_DIR=str(copy))
-    assert trained(rows) == Counter(NAMES * 2)
-    PATCH.remove(copy)
-    assert (copy / "library" / "__init__.py").read_bytes() == Path(CHECKOUT, "library", "__init__.py").read_bytes()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each change is tried in a fork")

@@ -7,8 +7,7 @@ import pytest
 from activated_env import command, environment
 from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
 
-from kohya_bucket.trainers.door.checkout_patch import CheckoutError
-from kohya_bucket.trainers.musubi.checkout import PATCH
+from kohya_bucket.trainers.door.trial import try_adapter
 
 pytestmark = pytest.mark.slow
 
@@ -73,32 +72,6 @@ def test_hv_train_by_itself_does_not(musubi_source, hunyuan_video, tmp_path):
     assert "collator_class.__init__() takes 3 positional arguments but 4 were given" in log
 
 
-@pytest.fixture
-def patched(musubi_source, tmp_path):
-    """A patched copy of the checkout, once the adapter was tried there as the command does."""
-    copy = tmp_path / "musubi-tuner"
-    shutil.copytree(musubi_source, copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    before = contents(copy)
-    trial = PATCH.attempt(copy)
-    assert (trial.active, trial.refused, trial.left_alone, trial.error) == (True, "", {}, "")
-    assert contents(copy) == before
-    assert PATCH.install(copy).current
-    yield copy / "src"
-    assert not PATCH.remove(copy).installed
-    assert contents(copy) == before
-
-
-def contents(folder):
-    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-@pytest.mark.training_run("zimage_train_network.py from a patched checkout")
-def test_from_a_patched_checkout(patched, z_image, tmp_path):
-    steps, log = train(patched, tmp_path, z_image, "patched", "--max_train_epochs", 1, door=())
-    assert "seams checked" in log
-    assert counted(steps) == ONCE
-
-
 @pytest.mark.training_run("zimage_train_network.py, activated")
 def test_from_an_activated_environment(musubi_source, z_image, tmp_path):
     python = environment(tmp_path / "env")
@@ -112,14 +85,12 @@ def test_from_an_activated_environment(musubi_source, z_image, tmp_path):
     assert "kohya_bucket" not in log
 
 
-def test_a_version_that_is_not_known_is_not_patched(musubi_source, tmp_path):
+def test_a_version_that_is_not_known_is_refused(musubi_source, tmp_path):
     copy = tmp_path / "musubi-tuner"
     shutil.copytree(musubi_source, copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for file in (copy / "src" / "musubi_tuner" / "dataset").glob("*.py"):
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace("bucket_batch_indices", "batches_by_bucket"), encoding="utf-8")
-    trial = PATCH.attempt(copy)
+    trial = try_adapter(copy / "src", "kohya_bucket.trainers.musubi", ["musubi_tuner.dataset.config_utils"])
     assert not trial.active
     assert "BucketBatchManager has no bucket_batch_indices" in trial.refused
-    with pytest.raises(CheckoutError, match="is not a musubi-tuner checkout"):
-        PATCH.find(copy / "src")

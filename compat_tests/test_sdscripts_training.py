@@ -4,13 +4,14 @@ import collections
 import itertools
 import json
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from sdscripts_support import metadata, random_sizes, write_images
 from training_runs import train, write_config
 
-from kohya_bucket.trainers.sdscripts.checkout import PATCH
-
+PATCH = Path(__file__).parents[1] / "patches" / "library-init.patch"
 COUNT = 11
 NAMES = {f"number {i}": 1 for i in range(COUNT)}
 pytestmark = pytest.mark.slow
@@ -133,7 +134,8 @@ def test_no_upscale_on_images_that_end_in_a_division_by_zero(sd_scripts_dir, dat
 def test_through_the_patch(sd_scripts_dir, data, tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(sd_scripts_dir, checkout, ignore=shutil.ignore_patterns(".git", "__pycache__", ".venv", "venv"))
-    PATCH.install(checkout)
+    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
+    subprocess.run(["git", "apply", PATCH], cwd=checkout, check=True)
     run = train(checkout, write_config(tmp_path, data), "--max_train_epochs", 2, out=tmp_path / "out", door=())
     run.assert_trained(len(run.batches))
     assert epochs_of(run.batches, 2) == [NAMES, NAMES]

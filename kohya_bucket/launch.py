@@ -23,13 +23,11 @@ from typing import Any
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers import ai_toolkit, anima_lora, at_start, musubi, sdscripts
-from kohya_bucket.trainers.ai_toolkit.checkout import PATCH as AI_TOOLKIT
-from kohya_bucket.trainers.anima_lora.checkout import PATCH as ANIMA_LORA
-from kohya_bucket.trainers.door.checkout_patch import CheckoutError, CheckoutPatch
+from kohya_bucket.trainers.ai_toolkit.checkout import is_checkout as is_ai_toolkit
+from kohya_bucket.trainers.anima_lora.checkout import is_checkout as is_anima_lora
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.musubi.architectures import architecture_named
-from kohya_bucket.trainers.musubi.checkout import PATCH as MUSUBI_TUNER
-from kohya_bucket.trainers.sdscripts.checkout import PATCH as SD_SCRIPTS
+from kohya_bucket.trainers.sdscripts.checkout import has_patch
 from kohya_bucket.trainers.sdscripts.families import trainer_named
 
 DOORS = (sdscripts, musubi, ai_toolkit, anima_lora)
@@ -105,7 +103,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
 
 # Processes that a script behind the launcher starts: they begin without the adapter.
 
-_REMEDY = "Start the trainer itself with `-m kohya_bucket.launch`, or `kohya-bucket patch install` its checkout"
+_REMEDY = "Start the trainer itself with `-m kohya_bucket.launch`, or activate this Python with `kohya-bucket activate`"
 _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
 """Events of Python, and which of their arguments is the command."""
 _SPAWNED = tuple(f"multiprocessing.popen_{kind}" for kind in ("spawn_posix", "spawn_win32", "forkserver"))
@@ -158,23 +156,14 @@ def _trains_without(program: Path) -> bool:
     """Whether this is a trainer of a checkout that does not bring the adapter by itself, and this Python neither."""
     if getattr(sys.modules.get(at_start.NAME), "ACTIVE", False):
         return False
-    for named, patch in ((trainer_named, SD_SCRIPTS), (architecture_named, MUSUBI_TUNER)):
+    if not program.is_file() or any(has_patch(folder) for folder in program.resolve().parents[:3]):
+        return False
+    for named in (trainer_named, architecture_named):
         with suppress(ConfigError):
             named(program.name)
-            if program.is_file():
-                return not any(_is_patched(patch, folder) for folder in program.resolve().parents[:3])
-    for name, patch in (("run.py", AI_TOOLKIT), ("train.py", ANIMA_LORA)):
-        with suppress(CheckoutError, OSError):
-            if program.name == name and patch.find(program.resolve().parent):
-                return not _is_patched(patch, program.resolve().parent)
-    return False
-
-
-def _is_patched(patch: CheckoutPatch, folder: Path) -> bool:
-    with suppress(KohyaBucketError, OSError):
-        status = patch.status(folder)
-        return status.installed and status.stale is None
-    return False
+            return True
+    is_checkout = {"run.py": is_ai_toolkit, "train.py": is_anima_lora}.get(program.name)
+    return is_checkout is not None and is_checkout(program.resolve().parent)
 
 
 def _message(error: KohyaBucketError) -> str:

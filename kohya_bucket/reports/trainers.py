@@ -56,8 +56,7 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
 
 def checkout_named(option: str, given: str | None) -> Path | None:
     """The checkout in the folder that an option names; by default the one at hand, if there is one."""
-    from kohya_bucket.trainers.door.checkout_patch import CheckoutError
-    from kohya_bucket.trainers.sdscripts.checkout import find_checkout, nearby_checkout
+    from kohya_bucket.trainers.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
 
     try:
         return find_checkout(Path(given)) if given else nearby_checkout()

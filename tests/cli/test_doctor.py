@@ -322,7 +322,7 @@ def test_a_checkout_that_cannot_be_imported(tmp_path, monkeypatch):
     found, facts = findings("--sd-scripts", there, code=1)
     assert "No module named 'no_such_package_anywhere'" in found["cannot-import"]["message"]
     assert "requirements.txt" in found["cannot-import"]["remedy"]
-    assert facts["sd-scripts"]["patch"].startswith("none; start with accelerate launch -m kohya_bucket.launch")
+    assert facts["sd-scripts"]["starts"].startswith("with accelerate launch -m kohya_bucket.launch")
     python = there / "venv" / ("Scripts/python.exe" if doctor.sys.platform == "win32" else "bin/python")
     python.parent.mkdir(parents=True)
     python.touch()
@@ -353,15 +353,13 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
         assert message in str(run("--sd-scripts", tmp_path / wrong).exception)
 
 
-def test_the_patch_of_another_version(tmp_path):
-    from kohya_bucket.trainers.sdscripts.checkout import PATCH
-
-    there = checkout(tmp_path / "sd", "x = 1")
-    status = PATCH.install(there)
-    assert findings("--sd-scripts", there, "--quick")[1]["sd-scripts"]["patch"].startswith("installed")
-    status.file.write_text(status.file.read_text(encoding="utf-8").replace("ERROR", "Error"), encoding="utf-8")
-    found, _ = findings("--sd-scripts", there, "--quick")
-    assert found["patch-version"]["remedy"] == f"kohya-bucket patch install {there}"
+@pytest.mark.parametrize(("cloned", "remedy"), [(True, "submodule update --init"), (False, "clone --recursive")])
+def test_a_gui_without_its_submodule_is_told_how_to_get_it(tmp_path, cloned, remedy):
+    (tmp_path / "sd-scripts").mkdir()
+    (tmp_path / ".gitmodules").touch()
+    if cloned:
+        (tmp_path / ".git").mkdir()
+    assert remedy in str(run("--sd-scripts", tmp_path).exception)
 
 
 def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):

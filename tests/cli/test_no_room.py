@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.trainers.door.checkout_patch import Trial
 from tests.full_disk import NoRoom
 from tests.thinned import one_in
 
@@ -25,8 +24,6 @@ COMMANDS = [
     ("buckets", "make", "{data}", "--num", "2", "--output", "{out}/set.toml"),
     ("buckets", "chart", "--preset", "sdxl", "--output", "{out}/chart.svg"),
     ("simulate", "{data}/0.png", "--preview", "{out}/preview.png"),
-    ("patch", "install", "{out}/checkout"),
-    ("patch", "remove", "{out}/checkout"),
     ("cache", "pack", "{out}/store"),
     ("cache", "prune", "{out}/store"),
     ("cache", "prune", "{out}/store", "--damaged"),
@@ -92,12 +89,9 @@ def make_store(root: Path, damage: bool) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command).replace("{", "").replace("}", ""))
 def test_what_cannot_be_written_leaves_what_was_there(
-    tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...]
 ) -> None:
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr(
-        "kohya_bucket.trainers.door.checkout_patch.CheckoutPatch.attempt", lambda *_: Trial(active=True)
-    )
     out, store = place.folder, tmp_path / "store"
     arguments = [part.format(data=folder, out=out, store=store) for part in command]
     if command[0] == "cache":
@@ -110,14 +104,6 @@ def test_what_cannot_be_written_leaves_what_was_there(
 
         write_arrays(folder / "0_flux_te.npz", outputs_of("flux", 1) | text_marks("one"))
         npz.write_npz(folder / "0_0300x0400_sd.npz", item(ARCHITECTURES["sd"]), (128, 64), ARCHITECTURES["sd"])
-    elif command[0] == "patch":
-        (out / "checkout" / "library").mkdir(parents=True)
-        (out / "checkout" / "library" / "__init__.py").write_text("x = 1\n" * 40, encoding="utf-8")
-        (out / "checkout" / "library" / "train_util.py").touch()
-        if command[1] == "remove":
-            from kohya_bucket.trainers.sdscripts.checkout import PATCH
-
-            PATCH.install(out / "checkout")
     else:
         assert CliRunner().invoke(app, arguments).exit_code == 0
         if command[0] in ("analyze", "sizes"):

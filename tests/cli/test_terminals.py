@@ -132,7 +132,6 @@ def assert_shown(text: str) -> None:
         ("compare", "NOTHING"),
         ("buckets", "chart", "FOLDER", "--output", "FOLDER/chart.svg"),
         ("buckets", "list", HOSTILE[1]),
-        ("patch", "status", "FOLDER"),
     ],
     ids=repr,
 )

@@ -16,7 +16,6 @@ from typer.testing import CliRunner  # noqa: E402
 
 from kohya_bucket.cli import app  # noqa: E402
 from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.trainers.sdscripts.checkout import PATCH  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images  # noqa: E402
 
@@ -72,9 +71,6 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     paths = make_images(tmp_path / "images", [(100, 60), (60, 100), (64, 64)])
-    for name in ("library/train_util.py", PATCH.file):
-        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "checkout" / name).touch()
 
     def encode(output: object) -> None:
         precompute_latents(dataset_of(paths), MeanEncoder(), output)
@@ -94,8 +90,6 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
         "page": lambda: run("explore", "images", "--output", "page.html"),
         "chart": lambda: run("chart", "images", "--output", "chart.svg"),
         "set": lambda: run("buckets", "make", "images", "--num", 2, "--output", "set.toml"),
-        "patch": lambda: run("patch", "install", "checkout", "--force"),
-        "unpatch": lambda: run("patch", "remove", "checkout"),
     }
     strewn = strew(tmp_path)
     for step, work in steps.items():

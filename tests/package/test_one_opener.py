@@ -30,7 +30,6 @@ ALLOWED = {
     ("trainers/sdscripts/checkout.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8-sig')"): "the checkout",
-    ("trainers/door/checkout_patch.py", "file.read_bytes()"): "the checkout",
     ("trainers/sdscripts/refusals.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
     ("trainers/sdscripts/doctor.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"):
         "torch's own",

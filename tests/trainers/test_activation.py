@@ -140,9 +140,9 @@ def test_programs_with_everyday_names_are_known_by_their_checkout(tmp_path, prog
 
 
 def test_doctor_says_whether_this_python_is_active(folder, trainer, monkeypatch, tmp_path):
-    for packages, said in ((folder, "none; this Python is active by itself"), (tmp_path, "or: kohya-bucket activate")):
+    for packages, said in ((folder, "this Python is activated"), (tmp_path, "after: kohya-bucket activate")):
         monkeypatch.setattr(doctor, "site_packages", lambda packages=packages: packages)
-        assert said in dict(doctor.checkout_section(trainer, imported=False).facts)["patch"]
+        assert said in dict(doctor.checkout_section(trainer, imported=False).facts)["starts"]
 
 
 def test_without_the_package_trainings_go_on_and_one_line_says_so(folder, trainer):

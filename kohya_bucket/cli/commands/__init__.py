@@ -18,7 +18,6 @@ SECTIONS = {
     "Train": {
         "activate": "Put the adapter behind every training of this Python.",
         "deactivate": "Undo that.",
-        "patch": "Install the adapter into a trainer's checkout, or remove it.",
         "precompute": "Encode images once; run again for what is missing or stale.",
         "cache": "Check, clean up and move stored latents.",
     },

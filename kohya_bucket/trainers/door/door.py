@@ -45,10 +45,7 @@ class TrainerDoor(ABC):
 
     trainer: str
     package: str
-    advice = (
-        "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or `kohya-bucket patch remove` "
-        "the checkout"
-    )
+    advice = "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or set KOHYA_BUCKET=0"
     owners: Owners
     resume: Any = None
     defaults: dict[str, Any] = {}  # noqa: RUF012  (replaced, never changed)

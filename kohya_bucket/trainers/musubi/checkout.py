@@ -1,4 +1,4 @@
-"""A checkout of musubi-tuner: where it is, what its code does as far as that differs, and the permanent door in it."""
+"""A checkout of musubi-tuner: where it is, what its code does as far as that differs."""
 
 from __future__ import annotations
 
@@ -9,33 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kohya_bucket.trainers.door.checkout_patch import CheckoutError, CheckoutPatch
-
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")
-
-
-def find_checkout(folder: Path) -> Path:
-    """The musubi-tuner checkout at `folder`, or in its `musubi-tuner`."""
-    for candidate in (folder, folder / "musubi-tuner"):
-        if (candidate / _PACKAGE / _DATA).is_file():
-            return candidate
-    raise CheckoutError(
-        f"{folder} is not a musubi-tuner checkout: neither it nor its musubi-tuner folder has "
-        f"{(_PACKAGE / _DATA).as_posix()}; name the folder that src lies in"
-    )
-
-
-PATCH = CheckoutPatch(
-    trainer="musubi-tuner",
-    door="kohya_bucket.trainers.musubi",
-    find=find_checkout,
-    file="src/musubi_tuner/__init__.py",
-    makes_datasets="musubi_tuner.dataset.config_utils",
-    imports=("musubi_tuner.dataset.config_utils",),
-    import_folder="src",
-)
-"""The permanent door: a marked block in `src/musubi_tuner/__init__.py`, an empty file in every release."""
 
 
 def known_checkout(trainer: Path | None) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.trainers.door.checkout_patch import CheckoutError, CheckoutPatch
+from kohya_bucket.trainers.door.trial import Trial, try_adapter
 
 # what versions brought, the newest first; seams are of other kinds since 0.10 and 0.11
 _BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": "strategy_base.py", "0.9": "."}
@@ -21,8 +21,8 @@ class SeamError(KohyaBucketError):
     """sd-scripts looks different from every version this adapter knows; nothing was replaced."""
 
 
-class SubmoduleError(CheckoutError):
-    """The kohya_ss GUI's folder, whose sd-scripts was not fetched."""
+class CheckoutError(KohyaBucketError):
+    """The folder is not a checkout of sd-scripts."""
 
 
 def runs_anima_lora() -> bool:
@@ -53,13 +53,24 @@ def find_checkout(folder: Path) -> Path:
     if (folder / ".gitmodules").is_file() and not (submodule.is_dir() and any(submodule.iterdir())):
         there = (folder / ".git").exists()
         remedy = f"git -C {folder} submodule update --init" if there else "git clone --recursive, not a .zip file"
-        raise SubmoduleError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
+        raise CheckoutError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
     if not folder.exists():
         raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
     raise CheckoutError(
         f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
         f"train_network.py; name the folder that train_network.py lies in"
     )
+
+
+def try_checkout(root: Path) -> Trial:
+    """Import the checkout with the adapter, in a process of its own."""
+    return try_adapter(root, "kohya_bucket.trainers.sdscripts", ("library.train_util", "library.config_util"))
+
+
+def has_patch(root: Path) -> bool:
+    """Whether the block of `patches/library-init.patch` stands in the checkout."""
+    init = root / "library" / "__init__.py"
+    return init.is_file() and "kohya_bucket" in init.read_text(encoding="utf-8", errors="replace")
 
 
 def nearby_checkout() -> Path | None:
@@ -103,14 +114,3 @@ def describe_folder(root: Path) -> str:
             pass
     version = next(version for version, file in _BROUGHT.items() if (root / "library" / file).exists())
     return f"{version} (by its modules) at {root}"
-
-
-PATCH = CheckoutPatch(
-    trainer="sd-scripts",
-    door="kohya_bucket.trainers.sdscripts",
-    find=find_checkout,
-    file="library/__init__.py",
-    makes_datasets="library.config_util",
-    imports=("library.train_util", "library.config_util"),
-)
-"""The permanent door: a marked block in `library/__init__.py`, empty in every release since 0.6.0."""

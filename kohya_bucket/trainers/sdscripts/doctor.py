@@ -22,10 +22,9 @@ from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.activation import activation, site_packages
-from kohya_bucket.trainers.door.checkout_patch import CheckoutError
 from kohya_bucket.trainers.door.findings import Section, ShowProgress
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.sdscripts.checkout import PATCH, describe_folder, find_checkout
+from kohya_bucket.trainers.sdscripts.checkout import describe_folder, find_checkout, has_patch, try_checkout
 from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer
 from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadable, overview
@@ -139,7 +138,7 @@ def _decode(section: Section, read: Config, known: set[str], show: ShowProgress,
     section.decode(every, show, then, stops=stops)
 
 
-# A checkout of sd-scripts: its version, whether the adapter knows it, whether it is patched, what it needs.
+# A checkout of sd-scripts: its version, how the adapter comes into it, whether it knows it, what it needs.
 
 
 def checkout_section(folder: Path, *, imported: bool = True) -> Section:
@@ -149,39 +148,22 @@ def checkout_section(folder: Path, *, imported: bool = True) -> Section:
         CheckoutError: the folder is not a checkout.
     """
     root = find_checkout(folder)
-    section = Section("sd-scripts", [("checkout", describe_folder(root))])
-    _patch(section, root)
+    section = Section("sd-scripts", [("checkout", describe_folder(root)), ("starts", _how_it_starts(root))])
     if imported:
         _probe(section, root)
     return section
 
 
-def _patch(section: Section, root: Path) -> None:
-    try:
-        status = PATCH.status(root)
-    except CheckoutError as error:
-        section.findings.error("patch", "", str(error))
-        return
-    if status.stale:
-        section.findings.error(
-            "patch-unused", "", f"Python runs {status.stale}, unchecked and from another state of {status.file}: "
-            "trainings start without kohya_bucket", f"kohya-bucket patch install {argument(root)}",
-        )  # fmt: skip
-    elif status.current:
-        section.facts.append(("patch", "installed: every trainer that is started from here uses kohya_bucket"))
-    elif status.installed:
-        section.findings.warning(
-            "patch-version", "", f"{status.file} holds the block of another kohya_bucket version",
-            f"kohya-bucket patch install {argument(root)}",
-        )  # fmt: skip
-    else:
-        active = activation(site_packages()).active
-        start = "start with accelerate launch -m kohya_bucket.launch TRAINER.py …, or: kohya-bucket activate"
-        section.facts.append(("patch", "none; this Python is active by itself" if active else f"none; {start}"))
+def _how_it_starts(root: Path) -> str:
+    if has_patch(root):
+        return "with kohya_bucket: the checkout is patched"
+    if activation(site_packages()).active:
+        return "with kohya_bucket: this Python is activated"
+    return "with accelerate launch -m kohya_bucket.launch TRAINER.py …, or by itself after: kohya-bucket activate"
 
 
 def _probe(section: Section, root: Path) -> None:
-    trial = PATCH.attempt(root)
+    trial = try_checkout(root)
     if trial.active:
         section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:
