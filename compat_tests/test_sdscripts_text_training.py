@@ -4,7 +4,6 @@ import pytest
 from sdscripts_support import random_sizes, write_images
 from training_runs import train, write_config
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytestmark = pytest.mark.slow
 
 AHEAD = ("-m", "kohya_bucket.precompute", "--text")
@@ -36,34 +35,31 @@ class Trainings:
         self.checkout, self.data, self.folder = checkout, data, tmp_path
         self.trainer, self.options = RUNS[family]
 
-    def __call__(self, name, *more, table="", **keywords):
-        config = write_config(self.folder, self.data, table, subset="")
+    def __call__(self, name, *more, **keywords):
+        config = write_config(self.folder, self.data, "", subset="")
         options = ["--network_train_unet_only", "--cache_text_encoder_outputs", "--cache_latents", "--seed", 7]
         options += ["--mixed_precision", "bf16", "--max_train_steps", STEPS, *self.options, *more]
         return train(self.checkout, config, *options, out=self.folder / name, trainer=self.trainer, **keywords)
 
-    def shards(self, name, *more, **keywords):
-        table = f"[kohya_bucket]\ntext_cache = 'shards'\nlatent_cache_dir = '{self.folder / 'store'}'"
-        return self(name, "--cache_text_encoder_outputs_to_disk", *more, table=table, **keywords)
+    def npz(self, name, *more, **keywords):
+        return self(name, "--cache_text_encoder_outputs_to_disk", *more, **keywords)
 
-    def stored_files(self):
-        found = {path: path.read_bytes() for path in (self.folder / "store").rglob("*.safetensors")}
-        assert found
+    def written(self):
+        found = {path: path.stat().st_mtime_ns for path in self.data.glob("*_te*.npz")}
+        assert len(found) == 5
         return found
 
 
-@pytest.mark.training_run("SDXL and FLUX, text-encoder outputs in npz, in shards and in memory")
+@pytest.mark.training_run("SDXL and FLUX, text-encoder outputs in npz and in memory")
 @pytest.mark.parametrize("family", RUNS)
-def test_the_same_weights_from_npz_from_shards_and_from_memory(sd_scripts_dir, data, tmp_path, family):
+def test_the_same_weights_from_npz_and_from_memory(sd_scripts_dir, data, tmp_path, family):
     training = Trainings(sd_scripts_dir, data, tmp_path, family)
     memory = training("memory")
-    npz = training("npz", "--cache_text_encoder_outputs_to_disk")
-    assert len(list(data.glob("*_te*.npz"))) == 5
-    stored = training.shards("shards")
-    files = training.stored_files()
-    again = training.shards("again")  # encodes nothing
-    assert training.stored_files() == files
-    for run in (memory, npz, stored, again):
+    npz = training.npz("npz")
+    written = training.written()
+    again = training.npz("again")  # encodes nothing
+    assert training.written() == written
+    for run in (memory, npz, again):
         run.assert_trained(STEPS)
         assert run.tensors == memory.tensors
     next(data.glob("*.txt")).write_text("one other caption", encoding="utf-8")
@@ -75,21 +71,15 @@ def test_the_same_weights_from_npz_from_shards_and_from_memory(sd_scripts_dir, d
 def test_precompute_encodes_what_the_training_looks_for(sd_scripts_dir, data, tmp_path, family):
     training = Trainings(sd_scripts_dir, data, tmp_path, family)
     for name, encoded in (("ahead", 5), ("ahead again", 0)):
-        run = training.shards(name, door=AHEAD)
+        run = training.npz(name, door=AHEAD)
         assert run.status == 0, run.log[-3000:]
         assert f"outputs of 5 captions are there, {encoded} of them encoded by this process" in run.log
         assert run.batches == []
         assert not run.weights.exists()
-    files = training.stored_files()
-    run = training.shards("shards")
+    written = training.written()
+    run = training.npz("npz")
     run.assert_trained(STEPS)
-    assert training.stored_files() == files
-    npz = training("ahead as npz", "--cache_text_encoder_outputs_to_disk", door=AHEAD)
-    assert npz.status == 0, npz.log[-3000:]
-    before = {path: path.stat().st_mtime_ns for path in data.glob("*_te*.npz")}
-    assert len(before) == 5
-    assert training("npz", "--cache_text_encoder_outputs_to_disk").tensors == run.tensors
-    assert {path: path.stat().st_mtime_ns for path in data.glob("*_te*.npz")} == before
+    assert training.written() == written
 
 
 def test_precompute_of_a_run_that_keeps_nothing_on_disk(sd_scripts_dir, data, tmp_path):
@@ -102,8 +92,8 @@ def test_precompute_of_a_run_that_keeps_nothing_on_disk(sd_scripts_dir, data, tm
 @pytest.mark.training_run("SDXL and FLUX, captions encoded by `precompute --text`")
 def test_precompute_by_two_processes(sd_scripts_dir, data, tmp_path):
     training = Trainings(sd_scripts_dir, data, tmp_path, "sdxl")
-    run = training.shards("ahead", door=AHEAD, ranks=2)
+    run = training.npz("ahead", door=AHEAD, ranks=2)
     assert run.status == 0, run.log[-3000:]
-    files = training.stored_files()
-    training.shards("shards").assert_trained(STEPS)
-    assert training.stored_files() == files
+    written = training.written()
+    training.npz("npz").assert_trained(STEPS)
+    assert training.written() == written

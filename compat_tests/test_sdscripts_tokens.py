@@ -4,7 +4,7 @@ import pytest
 from sdscripts_support import write_images
 from small_text_encoders import make_family
 from test_sdscripts_caching import strategies  # noqa: F401
-from test_sdscripts_text_shards import Run, adapter, bases, shards  # noqa: F401
+from test_sdscripts_text_outputs import Run, adapter, bases  # noqa: F401
 from training_runs import _tokenizers
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -69,19 +69,15 @@ def test_without_ftfy_a_line_says_so(letters, monkeypatch, caplog):
     assert clean("it’s") == "it’s"
 
 
-@pytest.mark.parametrize("kind", ["npz", "shards"])
-def test_outputs_of_a_tokenizer_that_reads_otherwise_are_made_again(unpatched, bases, letters, tmp_path, kind):  # noqa: F811
-    if kind == "shards":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+def test_outputs_of_a_tokenizer_that_reads_otherwise_are_made_again(unpatched, bases, letters, tmp_path):  # noqa: F811
     write_images(tmp_path / "a", [(128, 128)] * 3)
-    table = shards(tmp_path) if kind == "shards" else None
 
     def encoded(make):
         family = make_family("sdxl")
         family.tokenizing.tokenizer1 = make(letters / CLIP)
         family.tokenizing.tokenizer1.pad_token = "!"
         with adapter():
-            return len(Run(unpatched, bases, family, [tmp_path / "a"], table).encoded)
+            return len(Run(unpatched, bases, family, [tmp_path / "a"]).encoded)
 
     makes = (without_ftfy, without_ftfy, with_ftfy, with_ftfy)
     assert [encoded(make) for make in makes] == [3, 0, 3, 0]

@@ -1,6 +1,6 @@
 """One of several ranks that cache text-encoder outputs through sd-scripts' real datasets, strategies and accelerator.
 
-Run under `torch.distributed.run` by `test_sdscripts_text_shards.py`; not a test by itself. The process group gives up
+Run under `torch.distributed.run` by `test_sdscripts_text_outputs.py`; not a test by itself. The process group gives up
 after 5 seconds, and the last rank works longer than that.
 """
 

@@ -298,11 +298,10 @@ def test_a_file_where_the_store_belongs(folder):
     assert "a file" in findings(write(folder, rest=taken), code=1)[0]["store"]["message"]
 
 
-@pytest.mark.parametrize("option", ["latent_cache", "text_cache"])
-def test_no_pyarrow_for_shards(folder, monkeypatch, option):
+def test_no_pyarrow_for_shards(folder, monkeypatch):
     monkeypatch.setattr("kohya_bucket.trainers.sdscripts.cache_doctor.version_of", lambda _: "")
-    found, _ = findings(write(folder, rest=f"[kohya_bucket]\n{option} = 'shards'"), code=1)
-    assert found["no-pyarrow"]["message"] == f'{option} = "shards" needs pyarrow, which is not installed here'
+    found, _ = findings(write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'"), code=1)
+    assert found["no-pyarrow"]["message"] == 'latent_cache = "shards" needs pyarrow, which is not installed here'
     assert "pip install pyarrow" in found["no-pyarrow"]["remedy"]
 
 

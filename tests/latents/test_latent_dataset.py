@@ -217,7 +217,7 @@ def test_outputs_of_text_encoders_are_no_latents(tmp_path):
 
 def test_items_have_the_outputs_of_their_captions(tmp_path):
     fill(tmp_path, ["a.png", "b.png"])
-    with pytest.raises(LatentStoreError, match=r"text does not exist.*text_cache"):
+    with pytest.raises(LatentStoreError, match=r"text does not exist.*precompute --text"):
         BucketedLatentDataset(tmp_path, text_outputs="flux")
     want = {}
     for number, name in enumerate(["a.png", "b.png"]):

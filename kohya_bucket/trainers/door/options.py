@@ -63,7 +63,7 @@ def _as_resolution(value: Any) -> tuple[int, int] | None:
     return (pair[0], pair[1]) if good else None
 
 
-_FOR_SHARDS = (lambda o: "shards" in (o.latent_cache, o.text_cache), "latent_cache = 'shards'")
+_FOR_SHARDS = (lambda o: o.latent_cache == "shards", "latent_cache = 'shards'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
             folder), `off`, or a Parquet file.
         latent_cache: what --cache_latents_to_disk writes: `npz`, the trainer's own files and names, checked and
             written whole, or `shards`, a store of few files.
-        text_cache: what --cache_text_encoder_outputs_to_disk writes: `npz`, or `shards`, in the folder `text` of the
-            same store: each caption once, in the type that its encoder gave.
         latent_cache_dir: folder of the store; by default `kohya_bucket_latents` beside the first image of
             each dataset.
     """
@@ -105,7 +103,6 @@ class AdapterOptions(RuleOptions, EpochOptions):
     on_bad_image: str = choice("leave_out", lambda: ON_BAD_IMAGE)
     metadata_cache: str = option("auto", _local_file)
     latent_cache: str = choice("npz", lambda: ("npz", "shards"))
-    text_cache: str = choice("npz", lambda: ("npz", "shards"))
     latent_cache_dir: str | None = option(None, _text("the path of a folder"), needs=_FOR_SHARDS)
 
     def of_epochs(self) -> dict[str, Any]:

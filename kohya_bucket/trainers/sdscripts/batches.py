@@ -131,7 +131,7 @@ def planned_arguments(
     if not tables or len(tables) < len(datasets):
         return None
     ahead.end_before_training()
-    say_what_is_in_no_store(door.owners, datasets, tables[0].options)
+    say_what_is_in_no_store(datasets, tables[0].options)
     training = bool(arguments.get("shuffle", False))
     options = tables[0].options if training else tables[0].options.for_validation()
     images = [table.images for table in tables]

@@ -41,10 +41,9 @@ def cache_section(read: Config) -> Section:
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
     root = common_root(paths, None)
     parts = [part for part in wanted_by_config(read, _ENCODING, root, options=options) if len(part)]
-    in_shards = [f'{name} = "shards"' for name in ("latent_cache", "text_cache") if getattr(options, name) == "shards"]
-    if in_shards and not version_of("pyarrow"):
+    if options.latent_cache == "shards" and not version_of("pyarrow"):
         section.findings.error(
-            "no-pyarrow", "", f"{' and '.join(in_shards)} needs pyarrow, which is not installed here",
+            "no-pyarrow", "", 'latent_cache = "shards" needs pyarrow, which is not installed here',
             pip_install("parquet"),
         )  # fmt: skip
     elif not parts:

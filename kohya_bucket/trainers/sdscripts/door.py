@@ -55,7 +55,7 @@ class SdScriptsDoor(TrainerDoor):
     def check_options(self, options: AdapterOptions) -> None:
         from kohya_bucket.trainers.sdscripts.refusals import refuse_what_needs
 
-        refuse_what_needs(self.unknown, options, self.owners)
+        refuse_what_needs(self.unknown, options)
 
     def is_group(self, dataset: Any) -> bool:
         if runs_anima_lora():

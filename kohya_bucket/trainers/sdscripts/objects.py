@@ -188,10 +188,9 @@ class TextStrategy(Protocol):
 
     cache_to_disk: bool
     skip_disk_cache_validity_check: bool
-    is_weighted: bool
     get_outputs_npz_path: Any
     is_disk_cached_outputs_expected: Any
-    load_outputs_npz: Any
+    cache_batch_outputs: Any
 
 
 def inner_of(dataset: Any) -> Dataset:

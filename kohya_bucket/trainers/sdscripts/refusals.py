@@ -17,9 +17,7 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import refuse_unmatched
 from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
-from kohya_bucket.trainers.door.seams import Owners
 from kohya_bucket.trainers.sdscripts.caching.shards import is_in_store
-from kohya_bucket.trainers.sdscripts.caching.text import reads_store
 from kohya_bucket.trainers.sdscripts.config.run_file import without_headings
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset
 from kohya_bucket.trainers.sdscripts.resuming import OPTIONS
@@ -76,45 +74,33 @@ def refuse_empty(group: Any) -> None:
             refuse_unmatched(tables[0].options, [table.images.focus for table in tables])
 
 
-def say_what_is_in_no_store(owners: Owners, datasets: Sequence[HeldDataset], options: AdapterOptions) -> None:
-    """Name the stores that are asked for and that this run, whose caches are all made, does not have."""
-    texts = owners.named("TextEncoderOutputsCachingStrategy").get_strategy() if options.text_cache == "shards" else None
-    there = {"latent_cache": all(map(is_in_store, datasets)), "text_cache": texts is not None and reads_store(texts)}
-    for option, (_, _, what) in _SHARDS.items():
-        if getattr(options, option) == "shards" and not there[option]:
-            cache = "cache_latents" if option == "latent_cache" else "cache_text_encoder_outputs"
-            warn_once(
-                f"[kohya_bucket] {option} = 'shards' is set, but this run caches no {what} on disk, so there is no "
-                f"store of them: add --{cache} and --{cache}_to_disk"
-            )
+def say_what_is_in_no_store(datasets: Sequence[HeldDataset], options: AdapterOptions) -> None:
+    """Name the store that is asked for and that this run, whose caches are all made, does not have."""
+    if options.latent_cache == "shards" and not all(map(is_in_store, datasets)):
+        warn_once(
+            f"{_SHARDS} is set, but this run caches no latents on disk, so there is no store of them: add "
+            "--cache_latents and --cache_latents_to_disk"
+        )
 
 
-# What needs a part of sd-scripts that looks unknown, and is refused before it costs a night:
-# by option that may be "shards": the subject and the seam that it stands on, and what is cached
-_SHARDS = {
-    "latent_cache": ("caching", "BaseDataset.new_cache_latents", "latents"),
-    "text_cache": ("text-caching", "BaseDataset.new_cache_text_encoder_outputs", "text-encoder outputs"),
-}
+_SHARDS = "[kohya_bucket] latent_cache = 'shards'"
 
 
-def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions, owners: Owners) -> None:
+def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions) -> None:
     """Refuse options and arguments that a subject must be known for, or a package installed.
 
     Raises:
         ConfigError: with what is asked for, and what is not known.
     """
     given = given_options(sys.argv[1:])
-    shards = {
-        f"[kohya_bucket] {option} = 'shards'": kind
-        for option, kind in _SHARDS.items()
-        if getattr(options, option) == "shards"
-    }
-    needs = {subject: [option] for option, (subject, _, _) in shards.items()}
+    needs: dict[str, list[str]] = {"caching": []}
+    if options.latent_cache == "shards":
+        needs["caching"].append(_SHARDS)
     if options.several_sizes:
         several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in given]
-        needs.setdefault("caching", []).extend(f"--{name} with several sizes for an image" for name in several)
+        needs["caching"].extend(f"--{name} with several sizes for an image" for name in several)
     if options.focus:
-        needs.setdefault("caching", []).append("[kohya_bucket] focus")
+        needs["caching"].append("[kohya_bucket] focus")
     needs["resuming"] = [f"--{name}" for name in ("resume", *OPTIONS) if name in given]
     for subject, asked in needs.items():
         if subject in unknown and asked:
@@ -122,16 +108,10 @@ def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions, owner
                 f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
                 f"{unknown[subject]}. Leave it out, or update kohya-bucket"
             )
-    for option, (_, seam, what) in shards.items():
-        if not owners.has(seam):
-            raise ConfigError(
-                f"{option} needs a sd-scripts that caches {what} by strategies (0.10 or newer), which this is not. "
-                "Leave it out: this version's own cache is used"
-            )
-        if importlib.util.find_spec("pyarrow") is None:
-            raise ConfigError(
-                f"{option} needs pyarrow, which is not installed here: {pip_install('parquet')}, or leave it out"
-            )
+    if options.latent_cache == "shards" and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(
+            f"{_SHARDS} needs pyarrow, which is not installed here: {pip_install('parquet')}, or leave it out"
+        )
 
 
 def given_options(arguments: Sequence[str]) -> set[str]:

@@ -370,13 +370,13 @@ CACHING = SeamGroup(
 # Outputs of text encoders in caches.
 
 
-_CACHING, _BESIDE = "TextEncoderOutputsCachingStrategy", ("TokenizeStrategy", "TextEncodingStrategy")
+_TEXT_CACHING, _TOKENIZING = "TextEncoderOutputsCachingStrategy", "TokenizeStrategy"
 
 
 def _new_cache_text_encoder_outputs(seam: Replaced, self: objects.Dataset, models: Any, accelerator: Any) -> None:
     named = seam.door.owners.named
-    strategies = [named(name).get_strategy() for name in (_CACHING, *_BESIDE)]
-    cache_text_outputs(self, seam.original, strategies, models, accelerator, seam.door.options())
+    strategies = [named(name).get_strategy() for name in (_TEXT_CACHING, _TOKENIZING)]
+    cache_text_outputs(self, seam.original, strategies, models, accelerator)
 
 
 def _keeps_dropout(owners: Owners) -> bool:
@@ -386,7 +386,7 @@ def _keeps_dropout(owners: Owners) -> bool:
 
 
 def _caches_texts(owners: Owners) -> bool:
-    return has_strategies(owners) or owners.has(_CACHING)
+    return has_strategies(owners) or owners.has(_TEXT_CACHING)
 
 
 TEXT_CACHING = SeamGroup(
@@ -401,14 +401,13 @@ TEXT_CACHING = SeamGroup(
             _caches_texts,
             Seam(
                 "BaseDataset.new_cache_text_encoder_outputs",
-                (Uses("image_data", "get_outputs_npz_path", "text_encoder_outputs_npz"),),
+                (Uses("image_data", "get_outputs_npz_path", "cache_batch_outputs", "text_encoder_outputs_npz"),),
                 _new_cache_text_encoder_outputs,
             ),
-            Seam(_CACHING, (Offers(objects.TextStrategy),)),
-            *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_CACHING, *_BESIDE)),
-            Seam(f"{_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
-            Seam(f"{_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
-            Seam(f"{_CACHING}.load_outputs_npz", (Takes("npz_path"),)),
+            Seam(_TEXT_CACHING, (Offers(objects.TextStrategy),)),
+            *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_TEXT_CACHING, _TOKENIZING)),
+            Seam(f"{_TEXT_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+            Seam(f"{_TEXT_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
         ),
     ),
 )

@@ -26,8 +26,6 @@ def test_all_mistakes_are_named_at_once():
 def test_a_wrong_value_names_the_allowed():
     with pytest.raises(ConfigError, match="order is 'random'"):
         AdapterOptions.from_tables(("my.toml", {"order": "random"}))
-    with pytest.raises(ConfigError, match="text_cache is 'npy'"):
-        AdapterOptions.from_tables(("my.toml", {"text_cache": "npy"}))
 
 
 def test_sizes_are_kept_on_this_machine():

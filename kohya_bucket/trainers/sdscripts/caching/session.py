@@ -185,17 +185,17 @@ def save_by_trainer(
     plain = finite_arrays(item, latents, flipped)[0]
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         made = Path(folder, Path(path).name)
-        before = _arrays_in(Path(path))
+        before = arrays_in(Path(path))
         if before:
             write_arrays(made, before, sync=False)
         save(str(made))
-        arrays = _arrays_in(made)
+        arrays = arrays_in(made)
     note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
     new = {name: a for name, a in arrays.items() if name not in before or not np.array_equal(a, before[name])}
     write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
 
 
-def _arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
+def arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a file that can be read: none of one that is missing or not an npz."""
     arrays = {}
     with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:

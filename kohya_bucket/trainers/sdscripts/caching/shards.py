@@ -39,18 +39,29 @@ Loaded = tuple[Values, list[int], list[float], "Values | None", "Values | None"]
 
 
 @dataclass
-class StoreCache:
-    """A store that this process reads and adds to.
+class ShardCache:
+    """sd-scripts' latent cache as a store: keyed by the image's path and its bucket, for every strategy.
+
+    Items that `kohya-bucket precompute` put into the same folder are found too, whatever their collection.
 
     Args:
         root: the store's folder.
         images_root: folder that the sources are named from when the store is made.
+        arch: the model family.
+        collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
+            datasets that have the same images at different sizes each need their own. It must be the same in all
+            processes, whichever of them encodes an image.
     """
 
     root: StorePath
-    images_root: Path | None
+    images_root: Path
+    arch: Family
+    collection: str = ""
     _store: LatentStore | None = field(default=None, init=False)
     _writer: StoreWriter | None = field(default=None, init=False)
+    _names_from: Path = field(default=Path(), init=False)
+    _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
+    _known: dict[tuple[str, int, int], int | None] = field(default_factory=dict, init=False)  # by the image's path
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_writer": None}
@@ -63,61 +74,7 @@ class StoreCache:
             self._store = LatentStore(self.root)
         else:
             self._store.refresh()
-
-    def commit(self) -> None:
-        if self._writer is not None:
-            self._writer.flush()
-
-    def keep(self) -> None:
-        """Where a loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
-        with suppress(LatentStoreError):  # the first error is the one to report
-            self.commit()
-
-    def finish(self) -> None:
-        """Put on disk what every process has added, with a manifest of all, and see it."""
-        self.commit()
-        wait_for_ranks()
-        if is_first_process():
-            self.refresh()
-            write_manifest(self.opened())
-        wait_for_ranks()
-        self.refresh()
-
-    def _writing(self) -> StoreWriter:
-        if self._writer is None:
-            self._writer = StoreWriter(self.root, images_root=self.images_root)
-        return self._writer
-
-    def opened(self) -> LatentStore:
-        if self._store is None:
-            self.refresh()
-        assert self._store is not None
-        return self._store
-
-
-@dataclass
-class ShardCache(StoreCache):
-    """sd-scripts' latent cache as a store: keyed by the image's path and its bucket, for every strategy.
-
-    Items that `kohya-bucket precompute` put into the same folder are found too, whatever their collection.
-
-    Args:
-        arch: the model family.
-        collection: part of the store that new items go to; the model family where it is "". It holds an image once, so
-            datasets that have the same images at different sizes each need their own. It must be the same in all
-            processes, whichever of them encodes an image.
-    """
-
-    images_root: Path
-    arch: Family
-    collection: str = ""
-    _names_from: Path = field(default=Path(), init=False)
-    _at: dict[tuple[str, int, int], int] = field(default_factory=dict, init=False)
-    _known: dict[tuple[str, int, int], int | None] = field(default_factory=dict, init=False)  # by the image's path
-
-    def refresh(self) -> None:
-        super().refresh()
-        store = self.opened()
+        store = self._store
         self._names_from = store.layout.images_root()
         if store.is_remote and not self._names_from.is_dir():  # it was made on another machine
             self._names_from = self.images_root
@@ -213,6 +170,36 @@ class ShardCache(StoreCache):
         readers.update(dict.fromkeys(images, self))
         strategy._kohya_bucket_readers = readers
         strategy.load_latents_from_disk = partial(_load, readers)  # travels to spawned workers
+
+    def commit(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def keep(self) -> None:
+        """Where a loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
+        with suppress(LatentStoreError):  # the first error is the one to report
+            self.commit()
+
+    def finish(self) -> None:
+        """Put on disk what every process has added, with a manifest of all, and see it."""
+        self.commit()
+        wait_for_ranks()
+        if is_first_process():
+            self.refresh()
+            write_manifest(self.opened())
+        wait_for_ranks()
+        self.refresh()
+
+    def _writing(self) -> StoreWriter:
+        if self._writer is None:
+            self._writer = StoreWriter(self.root, images_root=self.images_root)
+        return self._writer
+
+    def opened(self) -> LatentStore:
+        if self._store is None:
+            self.refresh()
+        assert self._store is not None
+        return self._store
 
     def _find(self, image: str, bucket_reso: tuple[int, int]) -> int | None:
         key = image, int(bucket_reso[0]), int(bucket_reso[1])

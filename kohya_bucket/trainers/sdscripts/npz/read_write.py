@@ -518,12 +518,6 @@ TEXT_FAMILIES = {
     )
 }  # fmt: skip
 
-
-def collection_of_file(suffix: str) -> str:
-    """The family whose files end so; of one that is not known, the ending itself."""
-    return next((family.name for family in TEXT_FAMILIES.values() if family.suffix == suffix), suffix)
-
-
 TEXT_ARRAYS = {name for family in TEXT_FAMILIES.values() for name in family.arrays}
 MARKS = ("kohya_bucket_caption", "kohya_bucket_text_encoders", "kohya_bucket_tokens")
 CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY = MARKS
