@@ -123,23 +123,3 @@ class FocusCuts(NamedTuple):
     def __str__(self) -> str:
         middle = f"the middle would cut {self.cut_in_middle:,}, these crops cut {self.cut:,}"
         return f"focus: {counted(self.rectangles, 'rectangle')}; {middle}"
-
-
-def upright_to_stored(focus: FloatArray, orientation: npt.NDArray[np.integer]) -> FloatArray:
-    """[N, 4] rectangles of upright pictures, in the pictures as they are stored.
-
-    Args:
-        focus: [N, 4] shares of the picture that a viewer shows.
-        orientation: [N] EXIF orientation of the files, 1 to 8; others count as 1.
-    """
-    left, top, right, bottom = np.asarray(focus, dtype=np.float64).T
-    cases = {
-        2: (1 - right, top, 1 - left, bottom), 3: (1 - right, 1 - bottom, 1 - left, 1 - top),
-        4: (left, 1 - bottom, right, 1 - top), 5: (top, left, bottom, right),
-        6: (top, 1 - right, bottom, 1 - left), 7: (1 - bottom, 1 - right, 1 - top, 1 - left),
-        8: (1 - bottom, left, 1 - top, right),
-    }  # fmt: skip
-    out = np.stack([left, top, right, bottom], axis=1)
-    for turn, columns in cases.items():
-        out = np.where((np.asarray(orientation) == turn)[:, None], np.stack(columns, axis=1), out)
-    return out

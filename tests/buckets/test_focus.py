@@ -1,10 +1,8 @@
 """Crops that keep a focus: laws over random pictures, buckets and rectangles."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
 
 from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
 from kohya_bucket.buckets.focus import (
@@ -13,7 +11,6 @@ from kohya_bucket.buckets.focus import (
     focus_crops,
     focus_pixels,
     focused,
-    upright_to_stored,
 )
 from kohya_bucket.buckets.rules.fixed import OneBucket
 
@@ -123,23 +120,6 @@ def test_crop_conditioning_is_what_is_really_cut_off_also_of_the_flipped_image()
     box, bucket = place.crop_ltrb[0].tolist(), place.bucket_sizes[0].tolist()
     assert box[:2] == [left, top]
     assert bucket[0] - box[2] == right  # what sd-scripts takes for the left side of the flipped image
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_rectangle_of_the_upright_picture_is_found_in_the_stored_one(orientation) -> None:
-    stored = Image.new("L", (8, 4))
-    stored.getexif()[0x0112] = orientation
-    pixels = np.arange(32, dtype=np.uint8).reshape(4, 8)
-    image = Image.fromarray(pixels)
-    image.getexif()[0x0112] = orientation
-    upright = np.asarray(ImageOps.exif_transpose(image))
-    height, width = upright.shape
-    box = (1, 0, 3, 2)  # left, top, right, bottom of the upright picture
-    focus = np.array([(box[0] / width, box[1] / height, box[2] / width, box[3] / height)])
-    shares = upright_to_stored(focus, np.array([orientation]))
-    ((left, top, right, bottom),) = focus_pixels(shares, np.array([(8, 4)])).tolist()
-    expected = upright[box[1] : box[3], box[0] : box[2]]
-    assert set(pixels[top:bottom, left:right].ravel().tolist()) == set(expected.ravel().tolist())
 
 
 def test_a_point_between_pixels_is_as_wide_as_both() -> None:

@@ -116,7 +116,6 @@ def told(code: int, out: str, errors: str, name: str) -> None:
         ("odd.json", ("doctor", "FILE")),
         ("odd.json", ("simulate", "576x768", "--bucket-config", "FILE")),
         ("odd.parquet", ("analyze", "DATA", "--cache", "FILE")),
-        ("odd.json", ("focus", "import", "FILE", "--images", "DATA", "--output", "OUT")),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

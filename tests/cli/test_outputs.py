@@ -182,7 +182,6 @@ def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> 
         ("buckets", "chart", "--output"),
         ("buckets", "make", "{data}", "--output"),
         ("explore", "{data}", "--no-open", "--out"),
-        ("focus", "import", "{data}", "--images", "{data}", "--output"),
         ("simulate", "576x768", "--preview"),
         ("sizes", "build", "{data}", "--output"),
     ],

@@ -175,7 +175,6 @@ def test_without_a_config(folder):
         (["simulate", "nothing.png"], "neither a size such as 576x768 nor a readable image"),
         (["simulate", "1024"], "write 1024x1024"),
         (["cache", "status", "MISTYPED"], "did you mean"),
-        (["focus", "import", "MISTYPED", "--images", "FOLDER", "-o", "f.jsonl"], "did you mean"),
         (["simulate", "512x512", "--resolution", "big"], "resolution is 'big'"),
         (["simulate", "512x512", "--rule", "none"], "rule is 'none'"),
         (["simulate", "512x512", "--bucket-reso-steps", "0"], "bucket_reso_steps is 0, but must be 1 or more"),

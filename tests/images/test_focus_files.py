@@ -1,7 +1,9 @@
 """Focus rectangles from files: what is read, and what is refused with line and value."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,3 +157,18 @@ def test_files_beside_images_and_those_of_simpletuner(tmp_path) -> None:
     (tmp_path / "e.bbox").write_text('[{"bbox": [0, 0, 5, 5]}]')
     with pytest.raises(ConfigError, match=r"e\.bbox.*5"):
         read_focus("beside", [str(tmp_path / "e.jpg")])
+
+
+def test_the_recipe_for_coco_makes_a_file_that_is_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text(encoding="utf-8")
+    (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "instances.json" in code)
+    images = [{"id": i, "file_name": f"{i}.png", "width": 400, "height": 200} for i in range(3)]
+    boxes = [(0, [0, 0, 40, 20]), (0, [60, 40, 40, 60]), (2, [300, 100, 200, 50.5])]
+    annotations = [{"image_id": image, "bbox": box} for image, box in boxes]
+    Path("instances.json").write_text(json.dumps({"images": images, "annotations": annotations}), encoding="utf-8")
+    Path("data").mkdir()
+    exec(recipe, {})
+    focus, missing = read_focus("data/focus.jsonl", [f"data/{i}.png" for i in range(3)])
+    assert np.array_equal(focus, [[0, 0, 0.25, 0.5], [np.nan] * 4, [0.75, 0.5, 1, 0.7525]], equal_nan=True)
+    assert missing == []

@@ -25,7 +25,6 @@ SECTIONS = {
         "buckets": "List the bundled sets, chart one, make one from your images.",
     },
     "Advanced": {
-        "focus": "Make a focus file from boxes that other programs marked.",
         "sizes": "Keep image sizes in a file, so that later runs open no image.",
     },
 }
