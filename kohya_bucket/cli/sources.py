@@ -175,7 +175,7 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
 def sizes_of(
     sources: list[str], *, recursive: bool = True, workers: int | None = None, quiet: bool = False
 ) -> SizedImages:
-    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of `sizes build`) or an
+    """Read headers, of tar shards too, or what is named: a table (CSV, JSON, Parquet, also one of `cache sizes`) or an
     index of tar shards. `KohyaBucketError` where there is nothing readable.
     """
     source, foreign = ", ".join(sources), dict[str, str]()

@@ -209,7 +209,7 @@ class MetadataCache:
         arrow_files.pyarrow_modules()
         if not os.path.isfile(file):
             raise KohyaBucketError(
-                f"{file}: no such metadata cache; make one with: kohya-bucket sizes build … --output"
+                f"{file}: no such metadata cache; make one with: kohya-bucket cache sizes … --output"
             )
         with as_damage(
             f"{file}: not a metadata cache, or damaged", "name another, or build it again", error=KohyaBucketError

@@ -50,7 +50,7 @@ def read_size_table(path: str | Path) -> SizeTable:
 
     - `.csv`: a header with the columns id, width, height.
     - `.json`: a list of objects with these keys, a list of `[id, width, height]`, or `{id: [width, height]}`.
-    - `.parquet`: these columns, or path instead of id as `sizes build` writes them (needs pyarrow).
+    - `.parquet`: these columns, or path instead of id as `cache sizes` writes them (needs pyarrow).
     - `.pkl`, `.pickle`: what NovelAI's program reads, `{id: (width, height)}`; nothing in the file is executed.
 
     Raises:
@@ -147,7 +147,7 @@ def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     data = read_regular(path, MAX_TABLE_BYTES)
     with as_damage(f"{path}: damaged or not a Parquet file", error=KohyaBucketError):
         names = pq.read_schema(io.BytesIO(data)).names
-        # A file of `sizes build` names its images by path.
+        # A file of `cache sizes` names its images by path.
         columns = ["path" if "id" not in names and "path" in names else "id", "width", "height"]
         _need(path, ["id" if name == "path" else name for name in names])
         table = bounded_table(data, columns)

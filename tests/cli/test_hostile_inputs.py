@@ -35,7 +35,7 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         ("analyze", "FILE"),
         ("analyze", "--config", "FILE"),
         ("analyze", "DATA", "--cache", "FILE"),
-        ("sizes", "build", "FILE", "--output", "OUT"),
+        ("cache", "sizes", "FILE", "--output", "OUT"),
         ("compare", "FILE"),
         ("buckets", "make", "DATA", "--compare-to", "FILE"),
         ("buckets", "chart", "--bucket-config", "FILE"),

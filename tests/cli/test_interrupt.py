@@ -42,7 +42,7 @@ def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
     data = tmp_path / "data"
     make_pictures(data, [(8 + i % 5, 9) for i in range(400)])
     target = tmp_path / "c.parquet"
-    command = [sys.executable, "-c", SLOW, "sizes", "build", str(data), "--output", str(target)]
+    command = [sys.executable, "-c", SLOW, "cache", "sizes", str(data), "--output", str(target)]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
     )

@@ -87,6 +87,6 @@ def test_arguments_stay_as_they_were_given_on_windows(command_line, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     make_pictures(tmp_path / given, [(300, 400)])
     make_pictures(tmp_path / other, [(300, 400), (400, 400)])
-    code, out, error = command_line("sizes", "build", given, "-o", f"{given}.parquet")
+    code, out, error = command_line("cache", "sizes", given, "-o", f"{given}.parquet")
     assert (code, out[:7], error) == (0, "1 file ", "")
     assert (tmp_path / f"{given}.parquet").is_file()

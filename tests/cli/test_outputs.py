@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("sizes", "build", "{data}", "--output", "{image}"),
+        ("cache", "sizes", "{data}", "--output", "{image}"),
         ("buckets", "make", "{data}", "--output", "{image}"),
         ("analyze", "{data}", "--html", "{image}"),
         ("buckets", "chart", "{data}", "--output", "{image}"),
@@ -68,14 +68,14 @@ def test_no_table_or_list_is_written_over(folder: Path) -> None:
     paths, sizes = folder / "paths.txt", folder / "sizes.csv"
     paths.write_text("0.png\n1.png\n", encoding="utf-8")
     sizes.write_text("id,width,height\na,300,400\n", encoding="utf-8")
-    for command, file in (("sizes build", paths), ("buckets make", sizes)):
+    for command, file in (("cache sizes", paths), ("buckets make", sizes)):
         before = file.read_bytes()
         result = CliRunner().invoke(app, [*command.split(), str(file), "--output", str(file)])
         assert "which is also an input and would be overwritten" in str(result.exception)
         assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["sizes build", "buckets make"])
+@pytest.mark.parametrize("command", ["cache sizes", "buckets make"])
 def test_a_folder_is_no_file_to_write(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr("kohya_bucket.images.read_sizes", None)  # it is said before an image is read
     result = CliRunner().invoke(app, [*command.split(), str(folder), "--output", str(folder)])
@@ -125,7 +125,7 @@ def test_standard_output_on_a_full_disk() -> None:
 def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     pytest.importorskip("pyarrow")
     output = folder.parent / "notes.txt"
-    build = ["sizes", "build", str(folder), "--output", str(output)]
+    build = ["cache", "sizes", str(folder), "--output", str(output)]
     output.write_text("to be kept", encoding="utf-8")
     result = CliRunner().invoke(app, build)
     assert str(output) in str(result.exception)
@@ -183,7 +183,7 @@ def test_a_largest_side_of_nothing_is_no_default(folder: Path, command: str) -> 
         ("buckets", "make", "{data}", "--output"),
         ("explore", "{data}", "--no-open", "--out"),
         ("simulate", "576x768", "--preview"),
-        ("sizes", "build", "{data}", "--output"),
+        ("cache", "sizes", "{data}", "--output"),
     ],
 )
 def test_no_folder_is_made_for_a_file(folder: Path, arguments: tuple[str, ...]) -> None:
@@ -235,7 +235,7 @@ def test_a_reader_that_has_enough_is_no_error():
 def test_no_folder_is_made_of_an_address(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A path has one slash where an address has two."""
     monkeypatch.chdir(folder)
-    result = CliRunner().invoke(app, ["sizes", "build", str(folder), "--output", "s3://bucket/sizes.parquet"])
+    result = CliRunner().invoke(app, ["cache", "sizes", str(folder), "--output", "s3://bucket/sizes.parquet"])
     assert isinstance(result.exception, KohyaBucketError)
     assert "--output is s3://bucket/sizes.parquet, but is written to this machine only" in str(result.exception)
     assert not (folder / "s3:").exists()

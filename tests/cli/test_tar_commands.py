@@ -36,7 +36,7 @@ def test_every_way_of_naming_shards_gives_the_same(command_line, sources, tmp_pa
     assert shown.startswith("12 images of ")
     kept = tmp_path / "kept.parquet"
     for again in ([], [], ["--refresh"]):
-        code, shown, _ = command_line("sizes", "build", *sources[way], "--output", kept, *again)
+        code, shown, _ = command_line("cache", "sizes", *sources[way], "--output", kept, *again)
         assert code == 0
         assert shown.startswith("12 images of 2 shards in ")
     assert TarIndex.load(kept).sizes.tolist() == [list(size) for size in SIZES * 4]

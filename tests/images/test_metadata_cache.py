@@ -282,16 +282,16 @@ def test_the_command_builds_and_refreshes(tmp_path: Path) -> None:
     (folder / "broken.png").write_bytes(b"no")
     target = tmp_path / "data.cache.parquet"
     run = CliRunner().invoke
-    first = run(cli.app, ["sizes", "build", str(folder), "--output", str(target)])
+    first = run(cli.app, ["cache", "sizes", str(folder), "--output", str(target)])
     assert first.exit_code == 0, first.output
     assert "7 files" in first.output
     assert "7 new" in first.output
     assert "1 unreadable" in first.output
     assert "broken.png" in first.output
-    second = run(cli.app, ["sizes", "build", str(folder), "--output", str(target), "--refresh", "--hash"])
+    second = run(cli.app, ["cache", "sizes", str(folder), "--output", str(target), "--refresh", "--hash"])
     assert "6 unchanged, 1 read again, 0 new" in second.output
     assert MetadataCache.load(target).hashes is not None
-    nothing = run(cli.app, ["sizes", "build", str(tmp_path / "absent"), "--output", str(target)])
+    nothing = run(cli.app, ["cache", "sizes", str(tmp_path / "absent"), "--output", str(target)])
     assert isinstance(nothing.exception, KohyaBucketError)
 
 

@@ -138,7 +138,7 @@ def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> N
     local, ray = tmp_path / "local.parquet", tmp_path / "ray.parquet"
     for engine, target in (("local", local), ("ray", ray)):
         done = CliRunner().invoke(
-            cli.app, ["sizes", "build", str(folder), "-o", str(target), "--hash", "--engine", engine]
+            cli.app, ["cache", "sizes", str(folder), "-o", str(target), "--hash", "--engine", engine]
         )
         assert done.exit_code == 0, done.output
     a, b = MetadataCache.load(local), MetadataCache.load(ray)
@@ -164,7 +164,7 @@ def test_analyze_on_ray_says_what_it_says_locally(folder: Path) -> None:
 def test_an_unknown_engine_is_named(folder: Path) -> None:
     from kohya_bucket import cli
 
-    done = CliRunner().invoke(cli.app, ["sizes", "build", str(folder), "-o", "x.parquet", "--engine", "spark"])
+    done = CliRunner().invoke(cli.app, ["cache", "sizes", str(folder), "-o", "x.parquet", "--engine", "spark"])
     assert "--engine is 'spark'" in str(done.exception)
 
 

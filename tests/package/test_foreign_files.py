@@ -85,7 +85,7 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
         "pack into another folder": lambda: run("cache", "pack", "store", "--to", "copy"),
         "export": lambda: run("cache", "export", "store", "npz", "--arch", "sd"),
         "import": lambda: run("cache", "import", "images", "store", "--arch", "sd"),
-        "sizes": lambda: run("sizes", "build", "images", "--output", "sizes.parquet"),
+        "sizes": lambda: run("cache", "sizes", "images", "--output", "sizes.parquet"),
         "report": lambda: run("analyze", "images", "--html", "report.html"),
         "page": lambda: run("explore", "images", "--output", "page.html"),
         "chart": lambda: run("chart", "images", "--output", "chart.svg"),

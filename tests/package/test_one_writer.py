@@ -49,13 +49,13 @@ ALLOWED = {
     # which are caught where they end in one of those above
     ("trainers/door/sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
         "a MetadataCache",
-    ("cli/commands/sizes.py", "cache.save(output)"): "a MetadataCache",
-    ("cli/commands/sizes.py", "interrupt.cache.save(output)"): "a MetadataCache",
+    ("cli/commands/cache.py", "cache.save(output)"): "a MetadataCache",
+    ("cli/commands/cache.py", "interrupt.cache.save(output)"): "a MetadataCache",
     ("cli/subjects.py", "known.save(self.cache)"): "a MetadataCache",
     ("images/scan_worker.py", "pickle.dump(ask(look, paths), outgoing)"): "into a pipe",
     ("images/scan_worker.py", "pickle.dump((look, paths), self._process.stdin)"): "into a pipe",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
-    ("cli/commands/sizes.py", "tars.save(output)"): "a TarIndex",
+    ("cli/commands/cache.py", "tars.save(output)"): "a TarIndex",
     ("trainers/sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
      "keys=key_reso_suffix)"): "an npz or a store",
     ("trainers/sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",

@@ -19,13 +19,10 @@ SECTIONS = {
         "activate": "Put the adapter behind every training of this Python.",
         "deactivate": "Undo that.",
         "precompute": "Encode images once; run again for what is missing or stale.",
-        "cache": "Check, clean up and move stored latents.",
+        "cache": "Check, clean up and move stored latents; keep image sizes.",
     },
     "Buckets": {
         "buckets": "List the bundled sets, chart one, make one from your images.",
-    },
-    "Advanced": {
-        "sizes": "Keep image sizes in a file, so that later runs open no image.",
     },
 }
 

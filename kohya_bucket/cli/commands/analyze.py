@@ -50,7 +50,7 @@ def analyze(
     as_json: AsJson = False,
     options: RuleArguments,
     cache: Path | None = opt(
-        None, "A file of `sizes build`. Unchanged images are not opened, and the file is updated.", usual=False
+        None, "A file of `cache sizes`. Unchanged images are not opened, and the file is updated.", usual=False
     ),
     recursive: Recursive = True,
     workers: Workers = None,
