@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -11,11 +10,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, reading, why_not_written
-from kohya_bucket.inputs import open_input, read_input
+from kohya_bucket.inputs import open_input
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
@@ -27,7 +27,8 @@ MADE_BY = "made by kohya_bucket"  # in the beginning of pages and pictures, by w
 TEMPORARY_AGE = 3600.0  # seconds after which a temporary file counts as abandoned
 _LONGEST = 255 - len("..0123456789ab.tmp")  # bytes of a name that can have a temporary sibling of its own name
 _RETRY_SECONDS = 2.0
-_HELD_SECONDS = 5.0  # without which a process that holds a claim counts as dead; it needs a few milliseconds
+_LOCK = "0" * 12  # in the place of a temporary file's random digits
+_HELD_SECONDS = 5.0  # after which a process that holds a lock counts as dead; it needs a few milliseconds
 _MOST_UPDATED = 1 << 30  # bytes
 
 
@@ -52,10 +53,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     temporary = _sibling(path, uuid.uuid4().hex[:12])  # no other process or thread uses it
     try:
         yield temporary
-        with suppress(FileNotFoundError):
-            with reading(path):
-                mode = path.stat().st_mode
-            os.chmod(temporary, stat.S_IMODE(mode))
+        _keep_mode(temporary, path)
         if sync:
             with open(temporary, "rb+") as written:
                 os.fsync(written.fileno())
@@ -65,6 +63,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _keep_mode(temporary: Path, path: Path) -> None:
+    with suppress(FileNotFoundError):
+        with reading(path):
+            mode = path.stat().st_mode
+        os.chmod(temporary, stat.S_IMODE(mode))
 
 
 def _sibling(path: Path, tag: str) -> Path:
@@ -98,8 +103,8 @@ def update_file(
 ) -> None:  # fmt: skip
     """Put what `change` makes of a file's content (None: there is no file) in its place, whole or not at all.
 
-    Of any number of processes that do this to one file, on whatever machines, each works on what the one before it
-    made: nothing of either is lost. It is tried again where another was faster, so `change` may be called many times.
+    Of any number of processes that do this to one file, each works on what the one before it made: nothing of either
+    is lost. It is tried again where another was faster, so `change` may be called many times.
 
     Raises:
         LatentStoreError: as `write_file`, with the reason that `why` gives; or the file has more than 1 GiB.
@@ -107,24 +112,32 @@ def update_file(
     """
     target = Path(os.path.realpath(path))
     try:
-        while True:
-            before = _content(target)
-            after = change(before)
-            if after == before:  # or else a state could come back while its claim is being removed
-                return
-            try:
-                with _Claims(target) as claims, replacing(target, sync=sync) as temporary:
-                    with open(temporary, "xb") as out:
-                        out.write(after)
-                    claims.take(before, temporary.name)
-                return
-            except _PassedOverError:
-                continue
-            except FileNotFoundError:  # another took this one for dead, and its temporary file away
-                if not target.parent.is_dir():
-                    raise
+        while not _try_update(target, change, sync):
+            pass
+        if sync:
+            _sync_directory(target.parent)
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why(error)}") from error
+
+
+def _try_update(target: Path, change: Callable[[bytes | None], bytes], sync: bool) -> bool:
+    """Whether it was done: else another was faster."""
+    before = _content(target)
+    after = change(before)
+    if after == before:
+        return True
+    temporary = _sibling(target, uuid.uuid4().hex[:12])
+    try:
+        with open(temporary, "xb") as out:
+            out.write(after)
+            if sync:  # before the lock is taken, which is to be held for milliseconds
+                out.flush()
+                os.fsync(out.fileno())
+        _keep_mode(temporary, target)
+        return _replace_state(target, before, temporary)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def _content(path: Path) -> bytes | None:
@@ -135,91 +148,60 @@ def _content(path: Path) -> bytes | None:
     return None
 
 
-class _PassedOverError(Exception):
-    """The file has changed by now."""
+def _replace_state(target: Path, before: bytes | None, temporary: Path) -> bool:
+    """Put a temporary file in the place of `target`, if nobody else does so and the content is still `before`.
 
-
-class _Claims:
-    """The right to replace one state of a file, which one process has at a time.
-
-    A process that is about to replace a state makes a file that is named by that state, so that only one process can
-    make it, and writes the name of its temporary file into it; then it checks that the state is still the same, and
-    renames. The claim of a dead process is inherited in the same way, by a file that is named by that claim. A process
-    that only seemed dead cannot rename any more, since its temporary file is removed first. So at any time at most one
-    process can replace a state, whatever clocks say, and without locks of the file system. The one case that is not
-    covered: a file that another process changes, and changes back to the last byte, within the milliseconds of a
-    claim.
+    The lock is a folder beside it, into which the temporary file is moved first. A process that has it for too long
+    counts as dead, and its file is removed from there. So one that only seemed dead has nothing to rename any more,
+    and no two can rename a file for the same state: that holds whatever clocks say, and without locks of the system.
     """
-
-    def __init__(self, target: Path) -> None:
-        self._target, self._own, self._replaced = target, list[Path](), False
-
-    def __enter__(self) -> _Claims:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Those to a state that is still there may be inherited by somebody: they stay, for `remove_leftovers`.
-        if kind is None or self._replaced:
-            for claim in self._own:
-                with suppress(OSError):
-                    _patiently(claim.unlink)
-
-    def take(self, before: bytes | None, holder: str) -> None:
-        """Return once `holder`, a temporary file beside, may be renamed; `_PassedOverError` where it may not."""
-        key, inherited = _digest(os.fsencode(self._target.name), before or b"", bytes([before is None])), None
-        while True:
-            claim = _sibling(self._target, key)
-            try:
-                with open(claim, "xb") as out:
-                    self._own.append(claim)
-                    out.write(os.fsencode(holder))
-                if inherited is not None:  # of one that had not said its name
-                    self._fence(_said(inherited) or "")
-                if _sibling(self._target, _digest(key.encode())).exists():  # this one had not, for too long
-                    raise _PassedOverError
-                break
-            except FileExistsError:
-                other = self._wait_for(claim)
-            except PermissionError:  # Windows: it is being removed
-                if os.name != "nt":
-                    raise
-                other = None
-            if other is not None:
-                inherited = None if other else claim
-                key = _digest(key.encode(), os.fsencode(other)) if other else _digest(key.encode())
-        if _content(self._target) != before:
-            self._replaced = True
-            raise _PassedOverError
-
-    def _wait_for(self, claim: Path) -> str | None:
-        """Whose claim is to be inherited, "" if it does not say; None where it is gone."""
-        deadline = time.monotonic() + _HELD_SECONDS
-        while True:
-            other = _said(claim)
-            if other is None or (other and not (claim.parent / other).exists()):
-                return other
-            if time.monotonic() > deadline:
-                self._fence(other)
-                return other
-            time.sleep(0.005)
-
-    def _fence(self, holder: str) -> None:
-        if final_name(holder):
-            (self._target.parent / holder).unlink(missing_ok=True)
+    lock = _sibling(target, _LOCK)
+    while not _is_made(lock):
+        _wait_for(lock)
+    held = lock / temporary.name
+    try:
+        os.rename(temporary, held)
+        # a lock that was taken away before anything was in it is another's by now: one of both sees the other there
+        if os.listdir(lock) != [held.name] or _content(target) != before:
+            return False
+        _rename_over(held, target)
+        return True
+    except FileNotFoundError:
+        return False
+    finally:
+        _release(lock, [held.name])
 
 
-def _said(claim: Path) -> str | None:
-    with suppress(FileNotFoundError):
-        text = os.fsdecode(_patiently(lambda: read_input(claim, 1 << 12)))
-        return text if final_name(text) else ""
-    return None
+def _is_made(lock: Path) -> bool:
+    try:
+        _patiently(lock.mkdir)
+        return True
+    except FileExistsError:
+        return False
 
 
-def _digest(*parts: bytes) -> str:
-    state = hashlib.blake2b(digest_size=6)
-    for part in parts:
-        state.update(len(part).to_bytes(8, "little") + part)
-    return state.hexdigest()
+def _wait_for(lock: Path) -> None:
+    """Return once a lock is gone. If what is in it stays the same for too long, it is taken away."""
+    seen: list[str] | None = None
+    while True:
+        try:
+            now = os.listdir(lock)
+        except FileNotFoundError:
+            return
+        if now != seen:
+            seen, deadline = now, time.monotonic() + _HELD_SECONDS
+        elif time.monotonic() > deadline:
+            _release(lock, seen)
+            return
+        time.sleep(0.005)
+
+
+def _release(lock: Path, names: Iterable[str]) -> None:
+    """Remove files from a lock, and the lock unless another file is in it."""
+    with suppress(OSError):
+        for name in names:
+            _patiently(partial((lock / name).unlink, missing_ok=True))
+        _patiently(lock.rmdir)
 
 
 def make_folder(path: Path) -> None:
@@ -324,17 +306,15 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
         names.setdefault(path.parent, set()).add(path.name)
     removed = 0
     for folder, known in names.items():
-        old: list[tuple[float, str]] = []
         with suppress(OSError), os.scandir(folder) as found:
             for entry in found:
-                if final_name(entry.name) in known:
-                    with suppress(OSError):
-                        old.append((entry.stat().st_mtime, entry.path))
-        for written, file in sorted(old):  # what is to be renamed before the claim to do so
-            if time.time() - written > TEMPORARY_AGE:
                 with suppress(OSError):
-                    os.unlink(file)
-                    removed += 1
+                    if final_name(entry.name) in known and time.time() - entry.stat().st_mtime > TEMPORARY_AGE:
+                        if entry.is_dir(follow_symlinks=False):  # a lock
+                            _release(Path(entry.path), filter(final_name, os.listdir(entry.path)))
+                        else:
+                            os.unlink(entry.path)
+                        removed += 1
     return removed
 
 

@@ -28,6 +28,7 @@ ALLOWED = {
         "the VAE, which is trusted",
     ("trainers/musubi/checkout.py", "file.read_text(encoding='utf-8')"): "the checkout, which is trusted",
     ("trainers/sdscripts/checkout.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
+    ("trainers/sdscripts/checkout.py", "init.read_text(encoding='utf-8', errors='replace')"): "the checkout",
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8-sig')"): "the checkout",
     ("trainers/sdscripts/refusals.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
@@ -41,9 +42,7 @@ ALLOWED = {
     ("cli/group.py", "os.open(os.devnull, os.O_WRONLY)"): "writes",
     ("trainers/musubi/cache_files.py", "temporary.read_bytes()"): "what was just written",
     ("latents/store/layout.py", "path.read_bytes()"): "an object in object storage",
-    ("images/bucket_index.py", "np.memmap(temporary, kind, 'w+', shape=(len(bucket_ids),))"): "writes",
     # of what is open, or in memory
-    ("images/bucket_index.py", "np.memmap(file, kind, 'r', shape=(int(starts[-1]),))"): "",
     ("images/arrow_files.py", "pq.ParquetFile(opened)"): "",
     ("images/arrow_files.py", "pq.ParquetFile(pa.BufferReader(data))"): "",
     ("images/size_table.py", "pq.read_schema(io.BytesIO(data))"): "",

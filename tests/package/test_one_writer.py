@@ -30,7 +30,7 @@ ALLOWED = {
     ("files.py", "open(path, 'wb')"): "the writer itself",
     ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
-    ("files.py", "open(claim, 'xb')"): "says who may rename",
+    ("files.py", "os.rename(temporary, held)"): "the writer itself",
     ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'w')"): "into memory",
     ("trainers/sdscripts/npz/read_write.py", "new.open(f'{name}.npy', 'w', force_zip64=True)"): "into memory",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
@@ -41,8 +41,6 @@ ALLOWED = {
     ("images/tar_index.py", "pq.write_table(table, out, compression='zstd')"): "for replace_file",
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     ("latents/store/remote_shards.py", "file.truncate(nbytes)"): "of `write_file`",
-    ("images/bucket_index.py", "np.memmap(temporary, kind, 'w+', shape=(len(bucket_ids),))"): "for `replacing`",
-    ("images/bucket_index.py", "np.memmap(file, kind, 'r', shape=(int(starts[-1]),))"): "reads",
     ("images/mend_log.py", "open(run / _LOG, 'x', encoding='utf-8', newline='\\n')"): "a log that grows by lines",
     ("images/mend_log.py", "shutil.copy2(path, temporary)"): "for `replacing`",
     ("images/mend_log.py", "os.replace(kept, path)"): "puts back what was there",
@@ -58,8 +56,6 @@ ALLOWED = {
     ("cli/commands/cache.py", "tars.save(output)"): "a TarIndex",
     ("trainers/sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
      "keys=key_reso_suffix)"): "an npz or a store",
-    ("trainers/sdscripts/caching/text.py", "session.save(file, arrays)"): "a store, or an npz",
-    ("trainers/sdscripts/caching/text.py", "self.cache.save(self.captions[key], self.encoding, arrays)"): "a store",
     ("trainers/sdscripts/caching/session.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
     ("trainers/at_start.py", "open(os.path.join(os.path.dirname(__file__), SEEN), 'a+', encoding='utf-8')"):
         "one line at its end, by what imports nothing of this package",

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import stat
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -71,7 +72,7 @@ class Stopped(BaseException):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", one_in(4, range(8)))
 def test_any_order_of_steps_loses_nothing(tmp_path, monkeypatch, seed):
-    """Three writers make their steps (read, write, claim, look, rename, remove) in random order; some are killed, some
+    """Three writers make their steps (read, write, lock, look, rename, unlock) in random order; some are killed, some
     sleep longer than others wait."""
     rng = random.Random(seed)
     path = tmp_path / "a_0064x0064_flux.npz"
@@ -95,20 +96,18 @@ def test_any_order_of_steps_loses_nothing(tmp_path, monkeypatch, seed):
 
         return stepped
 
-    monkeypatch.setattr(files, "_content", step(files._content))
-    monkeypatch.setattr(files, "_said", step(files._said))
-    monkeypatch.setattr(files, "_rename_over", step(files._rename_over))
-    monkeypatch.setattr(files._Claims, "_fence", step(files._Claims._fence))
-    monkeypatch.setattr(files._Claims, "take", step(files._Claims.take))
-    leave = files._Claims.__exit__  # a writer that is killed removes nothing
-    done = []
+    for name in ("_content", "_rename_over", "_is_made"):
+        monkeypatch.setattr(files, name, step(getattr(files, name)))
+    for name in ("rename", "listdir"):
+        monkeypatch.setattr(os, name, step(getattr(os, name)))
+    release, done = files._release, []
 
-    def leave_slowly(claims, kind, *_):
-        if kind is not Stopped:
+    def release_slowly(lock, names):
+        if not isinstance(sys.exc_info()[1], Stopped):  # a writer that is killed removes nothing
             maybe()
-            leave(claims, kind)
+            release(lock, names)
 
-    monkeypatch.setattr(files._Claims, "__exit__", leave_slowly)
+    monkeypatch.setattr(files, "_release", release_slowly)
 
     def work(number):
         for turn in range(3):
@@ -130,18 +129,23 @@ def test_any_order_of_steps_loses_nothing(tmp_path, monkeypatch, seed):
 def test_what_a_dead_writer_left_holds_nobody_up_and_is_removed(tmp_path, monkeypatch):
     path = tmp_path / "a_0064x0064_flux.npz"
     put(path, 1)
-    before = path.read_bytes()
     monkeypatch.setattr(files, "_HELD_SECONDS", 0.2)
-    temporary, claims = files._sibling(path, "0" * 12), files._Claims(path)
+    temporary = files._sibling(path, "1" * 12)
     temporary.write_bytes(b"half")
-    claims.take(before, temporary.name)  # and is killed here
+    lock = files._sibling(path, files._LOCK)
+    lock.mkdir()
+    temporary.rename(lock / temporary.name)  # and is killed here
     put(path, 2)
     assert holds(path, 1)
     assert holds(path, 2)
-    left = [name for name in tmp_path.iterdir() if name != path]
-    assert len(left) == 1
-    os.utime(left[0], (1, 1))
-    assert remove_leftovers([path]) == 1
+    assert list(tmp_path.iterdir()) == [path]
+    lock.mkdir()
+    for left in (temporary, lock / temporary.name):
+        left.write_bytes(b"half")
+    for left in (temporary, lock):
+        os.utime(left, (1, 1))
+    assert remove_leftovers([path]) == 2
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def foreign_file(rng):
