@@ -80,7 +80,7 @@ def test_from_an_activated_environment(musubi_source, z_image, tmp_path):
     assert log.count("seams checked") == 1
     assert counted(steps) == ONCE
     assert "seen: musubi" in command(python, "activate", "--status")[1]
-    assert command(python, "deactivate")[0] == 0
+    assert command(python, "activate", "--off")[0] == 0
     _, log = train(musubi_source, tmp_path, z_image, "off", "--max_train_epochs", 1, door=(), python=python)
     assert "kohya_bucket" not in log
 

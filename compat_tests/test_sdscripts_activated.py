@@ -37,7 +37,7 @@ def test_an_activated_environment_trains_the_plan_and_another_does_not(sd_script
     assert f"seen: sdscripts in {sd_scripts_dir}" in command(python, "activate", "--status")[1]
     runs = [trained("other", python=other)]
     assert command(other, "activate", "--status")[0] == 1
-    assert command(python, "deactivate")[0] == 0
+    assert command(python, "activate", "--off")[0] == 0
     runs.append(trained("without"))
     for without in runs:
         assert without.status == 0

@@ -13,7 +13,7 @@ from typer.main import get_group
 
 from kohya_bucket._version import __version__
 from kohya_bucket.checks import path_meant
-from kohya_bucket.cli.commands import COMMANDS, SECTIONS
+from kohya_bucket.cli.commands import COMMANDS, OLD_WORDS, SECTIONS
 from kohya_bucket.cli.help import PlainCommand, PlainGroup, write_section
 from kohya_bucket.errors import KohyaBucketError, StorageError, UnreadableError, why_not_written
 from kohya_bucket.texts import one_line
@@ -40,6 +40,9 @@ class _Commands(PlainGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, section in SECTIONS.items():
             write_section(formatter, title, [(f"{name:<12}", line) for name, line in section.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, [*OLD_WORDS.get(args[0], args[:1]), *args[1:]])
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -6,8 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from kohya_bucket import launch
+from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.trainers.activation import activate, activation, deactivate, write
 from kohya_bucket.trainers.at_start import NAME, SEEN, SEEN_HEAD
@@ -53,6 +55,16 @@ def test_it_is_two_files_and_taken_away_with_what_came_of_them(folder):
     deactivate(folder)
     assert {path.name for path in folder.rglob("*")} <= {"__pycache__"}
     deactivate(folder)
+
+
+@pytest.mark.parametrize("words", [["activate", "--off"], ["deactivate"]])
+def test_the_command_undoes_it_by_its_old_name_too(folder, monkeypatch, words):
+    monkeypatch.setattr("kohya_bucket.trainers.activation.site_packages", lambda: folder)
+    assert CliRunner().invoke(app, ["activate", "--status"]).exit_code == 0
+    for state in ("no longer active", "not active"):
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, done.output.partition(" in ")[0]) == (0, state)
+    assert CliRunner().invoke(app, ["activate", "--status"]).exit_code == 1
 
 
 @pytest.mark.parametrize("text", ["mine\n", ""])

@@ -17,7 +17,6 @@ SECTIONS = {
     },
     "Train": {
         "activate": "Put the adapter behind every training of this Python.",
-        "deactivate": "Undo that.",
         "precompute": "Encode images once; run again for what is missing or stale.",
         "cache": "Check, clean up and move stored latents; keep image sizes.",
     },
@@ -27,3 +26,5 @@ SECTIONS = {
 }
 
 COMMANDS = {name: line for section in SECTIONS.values() for name, line in section.items()}
+
+OLD_WORDS = {"deactivate": ["activate", "--off"]}

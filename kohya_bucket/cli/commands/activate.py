@@ -8,11 +8,14 @@ import typer
 
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
+from kohya_bucket.errors import KohyaBucketError
 
+_OFF_HELP = "Undo it: take away the files that were written."
 _STATUS_HELP = "Say whether it is active, and which trainers were started since; write nothing."
 
 
 def activate(
+    off: bool = opt(False, _OFF_HELP, "--off"),
     status: bool = opt(False, _STATUS_HELP, "--status"),
 ) -> None:
     """A training of sd-scripts, musubi-tuner, ai-toolkit or anima_lora is recognized when it imports its own package,
@@ -21,6 +24,13 @@ def activate(
     from kohya_bucket.trainers import activation
 
     folder = activation.site_packages()
+    if off and status:
+        raise KohyaBucketError("--off changes what --status only looks at: give one of them")
+    if off:
+        was = activation.activation(folder).active
+        activation.deactivate(folder)
+        say(f"{'no longer' if was else 'not'} active in {folder}")
+        return
     if not status:
         activation.activate(folder)
     found = activation.activation(folder)
