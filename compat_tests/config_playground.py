@@ -106,7 +106,6 @@ _DATASET: dict[str, list[Any]] = {
 }
 #: Keys that are not known from the beginning, by the change that brought them.
 NEW_KEYS = {
-    Feature.VALIDATION: ("validation_split", "validation_seed", "custom_attributes", "resize_interpolation"),
     Feature.SKIPPING: ("skip_image_resolution",),
 }
 _SUBSET: dict[str, list[Any]] = {

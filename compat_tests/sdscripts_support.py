@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import inspect
 import json
 import random
 import re
@@ -90,16 +89,12 @@ def build_groups(sd: SimpleNamespace, config: dict[str, Any], seed: int = 0, **a
     namespace = parser.parse_args([])
     vars(namespace).update(arguments)
     train_util.prepare_dataset_args(namespace, True)
-    runtime = {}
-    if "tokenizer" in inspect.signature(train_util.DreamBoothDataset.__init__).parameters:
-        runtime = {"tokenizer": [StubTokenizer()]}
-    else:
-        from library import strategy_base, strategy_sd
+    from library import strategy_base, strategy_sd
 
-        strategy_base.TokenizeStrategy._strategy = StubTokenizer()
-        strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)
+    strategy_base.TokenizeStrategy._strategy = StubTokenizer()
+    strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)
     sanitizer = config_util.ConfigSanitizer(True, True, True, True)
-    blueprint = config_util.BlueprintGenerator(sanitizer).generate(config, namespace, **runtime)
+    blueprint = config_util.BlueprintGenerator(sanitizer).generate(config, namespace)
     made = config_util.generate_dataset_group_by_blueprint(blueprint.dataset_group)
     train, validation = made if isinstance(made, tuple) else (made, None)
     for group in (train, validation):
@@ -128,8 +123,7 @@ def write_metadata(file: Path, paths: list[Path], sizes: bool = False) -> Path:
     for path in paths:
         entries[str(path)] = {"caption": path.stem, "tags": "a, b"}
         if sizes:
-            for name in ("image_size", "train_resolution"):  # the second until 0.9
-                entries[str(path)][name] = list(Image.open(path).size)
+            entries[str(path)]["image_size"] = list(Image.open(path).size)
     file.write_text(json.dumps(entries), encoding="utf-8")
     return file
 

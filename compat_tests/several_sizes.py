@@ -6,7 +6,6 @@ import collections
 import multiprocessing
 from types import SimpleNamespace
 
-import pytest
 import torch
 from sdscripts_support import build_groups, random_sizes, write_images
 
@@ -94,12 +93,6 @@ def cached(sd, config, encoder, to_disk):
 
 
 def cache_group(group, encoder, to_disk):
-    """By strategies where this version has them, else plainly."""
-    if not hasattr(group.datasets[0], "new_cache_latents"):
-        if to_disk:
-            pytest.skip("this version has one file for each image")
-        group.cache_latents(encoder, 2, False, True)
-        return
     from library import strategy_base, strategy_sd
 
     strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False)

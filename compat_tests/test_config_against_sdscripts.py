@@ -50,24 +50,21 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
 
     release = Release.in_checkout(unpatched.root)
     names = {f.name for f in fields(unpatched.config_util.BaseDatasetParams)}
-    assert (Feature.VALIDATION in release) == ("validation_split" in names)
     assert (Feature.SKIPPING in release) == ("skip_image_resolution" in names)
     parser = argparse.ArgumentParser()
     unpatched.train_util.add_dataset_arguments(parser, True, True, True)
     unpatched.train_util.add_training_arguments(parser, True)
-    if Feature.VALIDATION in release:
-        parser.add_argument("--validation_seed", type=int, default=None)
-        parser.add_argument("--validation_split", type=float, default=0.0)
-        base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
-        before, base._strategy = (
-            base._strategy,
-            importlib.import_module("library.strategy_sd").SdSdxlLatentsCachingStrategy(True, False, 1, False),
-        )
+    parser.add_argument("--validation_seed", type=int, default=None)
+    parser.add_argument("--validation_split", type=float, default=0.0)
+    base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
+    before, base._strategy = (
+        base._strategy,
+        importlib.import_module("library.strategy_sd").SdSdxlLatentsCachingStrategy(True, False, 1, False),
+    )
     logging.disable(logging.CRITICAL)
     yield SimpleNamespace(**vars(unpatched), release=release, parser=parser)
     logging.disable(logging.NOTSET)
-    if Feature.VALIDATION in release:
-        base._strategy = before
+    base._strategy = before
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +93,8 @@ def arguments(real: SimpleNamespace, *given: str) -> argparse.Namespace:
 def blueprint(
     real: SimpleNamespace, config: dict[str, Any], args: argparse.Namespace, flags: tuple[bool, ...] = FULL
 ) -> Any:
-    runtime = {"tokenizer": SimpleNamespace(model_max_length=77)} if Feature.VALIDATION not in real.release else {}
     sanitizer = real.config_util.ConfigSanitizer(*flags)
-    return real.config_util.BlueprintGenerator(sanitizer).generate(config, args, **runtime)
+    return real.config_util.BlueprintGenerator(sanitizer).generate(config, args)
 
 
 def refused(real: SimpleNamespace, config: dict[str, Any]) -> bool:
@@ -125,8 +121,6 @@ def assert_same_values(config: Config, theirs: Any) -> None:
         for name, value in asdict(other.params).items():
             if name in ("tokenizer", "max_token_length"):
                 continue
-            if name == "enable_bucket" and mine.images.predefined is not None:
-                value = True
             assert getattr(mine.config, name) == value, name
         for subset, blue in zip(mine.config.subsets, other.subsets, strict=True):
             for name, value in asdict(blue.params).items():
@@ -187,10 +181,6 @@ def assert_same_plan(mine: Config, others: Any) -> None:
             continue
         other = getattr(other, "dreambooth_dataset_delegate", other)
         infos = other.image_data.values()
-        if any(i.image_size[0] <= 0 for i in infos):
-            # Release 0.9 cannot read the size of BMP files and goes on with (-1, -1).
-            assert dataset.sizes.min() > 0
-            continue
         placement = dataset.images.placement
         assert placement.bucket_sizes.tolist() == [list(i.bucket_reso) for i in infos]
         assert placement.resized_sizes.tolist() == [list(i.resized_size) for i in infos]
@@ -223,7 +213,7 @@ def compare(config: dict[str, Any], folder: Path, real: SimpleNamespace, *given:
         split = dataset.config.validation_split > 0 and dataset.config.validation_seed is None
         assert_same_images(dataset.images, other, seeded=not split)
         SKIPPED.append(len(dataset.images.skipped))
-        if (dataset.config.kind is not DatasetKind.FINE_TUNING or Feature.IMAGE_LISTS in real.release) and not split:
+        if not split:
             assert_same_captions(dataset, other)
     assert_same_plan(mine, train.datasets)
     held_back = [d for d in mine.datasets if d.validation is not None]
@@ -292,7 +282,7 @@ def test_the_keys_are_those_of_the_schemas(real: SimpleNamespace) -> None:
 def test_the_same_configs_are_refused(there: Path, real: SimpleNamespace) -> None:
     refusals = 0
     for seed in range(300):
-        config = random_config(10_000 + seed, NEWEST if seed % 3 else Release.of("0.9"), slips=True)
+        config = random_config(10_000 + seed, NEWEST if seed % 3 else Release.of("0.10.1"), slips=True)
         mine = {f.code for f in ours(config, there, real).findings}
         expected = refused(real, config)
         refusals += expected
@@ -393,5 +383,5 @@ def test_the_ready_configs_are_accepted(real: SimpleNamespace, monkeypatch: pyte
 
 def test_validation_does_not_touch_the_global_random_state(there: Path, real: SimpleNamespace) -> None:
     state = random.getstate()
-    ours(one(SUBSET, validation_split=0.5) if Feature.VALIDATION in real.release else one(SUBSET), there, real)
+    ours(one(SUBSET, validation_split=0.5), there, real)
     assert random.getstate() == state

@@ -47,8 +47,6 @@ def test_another_image_of_the_bucket_trains_in_its_place(patched, tmp_path, data
 
 
 def test_latents_are_cached_without_it(patched, tmp_path, data, caplog):
-    if not hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version caches without strategies")
     for to_disk in (False, True):
         group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
         encoder = MeanVAE()
@@ -60,25 +58,7 @@ def test_latents_are_cached_without_it(patched, tmp_path, data, caplog):
         caplog.clear()
 
 
-@pytest.mark.parametrize("to_disk", [False, True])
-def test_latents_are_cached_without_it_by_versions_without_strategies(patched, tmp_path, data, to_disk, caplog):
-    if hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version caches by strategies")
-    group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
-    encoder = MeanVAE()
-    group.cache_latents(encoder, 2, to_disk)
-    assert encoder.encoded >= COUNT - 2  # what was in the batch with one is encoded after it
-    assert caplog.text.count("is left out: cannot be read as an image (image file is truncated") == 2
-    for counts in trained_of(batches_of(patched, group, epochs=2, workers=2)):
-        assert set(counts) == set(data[1:-1])
-    again, _ = build_groups(patched, config_of(tmp_path, STOP))
-    with pytest.raises(SystemExit, match=r"image file is truncated\): repair or remove it, or leave on_bad_image out"):
-        again.cache_latents(MeanVAE(), 2, to_disk)
-
-
 def test_a_cache_that_becomes_unreadable(patched, tmp_path):
-    if not hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version caches without strategies")
     group, _ = build_groups(patched, config_of(tmp_path, {"remainder": "keep"}))
     cache_group(group, MeanVAE(), True)
     key, info = next(iter(group.datasets[0].image_data.items()))

@@ -66,8 +66,7 @@ def test_ten_thousand_sizes_against_the_live_manager(unpatched, setting, no_upsc
 
 def config_of(kind, tmp_path, **dataset):
     """A config of two datasets with different settings, as sd-scripts' validation takes it."""
-    # No side shorter than a step after reduction: there sd-scripts divides by zero. No BMP: 0.9.1 cannot read
-    # its size and trains every BMP as a square.
+    # No side shorter than a step after reduction: there sd-scripts divides by zero.
     sizes = random_sizes(40, 3, 150, 290)
     paths = write_images(tmp_path / "a", sizes, formats=("png", "jpg", "webp"))
     others = write_images(tmp_path / "b", random_sizes(9, 4, 150, 290), prefix="other")

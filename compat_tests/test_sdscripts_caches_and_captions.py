@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from kohya_bucket.trainers.sdscripts.config import Config, Feature, Release, Severity, read_config
+from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.trainers.sdscripts.config.caches import IGNORING, NO_TEXT_CACHE, REFUSALS
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
@@ -38,19 +38,15 @@ def real(unpatched: SimpleNamespace) -> Iterator[SimpleNamespace]:
     unpatched.train_util.add_dataset_arguments(parser, True, True, True)
     unpatched.train_util.add_training_arguments(parser, True)
     release = Release.in_checkout(unpatched.root)
-    if Feature.VALIDATION in release:
-        parser.add_argument("--validation_seed", type=int, default=None)
-        parser.add_argument("--validation_split", type=float, default=0.0)
-        base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
-        before = base._strategy
-        base._strategy = importlib.import_module("library.strategy_sd").SdSdxlLatentsCachingStrategy(
-            True, False, 1, False
-        )
+    parser.add_argument("--validation_seed", type=int, default=None)
+    parser.add_argument("--validation_split", type=float, default=0.0)
+    base = importlib.import_module("library.strategy_base").LatentsCachingStrategy
+    before = base._strategy
+    base._strategy = importlib.import_module("library.strategy_sd").SdSdxlLatentsCachingStrategy(True, False, 1, False)
     logging.disable(logging.CRITICAL)
     yield SimpleNamespace(**vars(unpatched), release=release, parser=parser)
     logging.disable(logging.NOTSET)
-    if Feature.VALIDATION in release:
-        base._strategy = before
+    base._strategy = before
 
 
 @pytest.fixture
@@ -83,9 +79,8 @@ def ours(config: dict[str, Any], real: SimpleNamespace, given: dict[str, Any] | 
 def theirs(config: dict[str, Any], real: SimpleNamespace) -> Any:
     args = real.parser.parse_args([])
     real.train_util.prepare_dataset_args(args, True)
-    old = {"tokenizer": SimpleNamespace(model_max_length=77)} if Feature.VALIDATION not in real.release else {}
     sanitizer = real.config_util.ConfigSanitizer(True, True, True, True)
-    blue = real.config_util.BlueprintGenerator(sanitizer).generate(config, args, **old)
+    blue = real.config_util.BlueprintGenerator(sanitizer).generate(config, args)
     built = real.config_util.generate_dataset_group_by_blueprint(blue.dataset_group)
     return built if isinstance(built, tuple) else (built, None)
 
@@ -258,8 +253,6 @@ def test_what_is_trained_of_captions(there: Path, real: SimpleNamespace, wildcar
 
 
 def test_captions_are_cached_as_they_stand(there: Path, real: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    if Feature.VALIDATION not in real.release:
-        pytest.skip("before 0.10 there are no strategies that could be listened to")
     strategies = importlib.import_module("library.strategy_base")
     picture("a", "a {red|blue} cat;;;x\nsecond")
     config = config_of(
@@ -287,8 +280,6 @@ def test_captions_are_cached_as_they_stand(there: Path, real: SimpleNamespace, m
 
 @pytest.mark.parametrize("share", [0.07, 0.1, 0.5, 0.25, 0.9])
 def test_images_in_both_parts(there: Path, real: SimpleNamespace, share: float) -> None:
-    if Feature.VALIDATION not in real.release:
-        pytest.skip("this version has no validation_split")
     for i in range(41):
         picture(f"{i:02}")
     config = config_of(dataset={"validation_split": share, "validation_seed": 3})

@@ -23,12 +23,8 @@ ACCELERATOR = SimpleNamespace(
 
 @pytest.fixture
 def strategies(unpatched):
-    try:
-        from library import strategy_base, strategy_sd
-    except ImportError:
-        pytest.skip("this version has no caching strategies")
-    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version has no caching strategies")
+    from library import strategy_base, strategy_sd
+
     return SimpleNamespace(base=strategy_base, sd=strategy_sd)
 
 
@@ -380,31 +376,6 @@ def test_images_that_share_a_name_at_two_resolutions(patched, strategies, folder
         encoded, group = cache_datasets(patched, strategies, "sd", datasets_at(folder, 128, 192))
         assert encoded == count
         assert_each_batch_has_its_latents(patched, group)
-
-
-@pytest.mark.parametrize("to_disk", [False, True])
-def test_one_file_per_image_is_refused_for_two_resolutions(patched, folder, to_disk):
-    if not hasattr(patched.train_util.BaseDataset, "cache_latents"):
-        pytest.skip("this version caches by its strategies only")
-    group, _ = build_groups(patched, {"datasets": datasets_at(folder, 128, 192)})
-    encoder = MeanVAE()
-    if to_disk:
-        with pytest.raises(SystemExit, match=r"datasets 1 and 2 both have .*: give each dataset a folder of its own"):
-            group.cache_latents(encoder, 2, True, True)
-        assert (encoder.encoded, list(folder.glob("*.npz"))) == (0, [])
-    else:
-        group.cache_latents(encoder, 2, False, True)
-        assert_each_batch_has_its_latents(patched, group)
-
-
-def test_one_file_per_image_serves_two_datasets_of_one_resolution(patched, folder):
-    if hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version writes files by its caching strategies only")
-    group, _ = build_groups(patched, {"datasets": datasets_at(folder, 128, 128)})
-    encoder = MeanVAE()
-    group.cache_latents(encoder, 2, True, True)
-    assert (encoder.encoded, len(list(folder.glob("*.npz")))) == (7, 7)
-    assert_each_batch_has_its_latents(patched, group)
 
 
 def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):

@@ -42,10 +42,7 @@ def run_ranks(script, config, sd_scripts_dir, tmp_path, *options):
 @pytest.fixture
 def reference(unpatched, tmp_path):
     """Configs of some resolutions, and what sd-scripts alone caches for one: a hash for each image."""
-    strategy_sd = pytest.importorskip("library.strategy_sd", reason="this version has no caching strategies")
-    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version has no caching strategies")
-    from library import strategy_base
+    from library import strategy_base, strategy_sd
 
     sizes = random_sizes(IMAGES, 1, 100, 300)
     keys = {"batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
@@ -114,8 +111,6 @@ def test_ranks_agree_on_the_files_of_two_datasets(reference, sd_scripts_dir, tmp
 @pytest.mark.parametrize("kind", ["npz", "shards"])
 @pytest.mark.parametrize("name", ["merge", "catch_all", "rotate and merge"])
 def test_ranks_cache_and_train_moved_images(unpatched, sd_scripts_dir, tmp_path, kind, name):
-    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version has no caching strategies")
     table = TABLES[name] | {"step_shapes": "one"}
     if kind == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")

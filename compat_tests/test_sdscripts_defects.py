@@ -53,8 +53,6 @@ def test_an_unreadable_image_ends_the_run(unpatched, tmp_path, cut_off):
 
 
 def strategy_of(unpatched):
-    if not hasattr(unpatched.train_util, "LatentsCachingStrategy"):
-        pytest.skip("this version has no caching strategies")
     from library import strategy_sd
 
     return strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 1, False)

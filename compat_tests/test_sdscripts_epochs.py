@@ -211,9 +211,6 @@ def test_latents_in_memory_and_on_disk(patched, tmp_path):
     from types import SimpleNamespace
 
     group, _ = build_groups(patched, group_config(tmp_path))
-    dataset = group.datasets[0]
-    if not hasattr(dataset, "new_cache_latents"):
-        pytest.skip("this version caches latents without strategies; the training runs cover it")
     from library import strategy_base, strategy_sd
 
     class Encoded:

@@ -230,16 +230,11 @@ def info_of(sd, path, placement, i):
 @pytest.mark.parametrize("alpha", [False, True])
 def test_pixels_are_the_same(unpatched, tmp_path, alpha):
     placement = KohyaBuckets((128, 128), 64, 256, 16).place(IMAGES)
-    modern = "resize_interpolation" in unpatched.train_util.ImageInfo.__init__.__code__.co_names or hasattr(
-        unpatched.train_util.ImageInfo("", 1, "", False, ""), "resize_interpolation"
-    )
-    names = [n for n in INTERPOLATIONS if n != "auto-0.9"] if modern else ["auto-0.9"]
-    for name in names:
+    for name in INTERPOLATIONS:
         for i, path in enumerate(images(tmp_path)):
             info = info_of(unpatched, path, placement, i)
-            arguments = (False, unpatched.train_util.load_image(str(path), alpha), info.bucket_reso, info.resized_size)
-            if modern:
-                arguments += (None if name == "auto" else name,)
+            arguments = (False, unpatched.train_util.load_image(str(path), alpha), info.bucket_reso, info.resized_size,
+                         None if name == "auto" else name)  # fmt: skip
             theirs, _, ltrb = unpatched.train_util.trim_and_resize_if_required(*arguments)
             ours = resize_and_crop(load_pixels(path, alpha), info.resized_size, info.bucket_reso, name)
             assert np.array_equal(ours, theirs)
@@ -269,7 +264,7 @@ def test_pixels_of_jpeg_are_the_same_by_hand_too(unpatched, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("mask", [False, True])
 def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, sd_scripts_dir, tmp_path, mask):
-    strategy_sd = pytest.importorskip("library.strategy_sd", reason="this sd-scripts has no caching strategies")
+    strategy_sd = importlib.import_module("library.strategy_sd")
     from kohya_bucket.latents.encode.precompute import precompute_latents
     from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder
 
@@ -301,31 +296,8 @@ def test_precomputed_npz_are_what_sdscripts_encodes(unpatched, sd_scripts_dir, t
         assert np.array_equal(ours.alpha_mask, theirs.alpha_mask) if mask else theirs.alpha_mask is None
 
 
-def test_the_old_generation_accepts_ours(unpatched, tmp_path):
-    """sd-scripts 0.9: one file `<stem>.npz`, and functions instead of strategies."""
-    train_util = unpatched.train_util
-    if not hasattr(train_util, "save_latents_to_disk"):
-        pytest.skip("this sd-scripts has caching strategies")
-    arch, item = ARCHITECTURES["sd"].with_sizes(False), made(ARCHITECTURES["sd"])
-    path = tmp_path / "a.npz"
-    write_npz(path, item, BUCKET, arch, PRINT, source_name="a.png")
-    assert npz_path(tmp_path / "a.png", SIZE, arch) == path
-    assert npz_version(unpatched.root) == "0.9"
-    assert train_util.is_disk_cached_latents_is_expected(BUCKET, str(path), True, True)
-    latents, size, ltrb, flipped, mask = train_util.load_latents_from_disk(str(path))
-    for ours, theirs in [(item.latents, latents), (item.flipped, flipped), (item.alpha_mask, mask)]:
-        assert np.array_equal(ours, theirs)
-    assert (tuple(size), tuple(ltrb)) == (item.original_size, item.crop_ltrb)
-    train_util.save_latents_to_disk(
-        str(tmp_path / "theirs.npz"), *(torch.from_numpy(item.latents), item.original_size, item.crop_ltrb),
-        torch.from_numpy(item.flipped), torch.from_numpy(item.alpha_mask),
-    )  # fmt: skip
-    read = read_npz(tmp_path / "theirs.npz", BUCKET, arch)
-    assert all(np.array_equal(getattr(read, f), getattr(item, f)) for f in vars(item))
-
-
 def test_text_encoder_outputs_in_place_of_numpys(unpatched, tmp_path):
-    module = pytest.importorskip("library.strategy_sdxl", reason="this sd-scripts has no caching strategies")
+    module = importlib.import_module("library.strategy_sdxl")
     strategy = module.SdxlTextEncoderOutputsCachingStrategy(True, 1, False)
     arrays = {name: np.random.default_rng(0).random((3, 4)) for name in ("hidden_state1", "hidden_state2", "pool2")}
     np.savez(tmp_path / "theirs", **arrays)

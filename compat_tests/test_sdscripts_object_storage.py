@@ -31,8 +31,6 @@ OPTIONS = ("--cache_latents", "--cache_latents_to_disk", "--seed", 7, "--vae_bat
 
 @pytest.fixture
 def config(sd_scripts_dir, unpatched, tmp_path):
-    if not (sd_scripts_dir / "library" / "strategy_base.py").is_file():
-        pytest.skip("this version has no caching strategies")
     write_images(tmp_path / "images", random_sizes(COUNT, 1, 100, 300))
     return write_config(tmp_path, tmp_path / "images", TABLE)
 

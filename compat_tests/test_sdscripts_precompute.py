@@ -18,10 +18,7 @@ from kohya_bucket.trainers.sdscripts.caching import extra_sizes as variants  # n
 SCALE = 0.18215
 
 
-@pytest.fixture(autouse=True)
-def has_strategies(unpatched):
-    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_latents"):
-        pytest.skip("this version has one file for each image")
+pytestmark = pytest.mark.usefixtures("unpatched")
 
 
 def small_vae():

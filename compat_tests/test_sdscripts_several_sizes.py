@@ -167,8 +167,6 @@ def test_spawned_workers_as_on_windows(patched, tmp_path):
 def test_latents_are_cached_at_every_size(patched, tmp_path, table, kind):
     if kind == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet", exc_type=ImportError)
-        if not hasattr(patched.train_util.BaseDataset, "new_cache_latents"):
-            pytest.skip("this version has one file for each image")
         table = {**table, "latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
     config = config_of(tmp_path, table)
     config["datasets"][0]["subsets"][0]["flip_aug"] = True

@@ -112,8 +112,6 @@ def test_what_cannot_be_read_is_named(
 
 def test_latents_of_another_image_are_not_trained(patched: SimpleNamespace, tmp_path: Path) -> None:
     """Since 0.11.1 a cache whose name begins like an image's is trained in its place."""
-    if Feature.IMAGE_LISTS not in Release.in_checkout(patched.root):
-        pytest.skip("this sd-scripts reads metadata otherwise")
     sized(tmp_path, img_1=(80, 64), img_10=(150, 150))
     latents_of(tmp_path / "img_10.png", 150, 150)
     file = write_metadata(tmp_path / "meta.json", [tmp_path / "img_1.png"])

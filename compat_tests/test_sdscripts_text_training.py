@@ -22,8 +22,6 @@ RUNS = {
 
 @pytest.fixture
 def data(unpatched, tmp_path):
-    if not hasattr(unpatched.train_util.BaseDataset, "new_cache_text_encoder_outputs"):
-        pytest.skip("this version has no strategies of caching text-encoder outputs")
     write_images(tmp_path / "images", random_sizes(5, 1, 100, 200))
     return tmp_path / "images"
 

@@ -190,14 +190,8 @@ def weights_from(kind, sd_scripts_dir, data, tmp_path, table, steps=4):
     return run.tensors
 
 
-def needs_strategies(checkout):
-    if not (checkout / "library" / "strategy_base.py").is_file():
-        pytest.skip("this version has no caching strategies")
-
-
 @pytest.mark.training_run("cached in shards")
 def test_shards_train_the_same_weights_as_npz(sd_scripts_dir, data, tmp_path):
-    needs_strategies(sd_scripts_dir)
     weights = [weights_from(kind, sd_scripts_dir, data, tmp_path, "[kohya_bucket]") for kind in ("shards", "npz")]
     assert list((tmp_path / "store").iterdir())
     assert weights[0] == weights[1]
@@ -207,7 +201,6 @@ def test_shards_train_the_same_weights_as_npz(sd_scripts_dir, data, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_few_shards_at_a_time(sd_scripts_dir, data, tmp_path, ranks):
     """A shard holds one bucket here, and a window one shard: no bucket comes back in an epoch."""
-    needs_strategies(sd_scripts_dir)
     table = f"[kohya_bucket]\nlatent_cache = 'shards'\nlatent_cache_dir = '{tmp_path / 'store'}'\n"
     config = write_config(tmp_path, data, table + "order = 'local'\nopen_shards = 2")
     options = ["--cache_latents", "--max_train_epochs", 2, "--seed", 1]
@@ -230,7 +223,6 @@ def test_few_shards_at_a_time(sd_scripts_dir, data, tmp_path, ranks):
 @pytest.mark.parametrize("remainder", ["merge", "catch_all"])
 def test_several_sizes_from_disk(sd_scripts_dir, data, tmp_path, remainder):
     """Shards and npz, each made at the start of one run and read by it, train the same weights."""
-    needs_strategies(sd_scripts_dir)
     table = SEVERAL if remainder == "merge" else SEVERAL.replace("'merge'\nmerge_max_crop = 0.5", f"'{remainder}'")
     weights = [weights_from(kind, sd_scripts_dir, data, tmp_path, table) for kind in ("shards", "npz")]
     assert len(list(data.glob("*_sd.npz"))) == COUNT

@@ -107,7 +107,7 @@ def shrink_fast(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDA
 
 
 Transform = Callable[[torch.Tensor], torch.Tensor]
-_BY_AREA = ("auto", "auto-0.9", "area")
+_BY_AREA = ("auto", "area")
 
 
 class ItemKeywords(TypedDict, total=False):

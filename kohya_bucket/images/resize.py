@@ -25,7 +25,7 @@ from kohya_bucket.images.area_resize import shrink_by_area
 
 Pixels = npt.NDArray[np.uint8]
 
-INTERPOLATIONS = ("auto", "auto-0.9", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
+INTERPOLATIONS = ("auto", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
 IMITATED = "-stub"  # behind the name of a library whose arithmetic is imitated to 1 of 255
 _ROWS = 32  # of floats at a time: so few stay in a processor's own cache
 _FILTERS = {  # of OpenCV, where it has it as sd-scripts uses it, and of Pillow
@@ -42,8 +42,7 @@ _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], interpolation: str | None) -> str:
     """The filter that is used from `size` to `resized_size` (width, height).
 
-    "auto" (or None) is sd-scripts 0.10: area where neither side grows, else Lanczos. "auto-0.9" is 0.9 and before:
-    area only where both sides shrink.
+    "auto" (or None), sd-scripts' own default, is area where neither side grows, else Lanczos.
 
     Raises:
         KohyaBucketError: an interpolation that does not exist.
@@ -55,8 +54,6 @@ def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], i
         )
     if name == "auto":
         return "area" if size[0] >= resized_size[0] and size[1] >= resized_size[1] else "lanczos"
-    if name == "auto-0.9":
-        return "area" if size[0] > resized_size[0] and size[1] > resized_size[1] else "lanczos"
     return name
 
 

@@ -111,8 +111,7 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     width, height = config.resolution or (0, 0)
     kind = config.kind.name.lower()
     resolution = f"{width}x{height}" if options.resolutions is None else _resolutions(options)
-    prescribed = read.images.predefined is not None
-    rule = rule_text(placed, options, enable_bucket=config.enable_bucket, prescribed=prescribed)
+    rule = rule_text(placed, options, enable_bucket=config.enable_bucket)
     held_back = 0 if read.validation is None else len(read.validation)
     below = [] if read.validation is None else [f"held back for validation: {held_back:,}"]
     if dataset.turned:

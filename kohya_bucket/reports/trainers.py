@@ -47,8 +47,11 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
         the version; the checkout, where it is one.
     """
     from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
+    from kohya_bucket.trainers.sdscripts.families import NEEDED, is_too_old, is_version
 
     if given is not None and _VERSION.fullmatch(given):
+        if is_version(given) and is_too_old(given):
+            raise ConfigError(f"--sd-scripts is {given!r}: {NEEDED}")
         return Release.of(given), None
     found = checkout_named("--sd-scripts", given)
     return (Release.in_checkout(found), found) if found else (NEWEST, None)
@@ -58,8 +61,10 @@ def checkout_named(option: str, given: str | None) -> Path | None:
     """The checkout in the folder that an option names; by default the one at hand, if there is one."""
     from kohya_bucket.trainers.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
 
+    if not given:
+        return nearby_checkout()
     try:
-        return find_checkout(Path(given)) if given else nearby_checkout()
+        return find_checkout(Path(given))
     except CheckoutError as error:
         raise ConfigError(
             f"{option} is {given!r}, but must be a version such as 0.11.1, or a checkout: {error}"

@@ -98,7 +98,8 @@ def test_of_a_family_whose_trainers_differ_the_one_that_refuses_is_named(mixed, 
 
 def test_a_checkouts_own_steps_count(mixed, tmp_path) -> None:
     (tmp_path / "sd" / "library").mkdir(parents=True)
-    (tmp_path / "sd" / "library" / "train_util.py").write_text("skip_image_resolution validation_split", "utf-8")
+    (tmp_path / "sd" / "library" / "train_util.py").write_text("skip_image_resolution", "utf-8")
+    (tmp_path / "sd" / "library" / "strategy_base.py").touch()
     call = "group.verify_bucket_reso_steps({})\n"
     (tmp_path / "sd" / "lumina_train_network.py").write_text(call.format(32) + call.format(32), encoding="utf-8")
     (tmp_path / "sd" / "lumina_train.py").write_text(call.format(16), encoding="utf-8")

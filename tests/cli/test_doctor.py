@@ -75,7 +75,7 @@ def test_a_healthy_data_set(folder):
 def test_nothing_on_disk_is_changed(folder):
     checkout = folder.parent / "checkout"
     (checkout / "library").mkdir(parents=True)
-    for name in ("__init__", "train_util", "config_util"):
+    for name in ("__init__", "train_util", "config_util", "strategy_base"):
         (checkout / "library" / f"{name}.py").write_text("x = 1\n", encoding="utf-8")
     config = write(folder, rest="[kohya_bucket]\nlatent_cache = 'shards'")
     before = everything_in(folder.parent)
@@ -137,16 +137,16 @@ def test_small_images_are_counted_and_not_complained_of(folder):
 
 
 def test_the_config_is_read_for_the_checkout(folder):
-    there = checkout(folder.parent / "sd", "", '"validation_split": float,')
+    there = checkout(folder.parent / "sd", "")
     config = write(folder, rest="[general]\nskip_image_resolution = 200")
     found, _ = findings(config, "--sd-scripts", there, "--quick", code=1)
     assert "new in sd-scripts 0.10.2" in found["misplaced-key"]["message"]
 
 
 def test_the_config_is_read_for_a_version_as_plan_does(folder):
-    config = write(folder, rest="[general]\ncaption_separator = '.'")
-    found, facts = findings(config, "--sd-scripts", "0.8.7", "--quick", code=1)
-    assert "new in sd-scripts 0.9, and 0.8.7" in found["misplaced-key"]["message"]
+    config = write(folder, rest="[general]\nskip_image_resolution = 200")
+    found, facts = findings(config, "--sd-scripts", "0.10.1", "--quick", code=1)
+    assert "new in sd-scripts 0.10.2, and 0.10.1" in found["misplaced-key"]["message"]
     assert "sd-scripts" not in facts  # there is no checkout to look at
     assert "must be a version such as" in str(run(config, "--sd-scripts", folder, "--quick").exception)
 
@@ -309,6 +309,7 @@ def checkout(folder, train_util, config_util=""):
     library = folder / "library"
     library.mkdir(parents=True, exist_ok=True)
     (library / "__init__.py").touch()
+    (library / "strategy_base.py").touch()
     (library / "train_util.py").write_text(train_util, encoding="utf-8")
     (library / "config_util.py").write_text(config_util, encoding="utf-8")
     return folder

@@ -45,7 +45,7 @@ def test_what_a_config_overrules(config: str, command: str, options: str) -> Non
 def test_a_release_that_is_none(config: str) -> None:
     result = CliRunner().invoke(app, ["plan", config, "--sd-scripts", "o.9"])
     assert "--sd-scripts is 'o.9'" in str(result.exception)
-    for version in ("0.9.1", "v0.10.1", "0.9", "main"):
+    for version in ("0.10.1", "v0.11.1", "0.10", "main"):
         assert CliRunner().invoke(app, ["plan", config, "--sd-scripts", version]).exit_code == 0
 
 

@@ -15,6 +15,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.config import read_config
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, config_name
+from kohya_bucket.trainers.sdscripts.families import NEEDED
 from kohya_bucket.trainers.sdscripts.plan import overview
 from tests.pictures import make_pictures
 
@@ -275,11 +276,15 @@ def test_each_option_stands_for_a_key_of_the_config():
 
 
 def test_the_release_of_sd_scripts_counts(folder):
-    file = write(folder, dataset="resize_interpolation = 'area'")
+    file = write(folder, dataset="skip_image_resolution = 8")
     assert run("plan", file).exit_code == 0
-    result = run("plan", file, "--sd-scripts", "v0.9.1")
+    result = run("plan", file, "--sd-scripts", "v0.10.1")
     assert result.exit_code == 1
-    assert "new in sd-scripts 0.10" in result.output
+    assert "new in sd-scripts 0.10.2" in result.output
+    assert exit_message("plan", file, "--sd-scripts", "0.9.1").endswith("kohya_bucket needs sd-scripts 0.10.1 or newer")
+    (old := folder.parent / "old" / "library").mkdir(parents=True)
+    (old / "train_util.py").touch()
+    assert exit_message("plan", file, "--sd-scripts", old.parent) == f"{old.parent} is too old: {NEEDED}"
     message = "--sd-scripts is 'newest', but must be a version such as 0.11.1, or a checkout: newest does not exist"
     assert message in exit_message("plan", file, "--sd-scripts", "newest")
 
@@ -292,8 +297,8 @@ def test_the_checkout_at_hand_counts(folder, monkeypatch):
     file = write(folder, dataset="skip_image_resolution = 64")
     library = folder.parent / "here" / "sd-scripts" / "library"
     library.mkdir(parents=True)
-    for name, text in {"train_util": "", "config_util": '"validation_split": float,'}.items():
-        (library / f"{name}.py").write_text(text, encoding="utf-8")
+    for name in ("train_util", "config_util", "strategy_base"):
+        (library / f"{name}.py").touch()
     checkout = library.parent
     assert run("plan", file).exit_code == 0
     for options in (("--sd-scripts", checkout), ("--sd-scripts", checkout.parent)):

@@ -139,7 +139,6 @@ def test_nearest_is_opencvs_exact_nearest_where_opencv_is():
     [
         ((100, 100), (50, 50), None, "area"),
         ((100, 100), (100, 50), "auto", "area"),
-        ((100, 100), (100, 50), "auto-0.9", "lanczos"),
         ((100, 100), (101, 50), "auto", "lanczos"),
         ((100, 100), (50, 50), "cubic", "bicubic"),
     ],

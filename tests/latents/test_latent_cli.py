@@ -138,9 +138,11 @@ def keys_in(folder):
 
 
 def checkout(folder, strategy=None):
+    """One of sd-scripts; without a strategy too old a one."""
     (folder / "library").mkdir(parents=True)
     (folder / "library" / "train_util.py").touch()
     if strategy is not None:
+        (folder / "library" / "strategy_base.py").touch()
         (folder / "library" / "strategy_sd.py").write_text(strategy, encoding="utf-8")
     return folder
 
@@ -157,7 +159,7 @@ def test_npz_have_the_keys_that_the_sd_scripts_at_hand_reads(tmp_path, images, r
         assert "5 latents exported" in run("cache", "export", out, "--arch", "sd", "-o", tmp_path / str(n), *options)[1]
         assert keys_in(tmp_path / str(n)) == kind
     for value, words in (
-        ("0.9.1", "looks for IMAGE.npz"), (checkout(tmp_path / "v0.9.1"), "looks for IMAGE.npz"),
+        ("0.9.1", "needs sd-scripts"), (checkout(tmp_path / "no version"), "needs sd-scripts"),
         ("main", "must be a version such as"), (tmp_path, "not an sd-scripts checkout"),
     ):  # fmt: skip
         code, _, err = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "wrong", "--for", value)

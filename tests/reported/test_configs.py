@@ -52,21 +52,21 @@ def findings(run: Command, *arguments: object, code: int = 0) -> dict[str, dict[
     trainer="each version refuses the keys that came after it",
     here="the key and the version that brought it are named; an unknown version is said to be unknown, and the keys of "
     "a checkout are read from its source",
-    command="kohya-bucket plan my.toml --sd-scripts 0.8.7",
+    command="kohya-bucket plan my.toml --sd-scripts 0.10.1",
     origin="`config_util.py` of the tags v0.4.5 to v0.11.1",
 )
 def test_a_key_that_an_older_version_refuses(command_line: Command, tmp_path: Path) -> None:  # noqa: F811
-    file = config(subset="caption_separator = '.'")
-    found = findings(command_line, file, "--sd-scripts", "0.8.7", code=1)["misplaced-key"]
-    assert found["message"] == "'caption_separator' is new in sd-scripts 0.9, and 0.8.7 does not know it"
-    assert findings(command_line, file, "--sd-scripts", "0.9.0") == {}
-    for unknown in ("0.5.0", "0.99", "1.0", "0.11.7", "v0.9.1.2"):
-        code = 1 if unknown == "0.5.0" else 0
-        assert unknown in str(findings(command_line, file, "--sd-scripts", unknown, code=code)["unknown-version"])
+    file = config(dataset="skip_image_resolution = 8")
+    found = findings(command_line, file, "--sd-scripts", "0.10.1", code=1)["misplaced-key"]
+    assert found["message"] == "'skip_image_resolution' is new in sd-scripts 0.10.2, and 0.10.1 does not know it"
+    assert findings(command_line, file, "--sd-scripts", "0.10.2") == {}
+    for unknown in ("0.99", "1.0", "0.11.7", "v0.11.1.2"):
+        assert unknown in str(findings(command_line, file, "--sd-scripts", unknown)["unknown-version"])
     assert findings(command_line, file, "--sd-scripts", "0.11") == {}
     library = tmp_path / "sd" / "library"
     library.mkdir(parents=True)
     (tmp_path / "sd" / "train_network.py").touch()
+    (library / "strategy_base.py").touch()
     schema = (
         "class C:\n    SUBSET_ASCENDABLE_SCHEMA = {'num_repeats': int, 'ours': str}\n    DATASET_ASCENDABLE_SCHEMA = {"
     )
@@ -76,30 +76,16 @@ def test_a_key_that_an_older_version_refuses(command_line: Command, tmp_path: Pa
     schema += "    DB_SUBSET_ASCENDABLE_SCHEMA = {'caption_extension': str}\n    raise SystemExit('read, not run')\n"
     (library / "config_util.py").write_text(schema, encoding="utf-8")
     found = findings(command_line, file, "--sd-scripts", tmp_path / "sd", code=1)
-    assert found["misplaced-key"]["names"] == ["caption_separator"]
+    assert found["misplaced-key"]["names"] == ["skip_image_resolution"]
     own = findings(command_line, config(subset="ours = 'x'"), "--sd-scripts", tmp_path / "sd")
     assert own["own-key"]["names"] == ["ours"]
 
 
 def test_the_keys_of_every_version() -> None:
     """As the tags of sd-scripts have them in `config_util.py`."""
-    new = {
-        "0.5.3": {"token_warmup_min", "token_warmup_step"}, "0.7.0": {"caption_prefix", "caption_suffix"},
-        "0.7.1": {"keep_tokens_separator"}, "0.8.2": {"network_multiplier"},
-        "0.8.6": {"secondary_separator", "enable_wildcard", "cache_info"}, "0.9.0": {"caption_separator"},
-        "0.10.0": {"resize_interpolation", "custom_attributes", "validation_seed", "validation_split"},
-        "0.10.6": {"skip_image_resolution"},
-    }  # fmt: skip
-    before = known_keys(Level.GENERAL, None, Release.of("0.4.5"))
-    for version, keys in new.items():
-        after = known_keys(Level.GENERAL, None, Release.of(version))
-        assert after - before == keys
-        before = after
-    assert before == known_keys(Level.GENERAL, None)
-    assert "alpha_mask" not in known_keys(Level.SUBSET, None, Release.of("0.8.8"))
-    assert {name for name, key in KEYS.items() if key.since and key.levels} == set().union(
-        *new.values(), {"alpha_mask", "conditioning_data_dir"}
-    )
+    before, after = (known_keys(Level.GENERAL, None, Release.of(version)) for version in ("0.10.1", "0.10.6"))
+    assert after - before == {name for name, key in KEYS.items() if key.since} == {"skip_image_resolution"}
+    assert after == known_keys(Level.GENERAL, None)
 
 
 @reported(
@@ -130,7 +116,7 @@ def test_subsets_for_musubi_tuner(command_line: Command) -> None:  # noqa: F811
     trainer="a file for `--config_file` is read as options, and the `[[datasets]]` in it are ignored",
     here="`plan` says which option takes the file, and names settings of a trainer that stand in a dataset config",
     command="kohya-bucket plan config.toml",
-    origin="runs of `train_network.py` of v0.9.1 and c162e90",
+    origin="runs of `train_network.py` of c162e90",
 )
 def test_a_dataset_config_as_config_file(command_line: Command) -> None:  # noqa: F811
     code, out, _ = command_line("plan", config())

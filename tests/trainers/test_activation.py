@@ -29,7 +29,13 @@ def folder(tmp_path):
 def trainer(tmp_path):
     """What tells a trainer from others, and no more: no version that any door knows."""
     (tmp_path / "trainer" / "library").mkdir(parents=True)
-    for name in ("train_network.py", "library/__init__.py", "library/train_util.py", "library/config_util.py"):
+    for name in (
+        "train_network.py",
+        "library/__init__.py",
+        "library/train_util.py",
+        "library/config_util.py",
+        "library/strategy_base.py",
+    ):
         (tmp_path / "trainer" / name).write_text("print(__name__)\n", encoding="utf-8")
     return tmp_path / "trainer"
 

@@ -157,7 +157,7 @@ def import_(
     dtype: str = opt("float32", "float32 keeps every bit."),
     vae: str = opt("", "The VAE of files that do not name theirs: hub name, folder or .safetensors.", "--vae"),
     vae_hash: str = opt("", "The hash of that VAE, as in a store, instead of --vae.", "--vae-hash"),
-    interpolation: str = opt("auto", "How sd-scripts resized for them; auto-0.9 for 0.9 and before."),
+    interpolation: str = opt("auto", "How sd-scripts resized for them."),
     collection: _Collection = "",
     text: _Text = False,
     caption_extension: _Captions = "",

@@ -80,14 +80,11 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
     return rule
 
 
-def without_effect_on(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> str:
-    """Which options of rules are set though a dataset lets them do nothing, and why, in one line; "" for none.
-
-    With `own_sizes`, its metadata prescribes the bucket of each image.
-    """
+def without_effect_on(keys: DatasetKeys, options: AdapterOptions) -> str:
+    """Which options of rules are set though a dataset lets them do nothing, and why, in one line; "" for none."""
     names, why = ["rule", *AdapterOptions.names()], ""
-    if own_sizes or not keys.enable_bucket:
-        why = "whose metadata sets the buckets" if own_sizes else "whose enable_bucket is off"
+    if not keys.enable_bucket:
+        why = "whose enable_bucket is off"
     elif keys.bucket_no_upscale and options.rule == AdapterOptions.rule:
         names, why = ["switching"], "with bucket_no_upscale, where a bucket follows from each image's own size"
     asked = [name for name in names if why and getattr(options, name) != getattr(AdapterOptions, name)]

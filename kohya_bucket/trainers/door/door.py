@@ -38,6 +38,7 @@ class TrainerDoor(ABC):
         package: the package that holds its code.
         owners: what it defines; set once it is imported.
         resume: what takes part in its saved states; set once the door is open.
+        needed: what its version must be, for messages.
         defaults: options whose defaults differ in this trainer.
         refusal: why the door stays shut.
         unknown: {subject: why} of what is left to the trainer.
@@ -45,6 +46,7 @@ class TrainerDoor(ABC):
 
     trainer: str
     package: str
+    needed = ""
     advice = "Update kohya-bucket; or train without it: leave out `-m kohya_bucket.launch`, or set KOHYA_BUCKET=0"
     owners: Owners
     resume: Any = None
@@ -193,8 +195,8 @@ class TrainerDoor(ABC):
 
     def _refuse(self, problems: Sequence[str]) -> None:
         self.refusal = (
-            f"{self.trainer} {self.describe()} is not a version this adapter knows, so nothing was replaced: "
-            f"{'; '.join(problems)}"
+            f"{self.trainer} {self.describe()} is not a version this adapter knows{self.needed}, so nothing was "
+            f"replaced: {'; '.join(problems)}"
         )
         if self.at_once:
             self.end(self.refusal)

@@ -5,9 +5,8 @@ An image has one bucket, or with `resolutions` one for each resolution.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,44 +22,34 @@ from kohya_bucket.trainers.door.placed import OF_RESOLUTIONS, PlacedDataset, fir
 from kohya_bucket.trainers.door.ranks import warn_once
 
 
-def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions, *, own_sizes: bool = False) -> None:
+def refuse_conflicts(keys: DatasetKeys, options: AdapterOptions) -> None:
     """Refuse options that a dataset's own keys rule out.
-
-    With `own_sizes`, its metadata prescribes the bucket of each image, and comes with latents of that size.
 
     Raises:
         ConfigError, BucketSettingsError: with what to change.
     """
-    if options.focus and (own_sizes or not keys.enable_bucket):
-        why = "this dataset's metadata comes with finished latents" if own_sizes else "enable_bucket is off"
-        remedy = "train from the images" if own_sizes else "set enable_bucket = true"
-        raise ConfigError(f"[kohya_bucket] focus is set, but {why}, so that no crop can be moved: {remedy}, or leave "
-                          "focus out")  # fmt: skip
-    moved_by = [(f"{name} = {policy.name!r}", policy) for name, policy in options.moving.items()]
-    moving = moved_by[0][0] if moved_by else ""
+    if options.focus and not keys.enable_bucket:
+        raise ConfigError(
+            "[kohya_bucket] focus is set, but enable_bucket is off, so that no crop can be moved: set "
+            "enable_bucket = true, or leave focus out"
+        )
     if options.resolutions and not keys.enable_bucket:
         raise ConfigError(
             "[kohya_bucket] resolutions is set, but enable_bucket is off: a dataset without buckets has one size; "
             "set enable_bucket = true, or leave resolutions out"
         )
-    if own_sizes and (options.resolutions or moving):
-        raise ConfigError(
-            f"[kohya_bucket] {moving or 'resolutions'} trains images at other sizes, but this dataset's metadata "
-            "sets the size of each image and comes with finished latents: leave it out, or train from the images"
-        )
     if keys.enable_bucket and keys.bucket_no_upscale:
-        for option, policy in moved_by:
+        for name, policy in options.moving.items():
             if policy.enlarges:
                 raise ConfigError(
-                    f"[kohya_bucket] {option} would enlarge images to the base size, which bucket_no_upscale "
-                    "forbids: use 'merge' or 'keep', or leave bucket_no_upscale out"
+                    f"[kohya_bucket] {name} = {policy.name!r} would enlarge images to the base size, which "
+                    "bucket_no_upscale forbids: use 'merge' or 'keep', or leave bucket_no_upscale out"
                 )
 
 
 def place_all(
-    keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, prescribed: Callable[[Any], Placement] | None = None,
-    focus: FloatArray | None = None,
-) -> tuple[Placement, ...]:  # fmt: skip
+    keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, focus: FloatArray | None = None
+) -> tuple[Placement, ...]:
     """The placements of a dataset's images: one, or with `resolutions` one per resolution.
 
     Where an image gets the same bucket at two resolutions (with `bucket_no_upscale`, small images do), it has it at
@@ -68,15 +57,12 @@ def place_all(
 
     Args:
         sizes: [N, 2] (width, height); (0, 0) where unreadable.
-        prescribed: in place of the rule that keys and options ask for, where there is one resolution.
         focus: [N, 4] what crops must keep, see `buckets/focus.py`.
 
     Raises:
         ConfigError, BucketSettingsError: what `rule_for` refuses, with the resolution.
     """
     if not options.resolutions:
-        if prescribed is not None:  # with metadata's buckets, a focus is refused
-            return (prescribed(sizes),)
         return (place(rule_for(keys, options, sizes), sizes, focus),)
     columns: list[Placement] = []
     for one in at_resolutions(keys, options):
@@ -103,7 +89,6 @@ def each_once(columns: Sequence[Placement]) -> tuple[Placement, ...]:
 def place_images(
     names: Sequence[str], sizes: IntArray, repeats: npt.NDArray[np.int64], batch_size: int, keys: DatasetKeys,
     options: AdapterOptions, *, paths: Sequence[str] | None = None, unreadable: Mapping[int, str] | None = None,
-    prescribed: Callable[[Any], Placement] | None = None,
 ) -> PlacedDataset:  # fmt: skip
     """Give every image of a dataset its bucket: training, plans and caches all do it here.
 
@@ -113,15 +98,14 @@ def place_images(
         repeats: [N] how often an epoch trains each.
         paths: [N] their files, by which a focus is found; None: the keys.
         unreadable: why a file could not be read, by position.
-        prescribed: places the images where the dataset's metadata says in which buckets.
 
     Raises:
         ConfigError, BucketSettingsError: options that exclude each other, or from which no buckets follow.
     """
-    refuse_conflicts(keys, options, own_sizes=prescribed is not None)
-    warn_once(without_effect_on(keys, options, own_sizes=prescribed is not None))
+    refuse_conflicts(keys, options)
+    warn_once(without_effect_on(keys, options))
     focus = focus_of(options, names if paths is None else paths)
-    columns = place_all(keys, options, sizes, prescribed, focus)
+    columns = place_all(keys, options, sizes, focus)
     placement = first_placed(columns)
     left_out = tuple(
         (i, (unreadable or {}).get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")

@@ -11,9 +11,11 @@ from pathlib import Path
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.trainers.door.trial import Trial, try_adapter
+from kohya_bucket.trainers.sdscripts.families import NEEDED
 
-# what versions brought, the newest first; seams are of other kinds since 0.10 and 0.11
-_BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": "strategy_base.py", "0.9": "."}
+_SINCE_0_10 = "strategy_base.py"
+# what versions brought, the newest first
+_BROUGHT = {"0.12": "cv2_compat.py", "0.11": "dataset.py", "0.10": _SINCE_0_10}
 _VERIFIED = re.compile(r"\.verify_bucket_reso_steps\(\s*(\d{1,4})\s*\)")
 
 
@@ -23,6 +25,10 @@ class SeamError(KohyaBucketError):
 
 class CheckoutError(KohyaBucketError):
     """The folder is not a checkout of sd-scripts."""
+
+
+class OldCheckoutError(KohyaBucketError):
+    """A checkout of a version that is too old."""
 
 
 def runs_anima_lora() -> bool:
@@ -40,6 +46,7 @@ def find_checkout(folder: Path) -> Path:
 
     Raises:
         CheckoutError: neither is one.
+        OldCheckoutError: one is, but older than 0.10.1.
     """
     for candidate in (folder, folder / "sd-scripts"):
         library = candidate / "library"
@@ -48,6 +55,8 @@ def find_checkout(folder: Path) -> Path:
         if (library / "train_util.py").is_file() or (
             library.is_dir() and (candidate / "train_network.py").is_file()
         ):  # that module has been taken apart once
+            if not (library / _SINCE_0_10).is_file():
+                raise OldCheckoutError(f"{candidate} is too old: {NEEDED}")
             return candidate
     submodule = folder / "sd-scripts"
     if (folder / ".gitmodules").is_file() and not (submodule.is_dir() and any(submodule.iterdir())):
@@ -82,14 +91,13 @@ def nearby_checkout() -> Path | None:
 
 
 def npz_version(root: Path) -> str:
-    """A version of sd-scripts that reads npz as the checkout in a folder does: "0.9", "0.10.1", or "" for the newest.
+    """A version of sd-scripts that reads npz as the checkout in a folder does: "0.10.1", or "" for the newest.
 
     Its strategy for SD and SDXL says so, in words that 0.10.2 brought; nothing is imported.
     """
     file = root / "library" / "strategy_sd.py"
-    if not file.is_file():
-        return "0.9"
-    return "" if "multi_resolution=True" in file.read_text(encoding="utf-8", errors="replace") else "0.10.1"
+    plain = file.is_file() and "multi_resolution=True" not in file.read_text(encoding="utf-8", errors="replace")
+    return "0.10.1" if plain else ""
 
 
 def steps_in(root: Path) -> dict[str, int]:
@@ -112,5 +120,5 @@ def describe_folder(root: Path) -> str:
             return f"{answer.stdout.strip()} at {root}"
         except (OSError, subprocess.SubprocessError):
             pass
-    version = next(version for version, file in _BROUGHT.items() if (root / "library" / file).exists())
-    return f"{version} (by its modules) at {root}"
+    versions = (version for version, file in _BROUGHT.items() if (root / "library" / file).exists())
+    return f"{next(versions, 'before 0.10')} (by its modules) at {root}"

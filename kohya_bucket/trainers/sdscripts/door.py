@@ -26,7 +26,7 @@ _WITHOUT_BUCKETS = "MinimalDataset"  # what --dataset_class names
 class SdScriptsDoor(TrainerDoor):
     """What is sd-scripts' own about its door."""
 
-    trainer, package = "sd-scripts", _PACKAGE
+    trainer, package, needed = "sd-scripts", _PACKAGE, " (it needs 0.10.1 or newer)"
 
     def home(self) -> ModuleType | None:
         for name, module in list(sys.modules.items()):

@@ -1,6 +1,6 @@
 """The model families of sd-scripts: how each caches latents, and its trainers.
 
-Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11 (names, keys, shapes, types), the
+Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.10.1 to 0.12 (names, keys, shapes, types), the
 encoders they call (scaling), and the calls of `verify_bucket_reso_steps` in its trainers.
 """
 
@@ -17,7 +17,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.families import MODEL_FAMILIES, ModelFamily
 from kohya_bucket.latents.space import LatentSpace
 
-_OLDEST = (0, 10)
+NEEDED = "kohya_bucket needs sd-scripts 0.10.1 or newer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,13 @@ class Family(ModelFamily):
 
     def read_by(self, version: str) -> Family:
         """The family as a version of sd-scripts reads it, such as "0.10.1" or "0.11"; "" is the newest. Raises
-        `KohyaBucketError` for anything but a version, or one that looks for files of other names."""
+        `KohyaBucketError` for anything but a version, or one that is too old."""
         if not version:
             return self
         if not is_version(version):
             raise KohyaBucketError(f"{version!r} is not a version of sd-scripts: use one such as 0.10.1 or 0.11")
-        if _numbers(version) < _OLDEST:
-            raise KohyaBucketError(
-                f"sd-scripts {version} looks for IMAGE.npz and not for the files that are written here: 0.10 is the "
-                "oldest that reads them"
-            )
+        if is_too_old(version):
+            raise KohyaBucketError(f"sd-scripts {version}: {NEEDED}")
         return self.with_sizes(_numbers(version) > _numbers(self.plain_until)) if self.plain_until else self
 
     def with_sizes(self, sized: bool) -> Family:
@@ -80,6 +77,12 @@ class Family(ModelFamily):
 def is_version(text: str) -> bool:
     """Whether this is a version of sd-scripts, as "0.10.1" or "v0.11"."""
     return re.fullmatch(r"v?\d+(\.\d+)*", text) is not None
+
+
+def is_too_old(version: str) -> bool:
+    """Whether no version of that number, or series such as "0.10", is one that is supported."""
+    numbers = _numbers(version)
+    return numbers < (0, 10, 1)[: len(numbers)]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

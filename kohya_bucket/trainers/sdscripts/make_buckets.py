@@ -56,10 +56,8 @@ def make_buckets(seam: Replaced, self: Dataset) -> None:
     """
     dataset, options = self, seam.door.options()
     refuse_random_crops(getattr(dataset, "subsets", ()), options)
-    # the metadata of a dataset may prescribe buckets; asked before its own are made
-    prescribed = bool(dataset.bucket_manager is not None and dataset.enable_bucket)
     with collector_paused():
-        images, failures = _place(dataset, options, prescribed)
+        images, failures = _place(dataset, options)
     manager = dataset.bucket_manager
     manager.adopt(images.buckets, KeyTable(images))
     dataset.bucket_info = bucket_info(images) if dataset.enable_bucket else None
@@ -67,7 +65,7 @@ def make_buckets(seam: Replaced, self: Dataset) -> None:
     dataset._length = len(dataset.buckets_indices)
     if is_first_process():
         if len(images.keys):
-            rule = rule_text(images, options, enable_bucket=dataset.enable_bucket, prescribed=prescribed)
+            rule = rule_text(images, options, enable_bucket=dataset.enable_bucket)
             logger.info("\n".join(bucket_table_lines(images, dataset.buckets_indices.counts, rule)))
         if failures:
             logger.warning("\n".join(skipped_lines(failures)))
@@ -78,7 +76,7 @@ def get_resolutions(seam: Replaced, self: Group) -> list[tuple[int, int]]:
     return list(seam.door.options().resolutions or ((dataset.width, dataset.height) for dataset in self.datasets))
 
 
-def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple[PlacedDataset, list[tuple[str, str]]]:
+def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, list[tuple[str, str]]]:
     """Give every image of `dataset` its bucket; take those without one out of it.
 
     Returns the images in their buckets, and (key, reason) of those that were taken out.
@@ -93,10 +91,8 @@ def _place(dataset: Dataset, options: AdapterOptions, prescribed: bool) -> tuple
         for i in sorted(set(range(len(infos))) - set(kept)):
             _take_out(dataset, infos[i])
         infos, table, scan = [infos[i] for i in kept], table.select(kept), scan.select(kept)
-    if not prescribed:
-        dataset.bucket_manager = _new_manager(dataset)
-    by_metadata = dataset.bucket_manager.place if prescribed else None
-    placing = table.place(scan, dataset.batch_size, _keys_of(dataset, options), options, by_metadata)
+    dataset.bucket_manager = _new_manager(dataset)
+    placing = table.place(scan, dataset.batch_size, _keys_of(dataset, options), options)
     placement = placing.placement
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))

@@ -81,11 +81,6 @@ class ImageRecord(Protocol):
     latents_original_size: Any
     latents_crop_ltrb: Any
     alpha_mask: Any
-
-
-class CachedRecord(ImageRecord, Protocol):
-    """The same since latents are cached by strategies."""
-
     resize_interpolation: str | None
 
 

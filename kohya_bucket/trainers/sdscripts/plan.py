@@ -111,7 +111,7 @@ def overview(
     unreadable: set[str] = set()
     placed, stopped = [], bool(config.findings.of(Severity.ERROR))
     for dataset in config.datasets:
-        if stopped and not buckets_follow(dataset.config, predefined=dataset.images.predefined is not None):
+        if stopped and not buckets_follow(dataset.config):
             unreadable |= name_unreadable([dataset], config.findings, progress)
             continue
         try:
@@ -140,12 +140,11 @@ def _place(
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read, stated) if scan is not None]
-    trained, prescribed = read.sizes[placing.placement.placed], images.predefined is not None
+    trained = read.sizes[placing.placement.placed]
     without = read.sizes[~placing.placement.placed]
-    mends = [{} for _ in left_out] if prescribed else mends_of(keys, options, without, trainer)
+    mends = mends_of(keys, options, without, trainer)
     seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
-    if not prescribed:
-        _check_limits(seen, options, trainer, findings)
+    _check_limits(seen, options, trainer, findings)
     return seen
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import random
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.resume import Accelerator
-from kohya_bucket.trainers.door.seams import Owners, Replaced, Seam, SeamGroup, calling_frame, where
+from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
     Check,
@@ -24,15 +23,14 @@ from kohya_bucket.trainers.door.shapes import (
     TakesAmong,
     Uses,
     checksum,
-    parameters_of,
     sample_picture,
 )
 from kohya_bucket.trainers.sdscripts import objects
 from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.caching import extra_sizes
-from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents, check_one_size_each
-from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable_plainly, check_shape
+from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
+from kohya_bucket.trainers.sdscripts.caching.readable import check_shape
 from kohya_bucket.trainers.sdscripts.caching.text import ahead, cache_text_outputs
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
@@ -40,30 +38,13 @@ from kohya_bucket.trainers.sdscripts.make_buckets import get_image_size, get_res
 from kohya_bucket.trainers.sdscripts.resuming import is_known
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
 
-
-def has_strategies(owners: Owners) -> bool:
-    """Whether latents are cached by strategies, one for each model family (since 0.10)."""
-    return owners.has("LatentsCachingStrategy") or owners.has("BaseDataset.new_cache_latents")
-
-
-def has_no_strategies(owners: Owners) -> bool:
-    """Whether each dataset caches latents by itself (until 0.9)."""
-    return not has_strategies(owners)
-
-
-def has_plain_caching(owners: Owners) -> bool:
-    """Whether latents can be cached without strategies: until 0.11, when datasets got modules of their own."""
-    return owners.home.__name__ == "library.train_util"
-
-
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
 
 OBJECTS = SeamGroup(
     "objects",
     "image records, subsets and datasets",
     (
-        *where(has_strategies, Seam("ImageInfo", (Offers(objects.CachedRecord),))),
-        *where(has_no_strategies, Seam("ImageInfo", (Offers(objects.ImageRecord),))),
+        Seam("ImageInfo", (Offers(objects.ImageRecord),)),
         Seam("BucketBatchIndex", (Fields(*_ENTRY),)),
         Seam("DreamBoothSubset", (Offers(objects.NotedSubset),)),
         Seam("FineTuningSubset", (Offers(objects.ListedSubset),)),
@@ -156,15 +137,11 @@ BUCKETS = SeamGroup(
         Seam("BaseDataset.get_image_size", (), get_image_size),
         Seam("BaseDataset.make_buckets", (Uses(*_SWITCHES, *_TABLES),), make_buckets),
         Seam("ControlNetDataset.make_buckets", (Uses(_DELEGATE, "buckets_indices"),), _make_control_buckets),
-        *where(has_no_strategies, _made("DreamBoothDataset")),
-        *where(has_strategies, _made("DreamBoothDataset", (Uses("is_training_dataset"),))),
+        _made("DreamBoothDataset", (Uses("is_training_dataset"),)),
         _made("FineTuningDataset", (), _list_metadata),
         _made("ControlNetDataset"),
-        *where(
-            has_strategies,
-            Seam("DatasetGroup.get_resolutions", (), get_resolutions),
-            Seam(_OF_CACHE, (), _size_by_cache_name),
-        ),
+        Seam("DatasetGroup.get_resolutions", (), get_resolutions),
+        Seam(_OF_CACHE, (), _size_by_cache_name),
     ),
     orders_epochs=True,
 )
@@ -267,47 +244,30 @@ RESUMING = SeamGroup(
 )
 
 
-# The places where latents are cached: by strategies (since 0.10) or without (until 0.10).
+# Latents in caches.
 
 
-def _cache_latents(
-    seam: Replaced, self: objects.Dataset, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
-) -> None:
-    with extra_sizes.caching_all_sizes(self, to_disk=cache_to_disk, by_strategy=False):
-        if cache_to_disk and seam.door.options().focus:
-            raise ConfigError(
-                "[kohya_bucket] focus is set, but this way of caching does not notice when it moves: leave "
-                "--cache_latents_to_disk out (--cache_latents alone keeps them in memory), or leave focus out"
-            )
-        run = functools.partial(seam.original, self, vae, vae_batch_size, cache_to_disk, **more)
-        cache_the_readable_plainly(self, run, seam.door.options())
-
-
-def _cache_group(
-    seam: Replaced, self: objects.Group, vae: Any, vae_batch_size: int = 1, cache_to_disk: bool = False, **more: Any
-) -> None:
-    if cache_to_disk:
-        check_one_size_each(self.datasets)
-    seam.original(self, vae, vae_batch_size, cache_to_disk, **more)
+def _refuse_plain_caching(seam: Replaced, self: Any, *arguments: Any, **more: Any) -> None:
+    raise ConfigError(
+        "this trainer caches latents without a caching strategy, and kohya_bucket checks nothing of such a cache: "
+        "leave --cache_latents out, or train with a newer trainer"
+    )
 
 
 def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
     if ahead.asked:
         return
     strategy: objects.LatentsStrategy | None = seam.door.owners.named("LatentsCachingStrategy").get_strategy()
-    to_disk = bool(strategy is not None and strategy.cache_to_disk)
-    with extra_sizes.caching_all_sizes(self, to_disk=to_disk, by_strategy=True):
+    with extra_sizes.caching_all_sizes(self):
         cache_latents(self, seam.original, strategy, model, accelerator, seam.door.options())
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
     """A picture by each filter, smaller and larger; without OpenCV sd-scripts' own filters differ."""
     picture = sample_picture()
-    chosen = "resize_interpolation" in parameters_of(theirs)
     for resized, bucket in (((42, 28), (40, 28)), ((90, 60), (90, 48)), ((60, 40), (48, 40)), ((60, 41), (48, 40))):
-        by_name = INTERPOLATIONS[2:] if chosen else ()
-        answers = {name: theirs(False, picture, bucket, resized, name)[0] for name in by_name}
-        answers["auto" if chosen else "auto-0.9"] = theirs(False, picture, bucket, resized)[0]
+        answers = {name: theirs(False, picture, bucket, resized, name)[0] for name in INTERPOLATIONS[1:]}
+        answers["auto"] = theirs(False, picture, bucket, resized)[0]
         for name, answer in answers.items():
             expected = resize_and_crop(picture, resized, bucket, name)
             yield f"60x40 to {resized} by {name}", *map(checksum, (answer, expected))
@@ -329,7 +289,7 @@ _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expec
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
 
-_STRATEGY = "LatentsCachingStrategy"
+_STRATEGY, _PLAIN = "LatentsCachingStrategy", "BaseDataset.cache_latents"  # the plain one went with 0.11
 
 CACHING = SeamGroup(
     "caching",
@@ -340,29 +300,21 @@ CACHING = SeamGroup(
             (TakesAmong("random_crop", "image", "reso", "resized_size"), Behaves(_pixels)),
             _trim,
         ),
-        *where(
-            has_plain_caching,
-            Seam("BaseDataset.cache_latents", (Uses("image_data", "latents_npz", "bucket_reso"),), _cache_latents),
-            Seam("DatasetGroup.cache_latents", (Uses("datasets"),), _cache_group),
-            Seam("BaseDataset.set_caching_mode", (Takes("mode"), Uses("caching_mode"))),
+        *where(lambda owners: owners.has(_PLAIN), Seam(_PLAIN, (), _refuse_plain_caching)),
+        Seam(
+            "BaseDataset.new_cache_latents",
+            (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
+            _new_cache_latents,
         ),
-        *where(
-            has_strategies,
-            Seam(
-                "BaseDataset.new_cache_latents",
-                (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
-                _new_cache_latents,
-            ),
-            Seam(_STRATEGY, (Offers(objects.LatentsStrategy),)),
-            Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
-            Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
-            Seam(
-                f"{_STRATEGY}.is_disk_cached_latents_expected",
-                (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
-            ),
-            Seam(f"{_STRATEGY}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
-            Seam(f"{_STRATEGY}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
+        Seam(_STRATEGY, (Offers(objects.LatentsStrategy),)),
+        Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
+        Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
+        Seam(
+            f"{_STRATEGY}.is_disk_cached_latents_expected",
+            (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
         ),
+        Seam(f"{_STRATEGY}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
+        Seam(f"{_STRATEGY}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
     ),
 )
 
@@ -379,36 +331,20 @@ def _new_cache_text_encoder_outputs(seam: Replaced, self: objects.Dataset, model
     cache_text_outputs(self, seam.original, strategies, models, accelerator)
 
 
-def _keeps_dropout(owners: Owners) -> bool:
-    """Whether a caption's dropout rate is saved with the outputs (since 0.10.1), by some model families."""
-    cacheable = owners.find("BaseDataset.is_text_encoder_output_cacheable")[2]
-    return callable(cacheable) and "cache_supports_dropout" in parameters_of(cacheable)
-
-
-def _caches_texts(owners: Owners) -> bool:
-    return has_strategies(owners) or owners.has(_TEXT_CACHING)
-
-
 TEXT_CACHING = SeamGroup(
     "text-caching",
     "text-encoder outputs are cached by sd-scripts' own code",
     (
-        *where(
-            lambda owners: _caches_texts(owners) and _keeps_dropout(owners),
-            Seam("ImageInfo", (Offers(objects.DroppedRecord),)),
+        Seam("ImageInfo", (Offers(objects.DroppedRecord),)),
+        Seam(
+            "BaseDataset.new_cache_text_encoder_outputs",
+            (Uses("image_data", "get_outputs_npz_path", "cache_batch_outputs", "text_encoder_outputs_npz"),),
+            _new_cache_text_encoder_outputs,
         ),
-        *where(
-            _caches_texts,
-            Seam(
-                "BaseDataset.new_cache_text_encoder_outputs",
-                (Uses("image_data", "get_outputs_npz_path", "cache_batch_outputs", "text_encoder_outputs_npz"),),
-                _new_cache_text_encoder_outputs,
-            ),
-            Seam(_TEXT_CACHING, (Offers(objects.TextStrategy),)),
-            *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_TEXT_CACHING, _TOKENIZING)),
-            Seam(f"{_TEXT_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
-            Seam(f"{_TEXT_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
-        ),
+        Seam(_TEXT_CACHING, (Offers(objects.TextStrategy),)),
+        *(Seam(f"{kind}.get_strategy", (Takes("cls"),)) for kind in (_TEXT_CACHING, _TOKENIZING)),
+        Seam(f"{_TEXT_CACHING}.get_outputs_npz_path", (Takes("image_abs_path"),)),
+        Seam(f"{_TEXT_CACHING}.is_disk_cached_outputs_expected", (Takes("npz_path"),)),
     ),
 )
 

@@ -19,15 +19,10 @@ _SHOWN = 20
 _SHOWN_SIZES = 16
 
 
-def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: bool, prescribed: bool) -> str:
-    """What decided the buckets of a dataset, and for a rule that looks at the images, which ones it offers.
-
-    `prescribed`: the dataset's metadata says in which bucket each image is.
-    """
+def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: bool) -> str:
+    """What decided the buckets of a dataset, and for a rule that looks at the images, which ones it offers."""
     if not enable_bucket:
         return "no buckets: enable_bucket is off"
-    if prescribed:
-        return "buckets from the metadata"
     if options.rule != "auto":
         return f"rule {options.rule}"
     offered = [place.bucket_set for place in images.placements]

@@ -97,9 +97,8 @@ def test_a_focus_of_no_image_is_said_once(tmp_path, caplog, focus) -> None:
 
 def test_what_cannot_keep_a_focus_refuses_it(tmp_path) -> None:
     table = options(tmp_path)
-    for keys, own_sizes in ((DatasetKeys((256, 256), False), False), (KEYS, True)):
-        with pytest.raises(ConfigError, match="focus"):
-            refuse_conflicts(keys, table, own_sizes=own_sizes)
+    with pytest.raises(ConfigError, match="focus"):
+        refuse_conflicts(DatasetKeys((256, 256), False), table)
     with pytest.raises(ConfigError, match="random_crop"):
         refuse_random_crops([SimpleNamespace(random_crop=True)], table)
     refuse_random_crops([SimpleNamespace(random_crop=True)], AdapterOptions())

@@ -131,17 +131,15 @@ def test_the_fingerprint_knows_the_sizes():
 
 
 @pytest.mark.parametrize(
-    ("table", "keys", "own_sizes", "words"),
+    ("table", "keys", "words"),
     [
-        (TABLES[2], DatasetKeys((256, 256)), False, "enable_bucket is off"),
-        (TABLES[0], DatasetKeys((256, 256), True), True, "remainder = 'merge' trains images at other sizes"),
-        (TABLES[2], DatasetKeys((256, 256), True), True, "resolutions trains images at other sizes"),
-        (TABLES[1], DatasetKeys((256, 256), True, bucket_no_upscale=True), False, "would enlarge images"),
+        (TABLES[2], DatasetKeys((256, 256)), "enable_bucket is off"),
+        (TABLES[1], DatasetKeys((256, 256), True, bucket_no_upscale=True), "would enlarge images"),
     ],
 )
-def test_what_a_data_set_rules_out(table, keys, own_sizes, words):
+def test_what_a_data_set_rules_out(table, keys, words):
     with pytest.raises(ConfigError, match=words):
-        refuse_conflicts(keys, options(table), own_sizes=own_sizes)
+        refuse_conflicts(keys, options(table))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def git(folder, *arguments):
 def checkout(tmp_path):
     """A patched one."""
     (tmp_path / "library").mkdir()
-    for name in ("__init__.py", "train_util.py", "config_util.py"):
+    for name in ("__init__.py", "train_util.py", "config_util.py", "strategy_base.py"):
         (tmp_path / "library" / name).touch()
     (tmp_path / "train_network.py").touch()
     git(tmp_path, "init", "-q")

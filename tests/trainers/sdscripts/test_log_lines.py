@@ -16,7 +16,7 @@ def said(table, **more):
     keys = DatasetKeys((256, 256), True, 64, 1024)
     names = [f"{i}.png" for i in range(len(SIZES))]
     placing = place_images(names, SIZES, np.ones(len(SIZES), dtype=np.int64), 2, keys, options)
-    return rule_text(placing.trained, options, **{"enable_bucket": True, "prescribed": False, **more})
+    return rule_text(placing.trained, options, **{"enable_bucket": True, **more})
 
 
 @pytest.mark.parametrize("rule", ["kohya", "preset:sdxl"])
@@ -38,4 +38,3 @@ def test_auto_at_several_resolutions_names_the_buckets_of_each():
 
 def test_where_no_rule_decides():
     assert said({}, enable_bucket=False) == "no buckets: enable_bucket is off"
-    assert said({}, prescribed=True) == "buckets from the metadata"

@@ -97,26 +97,16 @@ def _with_latents(variant: _Variant, cached: Mapping[tuple[str, Size], Mapping[s
 
 
 @contextmanager
-def caching_all_sizes(dataset: Dataset, *, to_disk: bool, by_strategy: bool) -> Iterator[None]:
+def caching_all_sizes(dataset: Dataset) -> Iterator[None]:
     """While sd-scripts caches latents, its images are joined by entries for all other sizes that they train at.
 
-    Args:
-        to_disk: latents go to files.
-        by_strategy: by sd-scripts' caching strategies (since 0.10), so that each size can have a file of its own.
-
     Raises:
-        ConfigError: files that cannot hold several sizes, or latents that were made beforehand.
+        ConfigError: latents that were made beforehand.
     """
     variants = _variants(dataset)
     if not variants:
         yield
         return
-    if to_disk and not by_strategy:
-        raise ConfigError(
-            "[kohya_bucket] trains images at several sizes, but this way of caching has one file for each: leave "
-            "--cache_latents_to_disk out (--cache_latents alone keeps all sizes in memory), train with sd-scripts "
-            "0.10, or leave resolutions and remainder = 'merge' or 'catch_all' out"
-        )
     ready = [v.info.absolute_path for v in variants if v.info.latents_npz is not None]
     if ready:
         raise ConfigError(

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from PIL import Image
-
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
-from kohya_bucket.images.pixels import NO_IMAGE
-from kohya_bucket.inputs import open_input
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
 
 logger = logging.getLogger("kohya_bucket")
 _DONE = "cached, or not to be read"  # in the place of a file's name: sd-scripts' loop passes by
-_AT_FAULT = (*NO_IMAGE, UnreadableImageError)
-FindBad = Callable[[Iterable[Any]], Iterable[tuple[Any, BaseException]]]
 
 
-def cache_the_readable(
-    dataset: Any, cache: Callable[[], None], options: AdapterOptions, find_bad: FindBad | None = None,
-    at_fault: tuple[type[Exception], ...] = (Exception,),
-) -> None:  # fmt: skip
+def cache_the_readable(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
     """Run sd-scripts' loop over a dataset's images, and again without those that it stumbles over.
 
     Such images are left without latents: training finds them unreadable in its turn, and leaves them out.
-
-    Args:
-        find_bad: which of the images that have no latents yet ended the loop, each with its error; by default those
-            that sd-scripts could not load ahead.
-        at_fault: errors that may be an image's fault.
 
     Raises:
         KohyaBucketError: `on_bad_image` is "stop".
@@ -48,9 +33,9 @@ def cache_the_readable(
             try:
                 cache()
                 return
-            except at_fault:
+            except Exception:
                 left = [info for info in left if getattr(info, "latents", None) is None]
-                found = list((find_bad or not_loaded_ahead)(left))
+                found = list(not_loaded_ahead(left))
                 if not found:
                     raise
                 for info, why in found:
@@ -115,22 +100,3 @@ def not_loaded_ahead(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]
             check_shape((width, height), info.resized_size)
         except Exception as why:
             yield info, why
-
-
-def cache_the_readable_plainly(dataset: Any, cache: Callable[[], None], options: AdapterOptions) -> None:
-    """The same for sd-scripts until 0.9, which caches without strategies and loads each image in its batch."""
-    # anything else, such as a GPU without memory, is not the fault of an image
-    cache_the_readable(dataset, cache, options, _first_unreadable, _AT_FAULT)
-
-
-def _first_unreadable(infos: Iterable[Any]) -> Iterator[tuple[Any, BaseException]]:
-    """The image at which the loop ended: it takes small buckets first, and those without a file."""
-    in_order = sorted(infos, key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
-    for info in sorted(in_order, key=lambda info: bool(info.latents_npz) and os.path.exists(info.latents_npz)):  # noqa: PTH110
-        try:
-            with open_input(info.absolute_path) as file, Image.open(file) as image:
-                image.load()
-                check_shape(image.size, info.resized_size)
-        except _AT_FAULT as error:
-            yield info, error
-            return

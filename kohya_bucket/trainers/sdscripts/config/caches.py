@@ -66,7 +66,7 @@ REFUSALS = (
     Refusal(_TEXT, "network_train_unet_only", _TRAINED, only=("sdxl_train_network.py", "anima_train_network.py"),
             must=True),
 )  # fmt: skip
-"""Every pair that a trainer of sd-scripts 0.9.1 to 0.12 refuses."""
+"""Every pair that a trainer of sd-scripts 0.10.1 to 0.12 refuses."""
 
 
 def check_caches(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:

@@ -196,28 +196,25 @@ def _inherited(of: type, kind: DatasetKind, *tables: Mapping[str, Any]) -> dict[
     return {name: value for name, value in given if name in names and value is not None}
 
 
-def check_values(
-    dataset: DatasetConfig, findings: Findings, trainer: Trainer = ANY_TRAINER, *, predefined: bool = False
-) -> None:
-    """Check what can be checked without looking at an image. `predefined`: the metadata says the buckets."""
+def check_values(dataset: DatasetConfig, findings: Findings, trainer: Trainer = ANY_TRAINER) -> None:
+    """Check what can be checked without looking at an image."""
     if not dataset.subsets and not any(one.code == "no-repeat-folders" for one in findings):  # folders, and no config
         message = "it has no [[datasets.subsets]], so it has no images"
         findings.error("no-subsets", dataset.place, message, "add one with an image_dir")
     tables: list[DatasetConfig | SubsetConfig] = [dataset, *dataset.subsets]
     for table in tables:
         for name, key in KEYS.items():
-            if key.allowed is not None and not (predefined and name == "resolution"):
+            if key.allowed is not None:
                 check_range(name, getattr(table, name, None), key.allowed, table.place, findings)
-    if not predefined:
-        _check_bucketing(dataset, findings, trainer)
+    _check_bucketing(dataset, findings, trainer)
     if 0 < dataset.validation_split <= 1:
         _check_validation(dataset, findings)
 
 
-def buckets_follow(dataset: DatasetConfig, *, predefined: bool = False) -> bool:
+def buckets_follow(dataset: DatasetConfig) -> bool:
     """Whether the images of a dataset can be placed, though a trainer may stop at something else in its config."""
     found = Findings()
-    check_values(dataset, found, predefined=predefined)
+    check_values(dataset, found)
     return dataset.readable and {finding.code for finding in found.of(Severity.ERROR)} <= {"bucket-steps"}
 
 

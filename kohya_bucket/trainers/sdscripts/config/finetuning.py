@@ -1,7 +1,6 @@
 """The images of a fine-tuning dataset. Source: sd-scripts' `FineTuningDataset.__init__`.
 
-Release 0.9 looks the files up and can take finished buckets from the metadata; 0.10 joins folder and key, and since
-0.10.6 looks a key up that names no file.
+A file is folder and key joined; since 0.10.6 a key that names no file is looked up.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from kohya_bucket.trainers.sdscripts.config.files import (
     check_stems,
     image_named,
     missing_folder,
-    supported_extensions,
     why_missing,
 )
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
@@ -29,9 +27,8 @@ from kohya_bucket.trainers.sdscripts.config.releases import Feature, Release
 
 
 def list_finetuning(dataset: DatasetConfig, reading: ReadContext) -> Registry:
-    """The images of all metadata files; in 0.10 those with the longest keys first, in 0.9 in file order."""
+    """The images of all metadata files, of each those with the longest keys first."""
     registry = Registry()
-    joined = Feature.IMAGE_LISTS in reading.release
     seen: set[str | None] = set()
     for subset in dataset.subsets:
         if not is_used(subset, seen, True, reading.findings):
@@ -40,7 +37,7 @@ def list_finetuning(dataset: DatasetConfig, reading: ReadContext) -> Registry:
         metadata = _read_metadata(subset, reading)
         if not metadata:
             continue
-        listed = list(_entries_0_10(metadata, subset, reading.release) if joined else _entries_0_9(metadata, subset))
+        listed = list(_entries(metadata, subset, reading.release))
         kept, skips = large_enough(listed, dataset, subset, registry, reading)
         _report_missing(kept + [listed[i] for i in skips.unreadable], subset, reading)
         check_stems([entry.path for entry in kept], subset.place, reading.findings)
@@ -49,13 +46,11 @@ def list_finetuning(dataset: DatasetConfig, reading: ReadContext) -> Registry:
             registry.add(entry)
         check_captions(dataset, subset, [(entry.key, entry.caption) for entry in kept], (), reading.findings)
     registry.report(dataset.subsets, reading.findings)
-    sizes = [entry.size for entry in registry.entries.values()]
-    registry.predefined = None if joined or None in sizes else tuple(sorted(set(filter(None, sizes))))
     return registry
 
 
 def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> str:
-    """The caption of a metadata's entry, with the tags behind it, as sd-scripts trains them since 0.10."""
+    """The caption of a metadata's entry, with the tags behind it, as sd-scripts trains them."""
     caption, tags = entry.get("caption") or "", entry.get("tags") or ""
     if not (subset.enable_wildcard and tags):
         return subset.caption_separator.join(filter(None, (caption, tags)))
@@ -66,38 +61,12 @@ def _caption(entry: dict[str, Any], subset: SubsetConfig, release: Release) -> s
     return "\n".join(lines)
 
 
-def _entries_0_10(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
+def _entries(metadata: dict[str, Any], subset: SubsetConfig, release: Release) -> Iterator[Entry]:
     for key in sorted(metadata, key=len, reverse=True):
         path = key if os.path.isabs(key) else os.path.join(subset.image_dir or "", key)
         if Feature.STEMS in release and not (os.path.splitext(key)[1] and os.path.exists(path)):
             path = image_named(os.path.join(os.path.dirname(path), os.path.basename(key))) or path
         yield Entry(key, path, subset.num_repeats, subset.number, _size(metadata[key].get("image_size")))
-
-
-def _entries_0_9(metadata: dict[str, Any], subset: SubsetConfig) -> Iterator[Entry]:
-    names: frozenset[str] = frozenset()
-    if subset.image_dir is not None and os.path.isdir(subset.image_dir):
-        names = frozenset(os.listdir(subset.image_dir))
-    extensions = sorted(supported_extensions())
-    for key, entry in metadata.items():
-        path, size = _look_up(key, subset, names, extensions), _size(entry.get("train_resolution"))
-        yield Entry(key, path, subset.num_repeats, subset.number, size)
-
-
-def _look_up(key: str, subset: SubsetConfig, names: frozenset[str], extensions: list[str]) -> str:
-    """The key as a path, or an image of that name in image_dir, or cached latents; "" if there is none."""
-    if os.path.exists(key):
-        return key
-    folder = subset.image_dir
-    if folder is not None:
-        for extension in extensions:
-            in_names = key + extension in names
-            if in_names or (os.path.dirname(key) and os.path.lexists(os.path.join(folder, key + extension))):
-                return os.path.join(folder, key + extension)
-    for npz in (os.path.splitext(key)[0] + ".npz", os.path.join(folder or "", key + ".npz")):
-        if os.path.exists(npz):
-            return npz
-    return ""
 
 
 def _size(value: Any) -> tuple[int, int] | None:
@@ -138,7 +107,7 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
                 "starts with a byte order mark, which makes sd-scripts stop; save it as 'UTF-8', not 'UTF-8 with BOM'"
             )
         file.seek(0)
-        if not (path.endswith(".jsonl") and Feature.IMAGE_LISTS in release):
+        if not path.endswith(".jsonl"):
             text = file.read()
             try:
                 data = json.loads(text)
@@ -170,11 +139,10 @@ def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
     for key, entry in metadata.items():
         if not isinstance(entry, dict):
             raise ValueError(f"the entry {key!r} is {entry!r}, but must be an object with caption, tags, image_size")
-        for name in ("image_size", "train_resolution"):
-            size = entry.get(name)
-            numbers = isinstance(size, list) and len(size) == 2 and all(_is_side(n) for n in size)
-            if size is not None and not numbers:
-                raise ValueError(f"the {name} of {key!r} is {size!r}, but must be [width, height]")
+        size = entry.get("image_size")
+        numbers = isinstance(size, list) and len(size) == 2 and all(_is_side(n) for n in size)
+        if size is not None and not numbers:
+            raise ValueError(f"the image_size of {key!r} is {size!r}, but must be [width, height]")
         for name in ("caption", "tags"):
             text = entry.get(name)
             if text is not None and not isinstance(text, str):
@@ -195,10 +163,7 @@ def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: ReadCon
     keys = [e.key for e in missing]
     remedy = "correct the paths or image_dir"
     without_extension = all(not os.path.splitext(key)[1] for key in keys)
-    if Feature.IMAGE_LISTS not in reading.release:
-        if not without_extension:
-            remedy = "sd-scripts 0.9 needs paths from the current folder, or names in image_dir without extension"
-    elif without_extension and Feature.STEMS not in reading.release:
+    if without_extension and Feature.STEMS not in reading.release:
         remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Feature.STEMS.since}"
     message = f"{len(missing)} of {len(entries)} images in {quoted(subset.metadata_file)} do not exist ({some(keys)})"
     reading.findings.error("missing-image", subset.place, message, remedy, keys)

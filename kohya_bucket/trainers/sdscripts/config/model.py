@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import what_to_do
@@ -25,7 +24,6 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.placing import place_images, refuse_conflicts
 from kohya_bucket.trainers.door.sizes import scan_sizes
-from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.config.files import Skips, skipped_images
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKind, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Feature, Release
@@ -52,7 +50,6 @@ class DatasetTable:
         subset: [N] int32, number of the subset, from 1.
         captions: [N] what is trained with each; None where there is none; empty where captions were not read.
         conditioning: [N] the control images of a ControlNet dataset, "" where there is none; empty otherwise.
-        predefined: the bucket sizes that the metadata prescribes (sd-scripts 0.9 with prepared metadata).
         skipped: (key, reason) of the images that `skip_image_resolution` leaves out; they are in no other column.
     """
 
@@ -64,7 +61,6 @@ class DatasetTable:
     subset: IntArray
     captions: tuple[str | None, ...] = ()
     conditioning: tuple[str, ...] = ()
-    predefined: tuple[tuple[int, int], ...] | None = None
     skipped: tuple[tuple[str, str], ...] = ()
 
     def __len__(self) -> int:
@@ -87,18 +83,11 @@ class DatasetTable:
         paths = [path for path, read in zip(self.paths, unknown.tolist(), strict=True) if read]
         return stated.with_rows(np.flatnonzero(unknown), scan_sizes(paths, metadata_cache, progress))
 
-    def place(
-        self, scan: SizeScan, batch_size: int, keys: DatasetKeys, options: AdapterOptions,
-        prescribed: Callable[[Any], Placement] | None = None,
-    ) -> PlacedDataset:  # fmt: skip
+    def place(self, scan: SizeScan, batch_size: int, keys: DatasetKeys, options: AdapterOptions) -> PlacedDataset:
         """The images in their buckets; see `place_images`, also for what is raised."""
-        if self.predefined:
-            manager = BucketManager(False, None, None, None, None)
-            manager.set_predefined_resos(self.predefined)
-            prescribed = manager.place
         return place_images(
             self.keys, scan.sizes, self.repeats, batch_size, keys, options,
-            paths=self.paths, unreadable=scan.unreadable, prescribed=prescribed,
+            paths=self.paths, unreadable=scan.unreadable,
         )  # fmt: skip
 
 
@@ -174,14 +163,12 @@ class Registry:
     """A growing list of images, as sd-scripts' `register_image` keeps it: a later entry of the same key takes the place
     of the one before.
 
-    `skipped` collects (key, reason) of the images that are left out for their size; `predefined` is as in
-    `DatasetTable`.
+    `skipped` collects (key, reason) of the images that are left out for their size.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.skipped: list[tuple[str, str]] = []
-        self.predefined: tuple[tuple[int, int], ...] | None = None
         self._replaced: dict[tuple[int, int], list[str]] = {}
 
     def add(self, entry: Entry) -> None:
@@ -212,7 +199,6 @@ class Registry:
             subset=np.array([e.subset for e in entries], dtype=np.int32),
             captions=captions if set(captions) - {None} else (),
             conditioning=conditioning if any(conditioning) else (),
-            predefined=self.predefined,
             skipped=tuple(self.skipped),
         )
 

@@ -24,7 +24,7 @@ from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.finetuning import list_finetuning
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKind
 from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, ReadContext
-from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Feature, Release
+from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Release
 from kohya_bucket.trainers.sdscripts.config.run_file import FOLDERS, RunLength, run_file, without_settings
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer, trainer_named
 
@@ -159,12 +159,7 @@ def _read(
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
-        if images.predefined is not None:  # sd-scripts 0.9 with sizes in all of the metadata: these are the buckets
-            if dataset.bucket_no_upscale:
-                message = "the metadata holds finished buckets, with which sd-scripts 0.9 refuses bucket_no_upscale"
-                findings.error("predefined-buckets", dataset.place, message, "remove bucket_no_upscale")
-            dataset = replace(dataset, enable_bucket=True)
-        check_values(dataset, findings, trainer, predefined=images.predefined is not None)
+        check_values(dataset, findings, trainer)
         check_caches(dataset, findings, trainer)
         read.append((dataset, images))
     # Findings about folders belong to the training pass; a second pass would repeat them.
@@ -172,7 +167,7 @@ def _read(
     out = []
     for dataset, images in read:
         validation = None
-        if Feature.VALIDATION in release and 0 < dataset.validation_split <= 1:
+        if 0 < dataset.validation_split <= 1:
             validation = _list(dataset, quietly, training=False)
             if dataset.kind is DatasetKind.DREAMBOOTH and not len(validation):
                 message = f"validation_split {dataset.validation_split:g} holds back no image of this dataset"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py", "controlnet_dataset.py")
-_LAST = {(0, 8): 8, (0, 9): 1, (0, 10): 6, (0, 11): 1, (0, 12): 0}
-KNOWN = "0.8.0 to 0.12.0"
+_LAST = {(0, 10): 6, (0, 11): 1, (0, 12): 0}
+KNOWN = "0.10.1 to 0.12.0"
 """The versions whose keys were compared with this package's; `_LAST` is the last of each series."""
 
 
@@ -21,10 +21,6 @@ class Feature(enum.Enum):
     Forks took over some changes and not others, so a checkout is judged by its words and not by a version.
     """
 
-    # the training is validated on images that are held back
-    VALIDATION = ("0.10", "validation_split")
-    # metadata lists images with their sizes, as .json or .jsonl; before, it could prescribe buckets
-    IMAGE_LISTS = ("0.10", 'image_path"]')
     # images can be skipped; control images to spare do not stop it; a metadata_cache.json keeps captions apart
     SKIPPING = ("0.10.2", "skip_image_resolution")
     # metadata keys without extension are looked up; width and height in .jsonl
@@ -71,11 +67,11 @@ class Release:
         """Whether it has what a version brought."""
         if self.version:
             return _numbers(version)[: len(self.version)] <= self.version
-        return _numbers(version) <= max((_numbers(change.since) for change in self.changes), default=(0, 9))
+        return _numbers(version) <= max((_numbers(change.since) for change in self.changes), default=(0, 10, 1))
 
     @classmethod
     def of(cls, version: str) -> Release:
-        """That of a version such as `v0.9.1`, or the last of a series such as `0.10`; else the newest."""
+        """That of a version such as `v0.10.6`, or the last of a series such as `0.10`; else the newest."""
         numbers = _numbers(version)
         changes = frozenset(change for change in Feature if _numbers(change.since)[: len(numbers)] <= numbers)
         return cls(changes, version, numbers) if numbers else NEWEST

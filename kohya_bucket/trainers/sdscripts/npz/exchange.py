@@ -87,7 +87,7 @@ def import_npz(
         vae: hash of the VAE where the files do not say; "": unknown, which no VAE's hash equals, so that these
             latents are read but count as stale wherever one wants them from a certain VAE.
         interpolation: with which sd-scripts resized where the files do not say; counts with `vae` only. "auto" is
-            what sd-scripts 0.10 does by itself, "auto-0.9" what it did before.
+            what it does by itself.
 
     Raises:
         LatentStoreError: the store cannot be written.

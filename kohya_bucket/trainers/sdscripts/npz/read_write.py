@@ -1,6 +1,6 @@
 """sd-scripts' own latent caches: one npz beside each image, for every model family it has.
 
-Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.9 to 0.11. Files are byte by byte what sd-scripts
+Source: the `LatentsCachingStrategy` classes of kohya-ss/sd-scripts 0.10.1 to 0.12. Files are byte by byte what it
 writes, plus one key (`NOTE`) that says what the latents were made from. sd-scripts' readers ignore it and its writer
 carries it over, so it also says which latents it belongs to. Arrays are moved between keys with a size and plain ones
 as the reader at hand needs them: docs/latent-format.md says which version looks where.

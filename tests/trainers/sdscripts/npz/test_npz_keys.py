@@ -189,6 +189,6 @@ def test_versions():
     flux = ARCHITECTURES["flux"]
     assert flux.read_by("0.10.1") is flux
     no_version = "is not a version"
-    for wrong, words in (("0.9.1", "looks for IMAGE.npz"), ("newest", no_version), ("0.10.x", no_version)):
+    for wrong, words in (("0.9.1", "needs sd-scripts 0.10.1 or newer"), ("newest", no_version), ("0.10.x", no_version)):
         with pytest.raises(KohyaBucketError, match=words):
             flux.read_by(wrong)
