@@ -6,6 +6,7 @@ import functools
 import importlib
 import io
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
@@ -45,7 +46,7 @@ TURNS = {
 # Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
 _TURNED_BY_PILLOW = (ImageFormat.TIFF, ImageFormat.HEIC)
 _TELLING_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-_PNG_HEADER = 33
+PNG_HEADER = 33
 _NO_PIXELS = b"\0\0\0\0IDAT\x35\xaf\x06\x1e\0\0\0\0IEND\xae\x42\x60\x82"
 TOO_MUCH_TEXT = "its text or profile is larger than Pillow reads (PIL.PngImagePlugin.MAX_TEXT_CHUNK)"
 
@@ -135,22 +136,28 @@ def orientation_in(image: Image.Image) -> int:
 def _metadata(image: Image.Image, file: BinaryIO) -> Image.Image:
     """A PNG that holds the texts and EXIF blocks of an open one, also those behind its pixels, and no pixels."""
     file.seek(0)
-    parts, at, animated, pixels = [file.read(_PNG_HEADER)], _PNG_HEADER, getattr(image, "is_animated", False), False
-    while len(chunk := _chunk_at(file, at)) == 8:
-        length, name = int.from_bytes(chunk[:4], "big"), chunk[4:]
+    parts, animated, pixels = [file.read(PNG_HEADER)], getattr(image, "is_animated", False), False
+    for name, at, length in chunks_of_png(file):
         pixels |= name == b"IDAT"
-        if name == b"IEND" or (pixels and animated and name == b"fcTL"):  # where Pillow ends
+        if pixels and animated and name == b"fcTL":  # where Pillow ends
             break
         if name in _TELLING_CHUNKS:
             file.seek(at)
-            parts.append(file.read(12 + length))
-        at += 12 + length
+            parts.append(file.read(length))
     return Image.open(io.BytesIO(b"".join([*parts, _NO_PIXELS])))
 
 
-def _chunk_at(file: BinaryIO, at: int) -> bytes:
-    file.seek(at)
-    return file.read(8)
+def chunks_of_png(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """(name, where it begins, bytes in all) of the chunks between a PNG's header and its end."""
+    at = PNG_HEADER
+    while True:
+        file.seek(at)
+        head = file.read(8)
+        if len(head) < 8 or head[4:] == b"IEND":
+            return
+        length = 12 + int.from_bytes(head[:4], "big")
+        yield head[4:], at, length
+        at += length
 
 
 def _first_bytes(file: BinaryIO) -> str:

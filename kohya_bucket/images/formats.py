@@ -84,16 +84,11 @@ def frame_endings() -> frozenset[str]:
     return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
 
 
-SET_ASIDE = "set-aside-of-"
-"""What the name of a folder begins with into which `mending` moves files."""
-
-
 def is_listed(name: str) -> bool:
     """Whether a file or folder in a folder counts: as in the trainers' own lists, not what begins with a dot (of
-    notebooks and macOS, beside what is meant); nor the folder in which macOS keeps more of that, nor what `fix` set
-    aside.
+    notebooks, macOS and `fix`, beside what is meant); nor the folder in which macOS keeps more of that.
     """
-    return not name.startswith((".", SET_ASIDE)) and name != "__MACOSX"
+    return not name.startswith(".") and name != "__MACOSX"
 
 
 def sniff(head: bytes) -> ImageFormat:

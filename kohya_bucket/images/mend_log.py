@@ -1,31 +1,38 @@
-"""Files of a folder changed so that each change can be undone: what they were lies beside the folder, with a log.
+"""Files of a folder changed so that each change can be undone: what they were lies in the folder, with a log.
 
-Every run has a folder of its own, `set-aside-of-NAME/N`. A line of its log is on disk before its file is touched, and a
-file is always there whole under its old name or its new one, so a run that is killed anywhere can be undone.
+Each run has a folder of its own, `.set-aside/N`: on the same disk, below a name and with endings that no trainer lists.
+A change takes the old file there, under a name that is free, and then puts the new one into the folder, where nothing
+may have its name. Neither step can overwrite a file, and what was taken away is the file that was judged, or it goes
+back. The line of the log is on disk before. So the files themselves tell how far a run came that was killed anywhere.
+
+A log may be a stranger's: it names files below the folder alone, and leads through no link.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import shutil
+import platform
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError, why_not_written
-from kohya_bucket.files import MADE_BY, replacing, write_file
-from kohya_bucket.images.formats import explain_os_error
-from kohya_bucket.images.mending import Fix, beside, content_of
+from kohya_bucket.files import MADE_BY
+from kohya_bucket.images.mending import Fix, content_of, stamp_of_plain
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.stamps import hash_bytes, hash_file
-from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, MAX_TABLE_BYTES, read_input
+from kohya_bucket.texts import parse_json
 
-_LOG = "log.jsonl"
+_PLACE, _LOG, _LOCK = ".set-aside", "log.jsonl", "lock"
 _HEAD = f"{MADE_BY}: fix"
+_CHANGED = "has changed since it was looked at: run again"
+_HELD = (PermissionError,) if os.name == "nt" else ()  # what Windows says of a file that another has open
+_SHOWN = 60  # characters of a name that a file that is set aside keeps
 
 
 @dataclass(frozen=True)
@@ -35,172 +42,347 @@ class Step:
     Attributes:
         path: what was there.
         becomes: what is there now; "" where it was set aside.
-        made: hash of the file that was written; "" where none was, and the file itself lies under `becomes` or aside.
+        made, moved: hash of what lies under `becomes`: a file that was written, or the file itself.
     """
 
     path: str
-    becomes: str
-    made: str
+    becomes: str = ""
+    made: str = ""
+    moved: str = ""
 
 
 @dataclass
 class Outcome:
-    """What a run did: the changes, and (path, reason) of what could not be changed."""
+    """What a run did: how many files were changed or put back, and (path, reason) of those that could not be."""
 
     run: Path
     done: int
     failed: list[tuple[str, str]]
 
 
-def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress | None = None) -> Outcome:
-    """Make the changes, one after the other.
+class _Files:
+    """The places of one step: in the folder, and of what the run keeps of it."""
+
+    def __init__(self, root: Path, run: Path, number: int, step: Step) -> None:
+        self.path, self.becomes = _inside(root, step.path), _inside(root, step.becomes) if step.becomes else None
+        self.kept = run / f"{number}-{self.path.name[-_SHOWN:]}.aside"
+        self.new, self.gone = run / f"{number}.new.aside", run / f"{number}.gone.aside"
+
+
+def _inside(root: Path, text: str) -> Path:
+    """The file of that name in the folder.
 
     Raises:
-        KohyaBucketError: there is no room or right for the folder of the run.
+        KohyaBucketError: it is not a name of one, or a link leads to it.
     """
-    root, aside = Path(os.path.abspath(folder)), beside(folder)
+    parts = text.split("/")
     try:
-        run = aside / str(max((int(one.name) for one in _runs(aside)), default=0) + 1)
-        run.mkdir(parents=True)
-        log = open(run / _LOG, "x", encoding="utf-8", newline="\n")  # noqa: SIM115
+        is_name = "\0" not in text and bool(os.fsencode(text))
+    except UnicodeError:
+        is_name = False
+    if not is_name or PurePath(text).parts != tuple(parts) or ".." in parts or parts[0].casefold() == _PLACE:
+        raise KohyaBucketError(f"{text!r} is not the path of a file in {root}")
+    path = root / text
+    if os.path.normcase(os.path.realpath(path.parent)) != os.path.normcase(path.parent):
+        raise KohyaBucketError(f"{path.parent} is a link, or behind one")
+    return path
+
+
+def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress | None = None) -> Outcome:
+    """Make the changes, one after the other. A file that is not as it was when it was looked at stays, and is named.
+
+    Raises:
+        KohyaBucketError: there is no room or right for the folder of the run, or another run is at work.
+    """
+    root = Path(os.path.realpath(folder))
+    place = root / _PLACE
+    try:
+        with _locked(place):
+            run = place / str(max((int(one.name) for one in _runs(place)), default=0) + 1)
+            run.mkdir()
+            _give_to_owner(run, root.stat())
+            outcome = Outcome(run, 0, [])
+            with open(run / _LOG, "x", encoding="utf-8", newline="\n") as log:
+                _write_line(log, {"made_by": _HEAD})
+                _apply_all(folder, fixes, encoding, outcome, log, progress)
+            if not outcome.done:
+                _undo_run(root, run, [])
+            return outcome
     except OSError as error:
-        raise KohyaBucketError(f"{aside}: cannot be written: {why_not_written(error)}") from None
-    outcome = Outcome(run, 0, [])
-    with log:
-        if not _written(log, {"made_by": _HEAD, "folder": str(root)}):
-            raise KohyaBucketError(f"{run / _LOG}: cannot be written: nothing was changed")
-        for number, fix in enumerate(fixes):
-            if progress is not None:
-                progress(number, len(fixes))
+        raise KohyaBucketError(f"{place}: cannot be written: {why_not_written(error)}") from None
+
+
+def _apply_all(
+    folder: str, fixes: Sequence[Fix], encoding: str, outcome: Outcome, log: Any, progress: Progress | None
+) -> None:
+    root, stayed, lines = outcome.run.parents[1], set[str](), 0
+    for number, fix in enumerate(fixes):
+        if progress is not None:
+            progress(number, len(fixes))
+        try:
+            if fix.beside in stayed:
+                raise KohyaBucketError("its image stays")
+            content = content_of(fix, encoding)
+            step = _step_of(fix, content, folder)
+            files = _Files(root, outcome.run, lines + 1, step)
+            if stamp_of_plain(files.path) != fix.stamp:
+                raise KohyaBucketError(_CHANGED)
             try:
-                content = content_of(fix, encoding)
-                for path in (fix.path, *fix.along):
-                    becomes = fix.becomes if path == fix.path else ""
-                    made = "" if content is None else hash_bytes(content)
-                    step = Step(_inside(path, root), _inside(becomes, root), made)
-                    if not _written(log, asdict(step)):  # without a line nothing is changed, nor after a part of one
-                        outcome.failed.append((fix.path, f"there is no room for a line of {run / _LOG}"))
-                        return outcome
-                    _do(step, root, run, content)
-                outcome.done += 1
-            except KohyaBucketError as error:
-                outcome.failed.append((fix.path, str(error)))
-            except OSError as error:
-                outcome.failed.append((fix.path, why_not_written(error)))
-    return outcome
+                _write_line(log, asdict(step))
+            except OSError as error:  # without a line nothing is changed, nor after a part of one
+                why = f"{outcome.run / _LOG}: cannot be written: {why_not_written(error)}"
+                outcome.failed += [(other.path, why) for other in fixes[number:]]
+                return
+            lines += 1
+            _change(files, fix, content)
+            outcome.done += 1
+        except KohyaBucketError as error:
+            outcome.failed.append((fix.path, str(error)))
+            stayed.add(fix.path)
+        except OSError as error:
+            outcome.failed.append((fix.path, why_not_written(error)))
+            stayed.add(fix.path)
 
 
-def _inside(path: str, root: Path) -> str:
-    return Path(os.path.relpath(os.path.abspath(path), root)).as_posix() if path else ""
-
-
-def _written(log: Any, line: dict[str, Any]) -> bool:
-    try:
-        log.write(json.dumps(line) + "\n")
-        log.flush()
-        os.fsync(log.fileno())
-    except OSError:
-        return False
-    return True
-
-
-def _do(step: Step, root: Path, run: Path, content: bytes | None) -> None:
-    path, kept = root / step.path, run / step.path
+def _step_of(fix: Fix, content: bytes | None, folder: str) -> Step:
+    path, becomes = (PurePath(os.path.relpath(name, folder)).as_posix() for name in (fix.path, fix.becomes or folder))
+    if not fix.becomes:
+        return Step(path)
     if content is None:
-        target = root / step.becomes if step.becomes else kept
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _move(path, target)
-        return
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    if step.becomes == step.path:
-        with replacing(kept) as temporary:
-            shutil.copy2(path, temporary)
-        write_file(path, [content])
-        return
-    _refuse_taken(root / step.becomes)  # somebody may have made it since the folder was looked at
-    write_file(root / step.becomes, [content])
-    _move(path, kept)
+        return Step(path, becomes, moved=hash_file(fix.path))
+    return Step(path, becomes, made=hash_bytes(content))
 
 
-def _move(path: Path, target: Path) -> None:
-    """Rename a file; what is there already under the new name stays."""
-    if not (target.exists() and target.samefile(path)):
-        _refuse_taken(target)
-    path.rename(target)
+def _write_line(log: Any, line: dict[str, Any]) -> None:
+    log.write(json.dumps(line) + "\n")
+    log.flush()
+    os.fsync(log.fileno())
 
 
-def _refuse_taken(target: Path) -> None:
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, f"{target} is there already")
+def _change(files: _Files, fix: Fix, content: bytes | None) -> None:
+    try:
+        if content is not None:
+            with open(files.new, "xb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())
+            _give_to_owner(files.new, files.path.stat(), mode=True)
+        files.path.rename(files.kept)
+        try:
+            if stamp_of_plain(files.kept) != fix.stamp:
+                raise KohyaBucketError(_CHANGED)
+            if files.becomes is not None:
+                _put(files.kept if content is None else files.new, files.becomes)
+        except (OSError, KohyaBucketError):
+            _put(files.kept, files.path)
+            raise
+    finally:
+        with suppress(OSError):
+            files.new.unlink(missing_ok=True)
 
 
-def _runs(aside: Path) -> list[Path]:
-    """The folders of runs, oldest first."""
-    found = [one for one in aside.iterdir() if one.name.isdecimal() and one.is_dir()] if aside.is_dir() else []
-    return sorted(found, key=lambda one: int(one.name))
+def _put(source: Path, target: Path) -> None:
+    """Rename a file of ours; `KohyaBucketError` where something has that name already, which stays."""
+    try:
+        if os.name == "nt":  # renames to no name that is taken
+            source.rename(target)
+            return
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            if os.path.lexists(target):
+                raise FileExistsError from None
+            source.rename(target)
+        else:
+            with suppress(OSError):
+                source.unlink()
+    except FileExistsError:
+        raise KohyaBucketError(f"{target} is there already; what is to be put there is in {source}") from None
 
 
 def undo(folder: str) -> Outcome:
-    """Undo the last run that was not undone: the last change first. A file that was changed since stays, and is named.
+    """Undo the last run that was not undone, or if nothing of it can be undone, the one before. What cannot be put back
+    is named.
 
     Raises:
-        KohyaBucketError: there is no such run, or its log is not one of ours.
+        KohyaBucketError: there is no such run, or another run is at work.
     """
-    root, aside = Path(os.path.abspath(folder)), beside(folder)
-    run = next((one for one in reversed(_runs(aside)) if (one / _LOG).is_file()), None)
-    if run is None:
-        raise KohyaBucketError(f"{aside} holds no run to undo: nothing was applied to {folder}, or all of it is undone")
-    outcome = Outcome(run, 0, [])
-    for step in reversed(list(_steps(run / _LOG))):
-        try:
-            outcome.done += _undo(step, root, run)
-        except OSError as error:
-            outcome.failed.append((step.path, explain_os_error(error)))
-        except KohyaBucketError as error:
-            outcome.failed.append((step.path, str(error)))
-    if not outcome.failed:
-        (run / _LOG).rename(run / "undone.jsonl")
-        for here, folders, names in os.walk(run, topdown=False):
-            with suppress(OSError):
-                Path(here).rmdir() if not (folders or names) else None
+    root = Path(os.path.realpath(folder))
+    place, outcome = root / _PLACE, Outcome(root, 0, [])
+    try:
+        if os.path.lexists(place):
+            with _locked(place):
+                for run in reversed(_runs(place)):
+                    outcome.run, outcome.done = run, _undo_run(root, run, outcome.failed)
+                    if outcome.done:
+                        break
+    except OSError as error:
+        raise KohyaBucketError(f"{place}: cannot be written: {why_not_written(error)}") from None
+    if not outcome.done and not outcome.failed:
+        raise KohyaBucketError(f"{place} holds no run to undo: nothing was applied to {folder}, or all of it is undone")
+    outcome.failed = [(os.path.join(folder, path), why) for path, why in outcome.failed]
     return outcome
 
 
-def _steps(log: Path) -> Iterator[Step]:
-    lines = read_input(log, MAX_TABLE_BYTES).decode("utf-8").splitlines()
+def _undo_run(root: Path, run: Path, failed: list[tuple[str, str]]) -> int:
+    """How many files of a run were put back; it goes once nothing of it is left."""
+    log, done, before = run / _LOG, 0, len(failed)
     try:
-        if json.loads(lines[0])["made_by"] != _HEAD:
-            raise KeyError
-        for number, line in enumerate(lines[1:], 2):
+        for number, line in reversed(_lines(log)):
+            name = f"line {number + 1} of {log}"
             try:
-                yield Step(**json.loads(line))
-            except ValueError:
-                if number < len(lines):  # the last may be cut off by a crash, and then nothing was done for it
-                    raise
-    except (IndexError, KeyError, TypeError, ValueError):
-        raise KohyaBucketError(f"{log} is not a log of this command: nothing was undone") from None
+                step = _step_in(line)
+                name = step.path
+                done += _undo(_Files(root, run, number, step), step)
+            except KohyaBucketError as error:
+                failed.append((name, str(error)))
+            except OSError as error:
+                failed.append((name, why_not_written(error)))
+    except KohyaBucketError as error:
+        failed.append((os.fspath(log), str(error)))
+    if len(failed) == before:
+        log.unlink(missing_ok=True)
+        with suppress(OSError):
+            run.rmdir()
+    return done
 
 
-def _undo(step: Step, root: Path, run: Path) -> bool:
+def _lines(log: Path) -> list[tuple[int, bytes]]:
+    """The lines of the steps, by number; none where a run was stopped before it did anything."""
+    if not os.path.lexists(log):
+        return []
+    if not stat.S_ISREG(log.lstat().st_mode):
+        raise KohyaBucketError("is not a regular file")
+    head, *lines = read_input(log, MAX_TABLE_BYTES).split(b"\n")
+    if not lines:  # a crash cut it off, before anything was changed
+        return []
+    with _as_line():
+        if parse_json(head.decode("utf-8")) != {"made_by": _HEAD}:
+            raise ValueError
+    return list(enumerate(lines[:-1], 1))  # behind the last line feed is what a crash cut off
+
+
+@contextmanager
+def _as_line() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError):
+        raise KohyaBucketError("is damaged, or not of this command: nothing was done for it") from None
+
+
+def _step_in(line: bytes) -> Step:
+    with _as_line():
+        step = Step(**parse_json(line.decode("utf-8")))
+        if not all(isinstance(value, str) for value in asdict(step).values()):
+            raise TypeError
+        return step
+
+
+def _undo(files: _Files, step: Step) -> bool:
     """Whether there was anything to undo."""
-    path, kept, now = root / step.path, run / step.path, root / step.becomes if step.becomes else run / step.path
-    if not step.made:
-        if not now.is_file():
+    _settle(files, step)
+    now = files.becomes
+    if not _is_plain(files.kept):
+        if _is_there(files.path):
             return False
-        _move(now, path)
+        if now is None or not step.moved or not _is_plain(now) or hash_file(os.fspath(now)) != step.moved:
+            raise KohyaBucketError("is not there, nor what was kept of it")
+        now.rename(files.kept)
+    elif _is_plain(files.path) and files.path.samefile(files.kept):  # it was stopped while it put it back
+        files.kept.unlink()
         return True
-    if not kept.is_file():
-        if now != path and now.is_file() and hash_file(os.fspath(now)) == step.made:
-            now.unlink()  # written, and then the run was stopped
-        return False
-    if now.exists() and hash_file(os.fspath(now)) != step.made:
-        if now == path and hash_file(os.fspath(path)) == hash_file(os.fspath(kept)):
-            kept.unlink()  # copied, and then the run was stopped
-            return False
-        raise KohyaBucketError(f"{now} was changed since: what it was is in {kept}")
-    if now == path:
-        os.replace(kept, path)
-        return True
-    _move(kept, path)
-    now.unlink(missing_ok=True)
+    elif now is not None and os.path.lexists(now):
+        if not _is_ours(now, files, step):
+            raise KohyaBucketError(f"{now} was changed since: what it was is in {files.kept}")
+        now.rename(files.gone)
+        _settle(files, step)
+    _put(files.kept, files.path)
     return True
+
+
+def _is_ours(now: Path, files: _Files, step: Step) -> bool:
+    return _is_plain(now) and (now.samefile(files.kept) or hash_file(os.fspath(now)) == (step.made or step.moved))
+
+
+def _settle(files: _Files, step: Step) -> None:
+    """Remove what a step wrote and needs no more; if it was changed in the last moment it goes back."""
+    files.new.unlink(missing_ok=True)
+    if files.becomes is not None and os.path.lexists(files.gone):
+        if not _is_ours(files.gone, files, step):
+            _put(files.gone, files.becomes)
+            raise KohyaBucketError(f"{files.becomes} was changed since: what it was is in {files.kept}")
+        files.gone.unlink()
+
+
+def _is_there(path: Path) -> bool:
+    """Under just this name, also where letter case does not count."""
+    return os.path.lexists(path) and path.name in os.listdir(path.parent)
+
+
+def _is_plain(path: Path) -> bool:
+    return os.path.lexists(path) and stat.S_ISREG(path.lstat().st_mode)
+
+
+def _runs(place: Path) -> list[Path]:
+    """The folders of runs, oldest first."""
+    runs = [one for one in place.iterdir() if one.name.isdecimal() and one.is_dir() and not one.is_symlink()]
+    return sorted(runs, key=lambda one: int(one.name))
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    """The place, for one run at a time: a file says whose it is. That of a process which is gone is taken over."""
+    with suppress(FileExistsError):
+        place.mkdir()
+        _give_to_owner(place, place.parent.stat())
+    lock = place / _LOCK
+    try:
+        if not stat.S_ISDIR(place.lstat().st_mode):
+            raise KohyaBucketError(f"{place} is not a folder: move it away")
+        if os.path.lexists(lock) and _is_abandoned(lock):
+            lock.unlink()
+        holder = open(lock, "x", encoding="utf-8")  # noqa: SIM115
+    except (FileExistsError, FileNotFoundError, *_HELD):  # or it ended just now, and its place is gone
+        raise KohyaBucketError(f"another run is at work in {place}; if none is, delete {lock}") from None
+    try:
+        with holder:  # open as long as this runs: Windows then lets nobody remove it
+            holder.write(_me())
+            holder.flush()
+            yield
+    finally:
+        with suppress(OSError):
+            lock.unlink()
+        with suppress(OSError):
+            place.rmdir()
+
+
+def _me() -> str:
+    return f"{os.getpid()} on {platform.node()}"
+
+
+def _is_abandoned(lock: Path) -> bool:
+    """Whether a process of this machine made it that is gone. On Windows such a file alone can be removed."""
+    if os.name == "nt":
+        return True
+    number, _, machine = read_input(lock, MAX_CONFIG_BYTES).decode("utf-8", "replace").partition(" on ")
+    if machine != platform.node() or not number.isdecimal():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
+
+
+def _give_to_owner(path: Path, status: os.stat_result, *, mode: bool = False) -> None:
+    """Make a file or folder that root makes among another's files that one's."""
+    with suppress(OSError):
+        if hasattr(os, "chown"):
+            os.chown(path, status.st_uid, status.st_gid)
+    if mode:
+        with suppress(OSError):
+            path.chmod(stat.S_IMODE(status.st_mode))

@@ -6,32 +6,33 @@ import codecs
 import enum
 import io
 import os
+import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.by_pillow import ORIENTATION, TURNS, load_plugin, orientation_in
+from kohya_bucket.images.by_pillow import ORIENTATION, PNG_HEADER, TURNS, chunks_of_png, load_plugin, orientation_in
 from kohya_bucket.images.focus_files import FOCUS_EXTENSIONS
 from kohya_bucket.images.formats import (
     CAPTION_EXTENSIONS,
-    SET_ASIDE,
     ImageFormat,
     explain_os_error,
     format_of_extension,
     not_decoded,
     sniff,
 )
-from kohya_bucket.images.listing import list_images
+from kohya_bucket.images.listing import are_there, list_images
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import NO_IMAGE, load_picture
-from kohya_bucket.images.sizes import read_sizes
-from kohya_bucket.images.stamps import hash_file
+from kohya_bucket.images.sizes import SizeScan, read_sizes
+from kohya_bucket.images.stamps import Stamp, hash_file
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_input
 
 
@@ -46,9 +47,10 @@ class Mend(enum.Enum):
     BROKEN = "set aside: cannot be decoded"
     TINY = "set aside: too small to train"
     COPY = "set aside: equal to another file"
+    ALONG = "set aside with its image"
 
 
-_ASIDE = (Mend.BROKEN, Mend.TINY, Mend.COPY)
+_ASIDE = (Mend.BROKEN, Mend.TINY, Mend.COPY, Mend.ALONG)
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,16 @@ class Fix:
         mends: what is done, the first of them above all.
         becomes: the path under which it is then; "" where it is set aside.
         why: what was found.
-        along: captions and focus files that are set aside with it.
+        beside: of a copy the file that it equals, of a caption the image that it goes along with.
+        stamp: of the file before it was looked at.
     """
 
     path: str
     mends: tuple[Mend, ...]
     becomes: str
     why: str
-    along: tuple[str, ...] = ()
+    beside: str = ""
+    stamp: Stamp = (0, 0)
 
 
 @dataclass
@@ -76,7 +80,8 @@ class FolderLook:
 
     Attributes:
         images, captions: how many files were looked at.
-        fixes: in the order of the paths.
+        fixes: in the order in which they are to be made: copies, as long as what they equal is unchanged; captions
+            behind their images.
         left: (path, reason) of what should be fixed and is left as it is.
     """
 
@@ -108,37 +113,126 @@ def find(
     if not os.path.isdir(folder):
         raise KohyaBucketError(f"{folder}: no such folder: {path_meant(folder)}")
     paths = list_images(folder, recursive=recursive)
+    files = _Files(folder, paths)
     scan = read_sizes(paths, verify=True, progress=progress)
-    found = FolderLook(len(paths))
-    unreadable, aside, taken = scan.unreadable, dict[str, Fix](), set[str]()
-    for i, path in enumerate(paths):
+    look = _Looking(files, FolderLook(len(paths)))
+    sound = _without_unusable(look, scan, least_side)
+    for path, kept in _copies([paths[i] for i in sound], files.links, look.found):
+        look.add(Fix(path, (Mend.COPY,), "", f"the same as {kept}", kept))
+    for i in sound:
+        if paths[i] not in look.aside:
+            try:
+                look.add(_mended(paths[i], ImageFormat(scan.formats[i]), int(scan.orientation[i])))
+            except OSError as error:
+                look.found.left.append((paths[i], explain_os_error(error)))
+    _take_texts_along(look, paths)
+    for caption in dict.fromkeys(text for i in sound for text in _captions_of(paths[i])):
+        if caption in files.texts and caption not in look.aside:
+            look.found.captions += 1
+            _look_at_caption(look, caption, encoding)
+    look.found.fixes.sort(key=lambda fix: (Mend.COPY not in fix.mends, Mend.ALONG in fix.mends, fix.path))
+    return look.found
+
+
+class _Files:
+    """Which files of a folder may be changed, and to which names.
+
+    Attributes:
+        texts: captions and focus files beside the images.
+        links: what is a link, or behind one, and where it leads.
+        stamps: of all others.
+    """
+
+    def __init__(self, folder: str, paths: Sequence[str]) -> None:
+        root, beside = os.path.realpath(folder), [os.path.splitext(path)[0] + end for path in paths for end in _BESIDE]
+        self.texts = {text for text, is_there in zip(beside, are_there(beside), strict=True) if is_there}
+        self._device, self._paths, self._taken = os.stat(root).st_dev, set(paths), set[str]()
+        self.links, self.stamps = dict[str, str](), dict[str, Stamp]()
+        for path in (*paths, *self.texts):
+            real = os.path.realpath(path)
+            if real != os.path.join(root, os.path.relpath(path, folder)):
+                self.links[path] = real
+            else:
+                with suppress(OSError):
+                    self.stamps[path] = stamp_of_plain(path)
+        self._led_to = {real: link for link, real in self.links.items()}
+
+    def why_left(self, path: str, becomes: str) -> str:
+        """Why a file stays as it is; "" where it may be changed, and gets its name."""
+        if path in self.links:
+            return f"it is a link, or behind one, to {self.links[path]}: fix that"
+        if path not in self.stamps or not os.path.lexists(path):
+            return "it is gone, or not a regular file"
+        if os.lstat(path).st_dev != self._device:
+            return "it lies on another disk than the folder: fix its own folder"
+        if becomes == path:
+            return ""
+        if link := self._led_to.get(os.path.realpath(path)):
+            return f"{link} is a link to it"
+        name = becomes.casefold()
+        is_taken = bool(becomes) and name != path.casefold() and os.path.lexists(becomes)
+        if is_taken or becomes in self._paths or name in self._taken:
+            return f"it would become {os.path.basename(becomes)}, which another file is or becomes"
+        self._taken.update({name} - {""})
+        return ""
+
+
+@dataclass
+class _Looking:
+    """A look while it goes on.
+
+    Attributes:
+        aside: what is to be set aside.
+    """
+
+    files: _Files
+    found: FolderLook
+    aside: set[str] = field(default_factory=set)
+
+    def add(self, fix: Fix | None) -> None:
+        """Add it, or name the file that should be fixed and is left."""
+        if fix is None:
+            return
+        if why := self.files.why_left(fix.path, fix.becomes):
+            self.found.left.append((fix.path, f"{fix.why}: {why}"))
+            return
+        self.found.fixes.append(replace(fix, stamp=self.files.stamps[fix.path]))
+        if not fix.becomes:
+            self.aside.add(fix.path)
+
+
+def _without_unusable(look: _Looking, scan: SizeScan, least_side: int) -> list[int]:
+    """The images that can be trained; those that cannot be decoded, or are tiny, are set aside."""
+    unreadable, sound = scan.unreadable, list[int]()
+    for i, path in enumerate(scan.paths):
         if i in unreadable:
             broken, why = _judge(path, unreadable[i])
             if broken:
-                aside[path] = Fix(path, (Mend.BROKEN,), "", why)
+                look.add(Fix(path, (Mend.BROKEN,), "", why))
             else:
-                found.left.append((path, why))
+                look.found.left.append((path, why))
         elif (side := int(scan.sizes[i].min())) < least_side:
-            aside[path] = Fix(path, (Mend.TINY,), "", f"{side} pixels at its shorter side")
-    sound = [path for i, path in enumerate(paths) if i not in unreadable and path not in aside]
-    aside |= {path: Fix(path, (Mend.COPY,), "", f"the same as {kept}") for path, kept in _copies(sound, found)}
-    stay = {os.path.splitext(path)[0] for path in paths if path not in aside}
-    for i, path in enumerate(paths):
-        if path in aside:
-            stem = os.path.splitext(path)[0]
-            along = [stem + ending for ending in _BESIDE if stem not in stay and os.path.isfile(stem + ending)]
-            found.fixes.append(replace(aside[path], along=tuple(along)))
-            stay.add(stem)  # of several images with one caption, the first takes it along
-        elif i not in unreadable:
-            fix = _mended(path, ImageFormat(scan.formats[i]), int(scan.orientation[i]))
-            if fix is not None:
-                _add(fix, found, taken)
-    captions = dict.fromkeys(caption for path in sound for caption in _captions_of(path) if os.path.isfile(caption))
-    for caption in captions.keys() - {one for fix in found.fixes for one in fix.along}:
-        found.captions += 1
-        _look_at_caption(caption, encoding, found)
-    found.fixes.sort(key=lambda fix: fix.path)
-    return found
+            look.add(Fix(path, (Mend.TINY,), "", f"{side} pixels at its shorter side"))
+        else:
+            sound.append(i)
+    return sound
+
+
+def _take_texts_along(look: _Looking, paths: Sequence[str]) -> None:
+    stay = {os.path.splitext(path)[0] for path in paths if path not in look.aside}
+    for path in sorted(look.aside):
+        stem = os.path.splitext(path)[0]
+        for text in (stem + ending for ending in _BESIDE if stem not in stay and stem + ending in look.files.texts):
+            look.add(Fix(text, (Mend.ALONG,), "", f"of {os.path.basename(path)}", path))
+        stay.add(stem)  # of several images with one caption, the first takes it along
+
+
+def stamp_of_plain(path: str | os.PathLike[str]) -> Stamp:
+    """Of a file, not a link. `OSError` if it is not there, or something else."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("not a regular file")
+    return status.st_size, status.st_mtime_ns
 
 
 def _judge(path: str, why: str) -> tuple[bool, str]:
@@ -158,23 +252,23 @@ def _judge(path: str, why: str) -> tuple[bool, str]:
     return False, f"{why}; it could be read a moment later"
 
 
-def _copies(paths: Sequence[str], found: FolderLook) -> Iterator[tuple[str, str]]:
-    """(copy, kept) for files of equal content; the first that has a caption is kept, or else the first."""
+def _copies(paths: Sequence[str], links: Collection[str], look: FolderLook) -> Iterator[tuple[str, str]]:
+    """(copy, kept) for files of equal content. Rather a file is kept than a link, and then the first with a caption."""
     lengths: dict[int, list[str]] = defaultdict(list)
     for path in paths:
         try:
             lengths[os.stat(path).st_size].append(path)
         except OSError as error:
-            found.left.append((path, explain_os_error(error)))
+            look.left.append((path, explain_os_error(error)))
     for group in lengths.values():
         equal: dict[str, list[str]] = defaultdict(list)
         for path in group if len(group) > 1 else ():
             try:
                 equal[hash_file(path)].append(path)
             except OSError as error:
-                found.left.append((path, explain_os_error(error)))
+                look.left.append((path, explain_os_error(error)))
         for same in equal.values():
-            kept = next((path for path in same if any(map(os.path.isfile, _captions_of(path)))), same[0])
+            kept = min(same, key=lambda path: (path in links, not any(map(os.path.isfile, _captions_of(path)))))
             yield from ((path, kept) for path in same if path != kept)
 
 
@@ -210,28 +304,16 @@ def _is_deep(path: str) -> bool:
         return file.read(26)[24:] == _GREY_OF_16_BITS
 
 
-def _add(fix: Fix, found: FolderLook, taken: set[str]) -> None:
-    """Add it, unless the name that it would get is another's."""
-    if fix.becomes != fix.path:
-        there = os.path.lexists(fix.becomes) and not os.path.samefile(fix.becomes, fix.path)
-        if there or fix.becomes.casefold() in taken:
-            name = os.path.basename(fix.becomes)
-            found.left.append((fix.path, f"{fix.why}: it would become {name}, which another file is or becomes"))
-            return
-        taken.add(fix.becomes.casefold())
-    found.fixes.append(fix)
-
-
-def _look_at_caption(path: str, encoding: str, found: FolderLook) -> None:
+def _look_at_caption(look: _Looking, path: str, encoding: str) -> None:
     try:
         text, held = decoded(read_input(path, MAX_CAPTION_BYTES), encoding)
     except UnicodeError:
-        found.left.append((path, f"neither UTF-8 nor {encoding}: name what it is in with --captions-in"))
+        look.found.left.append((path, f"neither UTF-8 nor {encoding}: name what it is in with --captions-in"))
     except OSError as error:
-        found.left.append((path, explain_os_error(error)))
+        look.found.left.append((path, explain_os_error(error)))
     else:
         if held != "UTF-8":
-            found.fixes.append(Fix(path, (Mend.CAPTION,), path, f"{held}: {' '.join(text.split())[:60]}"))
+            look.add(Fix(path, (Mend.CAPTION,), path, f"{held}: {' '.join(text.split())[:60]}"))
 
 
 _MARKS = {  # a mark of UTF-32 begins with that of UTF-16
@@ -259,10 +341,15 @@ def content_of(fix: Fix, encoding: str) -> bytes | None:
     """What a fixed file holds; None where it stays as it is and only its name or place changes.
 
     Raises:
-        KohyaBucketError: it cannot be made. OSError: the file cannot be read now.
+        KohyaBucketError: it cannot be made, or equals the other no more. OSError: the file cannot be read now.
     """
     if fix.mends[0] is Mend.CAPTION:
-        return decoded(read_input(fix.path, MAX_CAPTION_BYTES), encoding)[0].encode("utf-8")
+        try:
+            return decoded(read_input(fix.path, MAX_CAPTION_BYTES), encoding)[0].encode("utf-8")
+        except UnicodeError as error:
+            raise KohyaBucketError(f"cannot be read as text any more ({error})") from None
+    if fix.mends[0] is Mend.COPY and hash_file(fix.path) != hash_file(fix.beside):
+        raise KohyaBucketError(f"{fix.beside} is not the same any more")
     if fix.mends[0] in _ASIDE or fix.mends == (Mend.RENAMED,):
         return None
     kind = format_of_extension(os.path.splitext(fix.becomes)[1])
@@ -270,16 +357,32 @@ def content_of(fix: Fix, encoding: str) -> bytes | None:
         with open_input(fix.path) as file, Image.open(file) as image:
             image.load()
             content, size = _encoded(image, kind)
+            if kind is ImageFormat.PNG and image.format == "PNG":
+                content = _with_texts_of(file, content)
         with Image.open(io.BytesIO(content)) as made:
             made.load()
             good = made.size == size and orientation_in(made) == 1
     except NO_IMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise KohyaBucketError(f"{fix.path}: cannot be written again ({not_decoded(error)})") from error
+        raise KohyaBucketError(f"cannot be written again ({not_decoded(error)})") from error
     if not good:
-        raise KohyaBucketError(f"{fix.path}: what was made of it is not {size[0]}x{size[1]}, upright")
+        raise KohyaBucketError(f"what was made of it is not {size[0]}x{size[1]}, upright")
     return content
+
+
+def _with_texts_of(file: BinaryIO, content: bytes) -> bytes:
+    """A new PNG with the texts of the old one, such as what an image was generated from."""
+    texts = list[bytes]()
+    for name, at, length in chunks_of_png(file):
+        if name in (b"tEXt", b"zTXt", b"iTXt"):
+            file.seek(at)
+            text = file.read(length)
+            texts += [text] if not text[8:].startswith(_TURNING_TEXTS) else []
+    return content[:PNG_HEADER] + b"".join(texts) + content[PNG_HEADER:]
+
+
+_TURNING_TEXTS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"Raw profile type APP1\0")
 
 
 def _encoded(image: Image.Image, kind: ImageFormat) -> tuple[bytes, tuple[int, int]]:
@@ -305,9 +408,3 @@ def _encoded(image: Image.Image, kind: ImageFormat) -> tuple[bytes, tuple[int, i
     out = io.BytesIO()
     image.save(out, kind.name, **{name: value for name, value in options.items() if value is not None})
     return out.getvalue(), image.size
-
-
-def beside(folder: str) -> Path:
-    """Where the files of a folder are set aside, beside it: trainers take no such name for one of theirs."""
-    path = Path(os.path.abspath(folder))
-    return path.with_name(SET_ASIDE + path.name)

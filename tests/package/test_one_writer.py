@@ -42,8 +42,8 @@ ALLOWED = {
     ("latents/store/writer.py", "info.to_json()"): "gives a value",
     ("latents/store/remote_shards.py", "file.truncate(nbytes)"): "of `write_file`",
     ("images/mend_log.py", "open(run / _LOG, 'x', encoding='utf-8', newline='\\n')"): "a log that grows by lines",
-    ("images/mend_log.py", "shutil.copy2(path, temporary)"): "for `replacing`",
-    ("images/mend_log.py", "os.replace(kept, path)"): "puts back what was there",
+    ("images/mend_log.py", "open(files.new, 'xb')"): "renamed to where nothing is",
+    ("images/mend_log.py", "open(lock, 'x', encoding='utf-8')"): "says who is at work",
     # which are caught where they end in one of those above
     ("trainers/door/sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
         "a MetadataCache",

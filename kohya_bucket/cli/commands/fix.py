@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +27,7 @@ def fix(
     quiet: Quiet = False,
 ) -> None:
     """Turns what EXIF asks to turn, converts what trainers do not list or misread, and sets aside what is broken, tiny
-    or there twice, with its captions. Without --apply it only shows. What files were stays beside the folder.
+    or there twice, with its captions. Without --apply it only shows. What files were stays in the folder's .set-aside.
     """
     from kohya_bucket.images import mend_log, mending
 
@@ -37,14 +36,16 @@ def fix(
     tell = (lambda _: None) if quiet else say
     if undo:
         outcome = mend_log.undo(folder)
-        tell(f"{counted(outcome.done, 'change')} of {outcome.run} undone")
-        _end(outcome.failed, "not undone")
+        tell(f"{counted(outcome.done, 'file')} put back as they were, from {outcome.run}")
+        _end(outcome.failed, "not put back")
         return
     try:
-        codecs.lookup(captions_in)
-    except LookupError:
-        raise KohyaBucketError(f"--captions-in is {captions_in!r}, but Python knows no such encoding: cp1252, cp932, "
-                               "gb18030 and so on") from None  # fmt: skip
+        b"a".decode(captions_in)
+    except UnicodeError:
+        pass  # it needs more bytes
+    except (LookupError, ValueError):
+        raise KohyaBucketError(f"--captions-in is {captions_in!r}, but must be an encoding of text that Python knows: "
+                               "cp1252, cp932, gb18030 and so on") from None  # fmt: skip
     with scan_progress("decoding images", quiet=quiet) as progress:
         found = mending.find(
             folder, recursive=recursive, least_side=least_side, encoding=captions_in, progress=progress
