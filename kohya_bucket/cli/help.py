@@ -119,11 +119,13 @@ def _quick_flag(option: Any) -> Any:
 
 
 def _convert_quickly(parameter: Any) -> None:
-    """Typer 0.29 imports pydantic (70 ms) for every value; here those that need no check go past it."""
-    known = getattr(parameter, "type_descriptor", None)
-    if known is None or parameter.callback or known.parameter_info.parser:
+    """Go past what typer does with a value that needs no check, and say which value of a number is wrong.
+
+    Typer 0.29 imports pydantic (70 ms) for every value; its message for a wrong number does not have the value.
+    """
+    kind, low = _kind(parameter)
+    if kind is None or parameter.callback:
         return
-    kind = known.annotation
     process, several = parameter.process_value, parameter.multiple or parameter.nargs == -1
 
     def convert(ctx: Any, value: Any) -> Any:
@@ -138,10 +140,18 @@ def _convert_quickly(parameter: Any) -> None:
         try:
             return process(ctx, value)
         except typer.BadParameter:
-            _check_number(parameter.opts[0], value, kind, known.parameter_info.min)
+            _check_number(parameter.opts[0], value, kind, low)
             raise
 
     parameter.process_value = convert
+
+
+def _kind(parameter: Any) -> tuple[Any, float | None]:
+    """The type of a parameter's value and its lowest value, if it has them; before typer 0.29 those of numbers."""
+    if known := getattr(parameter, "type_descriptor", None):
+        return (None if known.parameter_info.parser else known.annotation), known.parameter_info.min
+    kinds = {"int": int, "int range": int, "float": float, "float range": float}
+    return kinds.get(parameter.type.name), getattr(parameter.type, "min", None)
 
 
 def _check_number(option: str, value: Any, kind: Any, low: float | None) -> None:

@@ -213,7 +213,7 @@ class RuleArguments(RuleOptions):
     want it given; 512 is that of its own program that sorts images into buckets, `prepare_buckets_latents.py`.
     """
 
-    panel: ClassVar = "Buckets"
+    panel: ClassVar[str] = "Buckets"
 
     rule: str | None = opt(None, lambda: f"{', '.join(rule_choices())}.")
     preset: str | None = opt(None, "A bundled bucket set, e.g. sdxl.", "--preset", "-p")
@@ -294,7 +294,7 @@ class RuleArguments(RuleOptions):
 class SourceOptions:
     """Where images and captions are in what is named; each field is an option."""
 
-    panel: ClassVar = ADVANCED
+    panel: ClassVar[str] = ADVANCED
 
     captions_file: Path | None = opt(None, "A file with one caption per line. Default: what is beside each image.")
     caption_extension: str = opt(
@@ -308,7 +308,7 @@ class SourceOptions:
 class TrainerArguments:
     """What sd-scripts' trainer is started with, if the config does not set it; each field is an option."""
 
-    panel: ClassVar = "If the config does not set it"
+    panel: ClassVar[str] = "If the config does not set it"
 
     resolution: str | None = opt(None, "512 or 512,768")
     train_batch_size: int | None = opt(None, "", "--train-batch-size", "--batch-size", min=1)
@@ -393,7 +393,7 @@ def _families() -> str:
 class ClusterOptions:
     """Which engine, and how many encoders it has; each field is an option."""
 
-    panel: ClassVar = ADVANCED
+    panel: ClassVar[str] = ADVANCED
 
     engine: str = opt("local", "local, or ray: a Ray cluster.")
     concurrency: int | None = opt(None, "With ray: encoders; by default one for each GPU.", min=1)

@@ -95,7 +95,7 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
     except OSError as error:
         raise UnreadableImageError(explain_os_error(error)) from None
     except Exception as error:
-        if "MAX_TEXT" in str(error):
+        if any(words in str(error) for words in ("MAX_TEXT", "Decompressed Data Too Large")):  # the latter in Pillow 9
             raise UnreadableImageError(TOO_MUCH_TEXT) from None
         # Plugins of Pillow raise whatever their parsing of damaged data ran into.
         raise UnreadableImageError(

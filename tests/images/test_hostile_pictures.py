@@ -8,6 +8,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from PIL import features
 
 from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.images.formats import UnreadableImageError
@@ -61,6 +62,7 @@ def test_no_decoder_looks_for_a_header_without_end(tmp_path: Path, beginning: by
     assert "MiB" in read_sizes([path], engine="alone").failures[0][2]
 
 
+@pytest.mark.skipif(not features.check("avif"), reason="a Pillow without AVIF")
 def test_what_is_in_memory_or_part_of_a_file_is_bounded_too() -> None:
     class Endless:
         length = 2**40
