@@ -98,11 +98,11 @@ def _video(container: Any) -> Any:
 
 def _rotation(frame: Any) -> int:
     """Degrees by which a player turns the frames, counter-clockwise."""
-    for data in frame.side_data:
-        if data.type.name == "DISPLAYMATRIX":
-            x, y = struct.unpack_from("=2i", bytes(data))
-            return round(-math.degrees(math.atan2(y, x))) % 360
-    return 0
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return 0
+    x, y = struct.unpack_from("=2i", bytes(matrix))
+    return round(-math.degrees(math.atan2(y, x))) % 360
 
 
 def _told(path: str, file_size: int) -> int:

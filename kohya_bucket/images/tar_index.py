@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from kohya_bucket.images.stamps import stamp_of, stamp_or_refuse
 from kohya_bucket.images.text_column import TextColumn
 from kohya_bucket.inputs import open_input
 from kohya_bucket.texts import one_line
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 _SHOWN = 3
@@ -323,9 +326,20 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
 
 
+class _Member(tarfile.TarInfo):
+    """A member of a tar. A header that is damaged is an error: `tarfile` takes it for the end of the tar."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.InvalidHeaderError as error:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"{error} in what follows from byte {tar.offset} on") from None
+
+
 def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Span]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
-    with tarfile.open(fileobj=file, mode="r:") as tar:
+    with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as tar:
         for key, of_key in groupby(_members(shard, tar), itemgetter(0)):
             sample: dict[str, Span] = {}
             for _, ending, member in of_key:

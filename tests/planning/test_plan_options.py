@@ -1,5 +1,6 @@
 """Options are named once: what is registered is offered, checked and described everywhere."""
 
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -126,7 +127,8 @@ def test_every_name_is_its_values() -> None:
 
 
 def test_every_option_is_described() -> None:
-    described = re.findall(r"^        (\w+):", f"{EpochOptions.__doc__}\n{PlanOptions.__doc__}", re.MULTILINE)
+    texts = "\n".join(inspect.getdoc(options) for options in (EpochOptions, PlanOptions))
+    described = re.findall(r"^    (\w+):", texts, re.MULTILINE)
     assert {one.name for one in fields(PlanOptions)} == set(described) - {"PlanError"}
 
 

@@ -108,7 +108,7 @@ def test_a_png_whose_text_is_larger_than_pillow_reads(tmp_path: Path, command_li
     for name in ("good", "much"):
         (folder / f"{name}.txt").write_text("a caption", encoding="utf-8")
     (tmp_path / "c.toml").write_text(_CONFIG.format(folder), encoding="utf-8")
-    with pytest.raises(ValueError, match="(?i)decompressed data too large"):
+    with pytest.raises(ValueError, match=r"(?i)decompressed data too large"):
         Image.open(folder / "much.png")
     code, out, _ = command_line("doctor", tmp_path / "c.toml")
     assert code == 1
