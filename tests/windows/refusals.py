@@ -16,6 +16,7 @@ import functools
 import io
 import mmap
 import os
+import pathlib  # noqa: F401 (before 3.11 it takes the functions of `os` for methods, if they are replaced before)
 import shutil
 import stat
 import weakref
