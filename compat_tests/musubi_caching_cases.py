@@ -309,6 +309,19 @@ def repeated(case):
     case.train()
 
 
+def other_controls(case):
+    """One image and caption with controls that differ, in number too, and a line that says what the first does."""
+    for name in ("a0", "c0", "c1"):
+        case.do("picture", case.folder / f"{name}.png", 0, *SIZE)
+    row = {"image_path": str(case.folder / "a0.png"), "caption": "caption 7"}
+    both = [str(case.folder / name) for name in ("c0.png", "c1.png")]
+    rows = [{**row, **{f"control_path_{i}": one for i, one in enumerate(own)}} for own in (both[:1], both[1:], both)]
+    case.lines([*rows, rows[0]])
+    case.both()
+    case.train()
+    case.both()
+
+
 def no_item(case):
     case.do("write", case.folder / "im" / "readme.md", "no image")
     one_image(case)
@@ -398,7 +411,7 @@ def knows_minimax_h3(source):
 
 SCENARIOS = {
     "repeated": repeated, "no_item": no_item, "all_broken": all_broken, "short_video": short_video,
-    "sections": sections, "two_passes": two_passes, "controls": controls,
+    "sections": sections, "two_passes": two_passes, "controls": controls, "other_controls": other_controls,
     "resolution": resolution, "edited": edited, "cut_off": cut_off, "deleted": deleted, "replaced": replaced,
     "same_stem": same_stem, "same_name": same_name, "too_small": too_small, "unreadable": unreadable,
     "no_text": no_text, "kept": kept, "one_image": one_image, "other_frames": other_frames,
@@ -407,7 +420,7 @@ SCENARIOS = {
 }  # fmt: skip
 FAMILIES = {
     "repeated": "qie", "short_video": "wan", "sections": "fp", "two_passes": "hv", "controls": "qie",
-    "too_small": "qi", "other_frames": "wan", "without_buckets": "wan",
+    "other_controls": "qie", "too_small": "qi", "other_frames": "wan", "without_buckets": "wan",
     "not_enlarged": "wan", "minimax_h3": "mmh3", "minimax_h3_images": "mmh3",
 }  # fmt: skip
 

@@ -17,7 +17,8 @@ import torch
 from musubi_tuner.dataset import config_utils
 from safetensors.torch import save_file
 
-LATENT = 8
+LATENT = {"f2d": 16, "ho1": 32}  # pixels, where it is not 8
+NO_CONTROLS = ("zi",)  # families whose caches hold no control images
 
 
 def group_of(spec, training):
@@ -37,11 +38,12 @@ def save_caches(dataset, architecture):
         for item in batch:
             content = item.content[0] if isinstance(item.content, list) else item.content
             frames = 1 if content.ndim == 3 else len(content)
-            height, width = content.shape[-3] // LATENT, content.shape[-2] // LATENT
+            pixels = LATENT.get(architecture, 8)
+            height, width = content.shape[-3] // pixels, content.shape[-2] // pixels
             latents = {f"latents_{(frames - 1) // 4 + 1}x{height}x{width}_float32": torch.zeros(1)}
-            if isinstance(item.control_content, list):
+            if isinstance(item.control_content, list) and architecture not in NO_CONTROLS:
                 for i, control in enumerate(item.control_content):
-                    shape = f"1x{control.shape[0] // LATENT}x{control.shape[1] // LATENT}"
+                    shape = f"1x{control.shape[0] // pixels}x{control.shape[1] // pixels}"
                     latents[f"latents_control_{i}_{shape}_float32"] = torch.zeros(1)
             save_file(latents, item.latent_cache_path)
             out.append(item.latent_cache_path)

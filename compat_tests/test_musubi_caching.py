@@ -249,6 +249,17 @@ def test_control_images(left, right):
     assert items(trained) == captions(trained) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
+def test_lines_that_differ_in_their_controls_alone(left, right):
+    """Alone, each takes the place of the one before."""
+    assert len(items(left["other_controls"][-3])) < 3
+    *_, trained, latents, text = right["other_controls"]
+    assert items(trained) == [0] * 3
+    assert captions(trained) == [7] * 3
+    assert sorted(len(row["items"]) for row in trained["rows"]) == [1, 2]
+    assert "3 items: 3 current" in latents["log"]
+    assert "3 captions: 3 current" in text["log"]
+
+
 def test_minimax_h3(musubi_source, left, right):
     if not knows_minimax_h3(musubi_source):
         pytest.skip("this version does not train MiniMax-H3")

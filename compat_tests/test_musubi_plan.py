@@ -3,6 +3,7 @@
 import collections
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -249,3 +250,35 @@ def test_what_it_stops_at_is_an_error(source, data, tmp_path, line, code, words)
         overview(read, AdapterOptions())
     assert code in [f.code for f in read.findings.of(Severity.ERROR)]
     assert words in theirs(source, config, "wan")["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["f2d", "qie", "qi", "wan", "ho1", "zi"])
+@pytest.mark.parametrize("keys", ["", "no_resize_control = true", "control_resolution = [128, 128]",
+                                  "no_resize_control = true\ncontrol_resolution = [128, 128]"])  # fmt: skip
+def test_control_images_decide_batches(source, data, tmp_path, architecture, keys):
+    """Lines of a list whose control images differ in number, and where they have sizes of their own in size."""
+    images = [data / "images" / name for name in ("im0.png", "im1.jpg", "im2.png", "im4.png", "im5.jpg")]
+    few = ARCHITECTURES[architecture].controls
+    draws = random.Random(f"{architecture} {keys}")
+    rows = []
+    for number in range(14):
+        image = tmp_path / f"{number}.png"
+        Image.open(draws.choice(images)).save(image)
+        controls = draws.choices(images, k=few or draws.randrange(4))
+        rows.append({"image_path": str(image), "caption": "x"}
+                    | {f"control_path_{i}": str(one) for i, one in enumerate(controls)})  # fmt: skip
+    (tmp_path / "list.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    (tmp_path / "cache").mkdir()
+    config = tmp_path / "list.toml"
+    text = f"{GENERAL}[[datasets]]\nimage_jsonl_file = '{tmp_path / 'list.jsonl'}'\n"
+    config.write_text(f"{text}cache_directory = '{tmp_path / 'cache'}'\n{keys}", encoding="utf-8")
+    seen = overview(read_config(config, ARCHITECTURES[architecture]), AdapterOptions())
+    expected = theirs(source, config, architecture)
+    assert "error" not in expected, expected
+    expected = expected["trained"][0]
+    if few is None or keys:
+        assert len(seen.datasets[0].rows) > len(set(seen.datasets[0].items.buckets)) or architecture == "zi"
+    mine = collections.Counter(seen.datasets[0].items.bucket_ids.tolist())
+    assert sorted(mine.values()) == sorted(len(items) for _, items in expected["buckets"])
+    assert sum(row.batches for row in seen.datasets[0].rows) == expected["batches"]

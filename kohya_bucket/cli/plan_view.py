@@ -96,7 +96,8 @@ def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
 def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
     size = row["bucket"]
     of_all = isinstance(size, str)
-    cells = {"bucket": size if of_all else size_text(size), "aspect": "" if of_all else f"{size[0] / size[1]:.3f}"}
+    name = size if of_all else " + ".join(map(size_text, (size, *row.get("controls", ()))))
+    cells = {"bucket": name, "aspect": "" if of_all else f"{size[0] / size[1]:.3f}"}
     cells |= {name: f"{row[name]:,}" for name in (what, "samples", "batches")}
     cells["short"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
     cells |= {"cut": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}

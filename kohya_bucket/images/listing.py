@@ -30,6 +30,24 @@ def file_key(path: str | os.PathLike[str]) -> str:
     return os.path.normcase(os.path.abspath(path))
 
 
+def folder_key(path: str | os.PathLike[str]) -> tuple[int, int, str]:
+    """The same for every spelling of a folder's path, through links, and in any case where its file system knows none.
+
+    The folder need not be there: then its next folder above that is, and the rest of its path.
+    """
+    there, rest = os.path.realpath(path), ""
+    while not os.path.isdir(there) and os.path.dirname(there) != there:
+        there, name = os.path.split(there)
+        rest = os.path.join(name, rest)
+    try:
+        status = os.stat(there)
+        parent, name = os.path.split(there)
+        any_case = name.swapcase() != name and os.path.samefile(os.path.join(parent, name.swapcase()), there)
+    except OSError:  # there is no such folder in another case
+        any_case = False
+    return status.st_dev, status.st_ino, rest.casefold() if any_case or os.name == "nt" else rest
+
+
 def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
     """Whether each, relative to `base`, is there, by one listing of each folder: on a network disk a look at every file
     is slow."""

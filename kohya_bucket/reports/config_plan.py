@@ -21,6 +21,7 @@ from kohya_bucket.trainers.sdscripts.wording import rule_text
 if TYPE_CHECKING:
     from kohya_bucket.trainers.ai_toolkit.config import JobLength
     from kohya_bucket.trainers.ai_toolkit.plan import JobData
+    from kohya_bucket.trainers.door.placed import BucketRow
     from kohya_bucket.trainers.musubi.config import MusubiConfig
     from kohya_bucket.trainers.musubi.plan import PlacedData
     from kohya_bucket.trainers.sdscripts.config import Config
@@ -243,9 +244,16 @@ def _items_of(data: PlacedData | JobData) -> dict[str, Any]:
         "items": len(data.items.keys),
         "samples": sum(row.samples for row in data.rows),
         "batches": sum(row.batches for row in data.rows),
-        "buckets": [{("items" if k == "images" else k): v for k, v in asdict(row).items()} for row in data.rows],
+        "buckets": [_of_items(row) for row in data.rows],
         "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in data.left_out],
     }
+
+
+def _of_items(row: BucketRow) -> dict[str, Any]:
+    entry = {("items" if name == "images" else name): value for name, value in asdict(row).items()}
+    if controls := row.bucket[3:]:
+        entry |= {"bucket": row.bucket[:2], "controls": controls}
+    return entry
 
 
 def _clip_lines(data: PlacedData, entry: Mapping[str, Any]) -> list[str]:

@@ -125,6 +125,64 @@ def test_two_paths_in_one_control_path(command_line: Command) -> None:  # noqa: 
 
 
 @reported(
+    "one image and caption in several lines of a list, with other control images in each",
+    trainer="names the caches by the image, so that each takes the place of the one before",
+    here="each line is an item with caches of its own; `plan` shows items with other numbers of control images in "
+    "batches of their own",
+    command="kohya-bucket plan my.toml --arch qie",
+    origin="its `ImageDataset` v0.3.4: batches of 24 made-up lists, and caches of its own program",
+)
+def test_lines_that_differ_in_their_controls_alone(command_line: Command) -> None:  # noqa: F811
+    row = {"image_path": "img/a.png", "caption": "x"}
+    controls = [["control/a.png"], ["control/b.png"], ["control/a.png", "control/b.png"], ["control/a.png"]]
+    lines = [json.dumps({**row, **{f"control_path_{i}": one for i, one in enumerate(own)}}) for own in controls]
+    file = of_list("\n".join(lines))
+    assert [one["code"] for one in found(command_line, file, "qie")] == ["same-line", "shared-names"]
+    (data,) = json.loads(command_line("plan", file, "--arch", "qie", "--json")[1])["datasets"]
+    buckets = [(one["items"], one["batches"], len(one["controls"])) for one in data["buckets"]]
+    assert (data["items"], buckets) == (3, [(2, 2, 1), (1, 1, 2)])
+    assert "512x512 + 512x512 + 512x512" in command_line("plan", file, "--arch", "qie")[1]
+
+
+@reported(
+    "one `cache_directory` for two datasets, written in two ways",
+    trainer="stops where both are written alike; else the datasets delete each other's caches",
+    here="exit code 1 with both spellings, links included, and the caching programs stop before anything is cached; so "
+    "with brackets in its path, where the trainer finds no cache",
+    command="kohya-bucket plan my.toml --arch qi",
+    origin="`glob` of Python, and `os.path.realpath` on 100 made-up configs",
+)
+def test_one_cache_folder_written_in_two_ways(command_line: Command) -> None:  # noqa: F811
+    keys = "image_directory = 'img'\ncaption_extension = '.txt'\nresolution = 512\nenable_bucket = true\n"
+
+    def config(*folders: str) -> str:
+        text = "".join(f"[[datasets]]\n{keys}cache_directory = '{folder}'\n" for folder in folders)
+        Path("m.toml").write_text(text, encoding="utf-8")
+        return "m.toml"
+
+    assert {one["code"] for one in found(command_line, config("c", "./c/"), "qi")} == {"shared-cache"}
+    assert "'./c/' and 'c' are one folder" in command_line("plan", config("c", "./c/"), "--arch", "qi")[1]
+    assert found(command_line, config("c", "d"), "qi") == []
+    assert [one["code"] for one in found(command_line, config("c [1]"), "qi")] == ["cache-brackets"]
+
+
+@reported(
+    "images without captions are not trained, and nothing says so",
+    trainer="since 0.3.0 musubi-tuner leaves them out in silence",
+    here="a warning with the names from `plan`, `doctor`, and from the programs that cache and train; an error where "
+    "none has one",
+    command="kohya-bucket plan my.toml --arch qi",
+    origin="its `glob_images`",
+)
+def test_captions_that_are_missing(command_line: Command) -> None:  # noqa: F811
+    Path("img/b.txt").unlink()
+    (one,) = found(command_line, of_folder(), "qi")
+    assert (one["code"], one["names"]) == ("no-caption", [str(Path("img/b.png"))])
+    Path("img/a.txt").unlink()
+    assert found(command_line, of_folder(), "qi")[0]["names"] == [str(Path(f"img/{name}.png")) for name in "ab"]
+
+
+@reported(
     "`json.decoder.JSONDecodeError: Expecting value: line 2 column 1`, `failed to load json`",
     trainer="reads one object from each line, and stops at a list, an object over several lines, and a byte order mark",
     here="one finding for the whole file, and the plan of its entries",
@@ -133,7 +191,11 @@ def test_two_paths_in_one_control_path(command_line: Command) -> None:  # noqa: 
 )
 def test_a_list_that_is_no_json_lines(command_line: Command) -> None:  # noqa: F811
     rows = [{"image_path": f"img/{name}.png", "caption": "x"} for name in "ab"]
-    for content in (json.dumps(rows, indent=2), json.dumps(rows), json.dumps(rows[:1] * 500, indent=2)):
+    for content in (
+        json.dumps(rows, indent=2),
+        json.dumps(rows),
+        json.dumps([{**rows[0], "caption": str(i)} for i in range(500)], indent=2),
+    ):
         (one,) = [
             f for f in found(command_line, of_list(content), "qi") if f["code"] not in ("shared-names", "not-trained")
         ]

@@ -235,10 +235,11 @@ class PlannedItems(ItemsInBuckets):
 
     @classmethod
     def of(
-        cls, names: Sequence[str], buckets: Sequence[tuple[int, ...]], times: int, batch_size: int,
+        cls, names: Sequence[str], buckets: Sequence[tuple[Any, ...]], times: int, batch_size: int,
         resolution: tuple[int, int], crop_loss: npt.NDArray[np.float64],
     ) -> PlannedItems:  # fmt: skip
-        """N items whose buckets are given one by one, of clips with their frames; each is trained `times` an epoch."""
+        """N items whose buckets are given one by one, with their frames, and with the sizes of control images where
+        there are some; each is trained `times` an epoch."""
         found = sorted(set(buckets))
         position = {bucket: k for k, bucket in enumerate(found)}
         ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)

@@ -43,6 +43,7 @@ class Family:
             of its line in a list, with the files that they name.
         controls: how many control images it takes with each image; None for any number.
         needs_control: it trains no image without one.
+        keeps_controls: its caches hold control images, so that items of a batch have as many, of equal sizes.
     """
 
     name: str
@@ -64,9 +65,10 @@ class Family:
     per_clip: bool = False
     controls: int | None = 1
     needs_control: bool = False
+    keeps_controls: bool = False
 
 
-ANY = Family("", "", "any model but HiDream-O1 and MiniMax-H3", ())
+ANY = Family("", "", "any model but HiDream-O1 and MiniMax-H3", (), keeps_controls=True)
 """What all but two have in common, used when no model is named."""
 
 _H3_GRID = FrameGrid(17, 5, (5, 2))
@@ -84,21 +86,24 @@ ARCHITECTURES = dict(
     (
         _family("hv", "hunyuan_video", "HunyuanVideo", "hv", target_fps=24.0, latents="cache_latents",
                 text="cache_text_encoder_outputs", passes=("llm_", "clipL_")),
-        _family("wan", "wan", "Wan", "wan", target_fps=16.0),
+        _family("wan", "wan", "Wan", "wan", target_fps=16.0, keeps_controls=True),
         _family("fp", "framepack", "FramePack", "fpack", target_fps=30.0, in_sections=True),
-        _family("fk", "flux_kontext", "FLUX.1 Kontext", "flux_kontext", target_fps=1.0, needs_control=True),
-        _family("f2d", "flux_2_dev", "FLUX.2 dev", "flux_2", stride=16, controls=None),
-        _family("f2k4b", "flux_2_klein_4b", "FLUX.2 klein 4B", "flux_2", trained=False, stride=16, controls=None),
-        _family("f2k9b", "flux_2_klein_9b", "FLUX.2 klein 9B", "flux_2", trained=False, stride=16, controls=None),
-        _family("qi", "qwen_image", "Qwen-Image", "qwen_image"),
+        _family("fk", "flux_kontext", "FLUX.1 Kontext", "flux_kontext", target_fps=1.0, needs_control=True,
+                keeps_controls=True),
+        _family("f2d", "flux_2_dev", "FLUX.2 dev", "flux_2", stride=16, controls=None, keeps_controls=True),
+        _family("f2k4b", "flux_2_klein_4b", "FLUX.2 klein 4B", "flux_2", trained=False, stride=16, controls=None,
+                keeps_controls=True),
+        _family("f2k9b", "flux_2_klein_9b", "FLUX.2 klein 9B", "flux_2", trained=False, stride=16, controls=None,
+                keeps_controls=True),
+        _family("qi", "qwen_image", "Qwen-Image", "qwen_image", keeps_controls=True),
         _family("qie", "qwen_image_edit", "Qwen-Image-Edit", "qwen_image", trained=False, sees_controls=True,
-                controls=None),
-        _family("qil", "qwen_image_layered", "Qwen-Image-Layered", "qwen_image", trained=False),
+                controls=None, keeps_controls=True),
+        _family("qil", "qwen_image_layered", "Qwen-Image-Layered", "qwen_image", trained=False, keeps_controls=True),
         _family("k5", "kandinsky5", "Kandinsky 5", "kandinsky5", target_fps=24.0, grown_to=128),
         _family("hv15", "hunyuan_video_1_5", "HunyuanVideo 1.5", "hv_1_5", target_fps=24.0, stride=16),
         _family("zi", "z_image", "Z-Image", "zimage"),
         _family("ho1", "hidream_o1_image", "HiDream-O1", "hidream_o1", steps=32, stride=32, sees_controls=True,
-                latents="hidream_o1_cache_pixel", controls=None),
+                latents="hidream_o1_cache_pixel", controls=None, keeps_controls=True),
         _family("i4", "ideogram4", "Ideogram 4", "ideogram4", stride=16),
         _family("kr2", "krea2", "Krea 2", "krea2"),
         _family("mmh3", "minimax_h3", "MiniMax-H3", "minimax_h3", steps=32, stride=16, target_fps=24.0, by_time=True,

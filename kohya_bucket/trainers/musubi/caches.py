@@ -37,6 +37,7 @@ from kohya_bucket.trainers.musubi.cache_files import (
 from kohya_bucket.trainers.musubi.checkout import repaired_encoder
 from kohya_bucket.trainers.musubi.items import CacheName, Source, clip_of_text, identity, table_of
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, CommonKeys
+from kohya_bucket.trainers.musubi.listing import images_of, why_bare
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 
 Focus = tuple[float, ...]
@@ -145,6 +146,16 @@ class Caches:
             elif found := CacheName.of(str(self.folder / file), name, clips=self.clips):
                 self.named[found.stem].append(found)
         remove_leftovers(killed)
+
+    @property
+    def uncaptioned(self) -> str:
+        """Why images of its folder are no items; empty where all are."""
+        folder = getattr(self.dataset, "image_directory", None)
+        if not folder or not os.path.isdir(folder):
+            return ""
+        of_others = bool(getattr(self.dataset, "multiple_target", False))
+        bare = images_of(folder, self.dataset.caption_extension, of_others=of_others)[1]
+        return why_bare(bare, self.dataset.caption_extension) if bare else ""
 
     @property
     def focus_of_controls(self) -> bool:

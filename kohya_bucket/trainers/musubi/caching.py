@@ -124,10 +124,13 @@ class Session:
         setattr(item, _ORIGIN, (self, source))
         return source.number not in self.left_out
 
-    def note_clip(self, source: Source, item_key: str) -> None:
+    def note_clip(self, item: Any) -> None:
         """A clip of a video is made: all of one video are before the first of them comes in a batch."""
-        clip = without_clip(item_key)[1]
-        if clip is not None and clip not in self.clips.setdefault(source.number, []):
+        source = self.caches.table.of_item(item, clips=self.caches.clips)
+        clip = without_clip(item.item_key)[1]
+        if source is None or clip is None or item.frame_count is None:
+            return
+        if clip not in self.clips.setdefault(source.number, []):
             self.clips[source.number].append(clip)
 
     def removable(self, paths: list[str]) -> list[str]:
@@ -162,6 +165,8 @@ class Session:
         if self._reasons:
             again = [f"{name} ({why[0]})" for name, why in self._reasons.items()]
             logger.info("made again: %s", one_line(some(again)))
+        if self.caches.uncaptioned:
+            logger.warning("%s", self.caches.uncaptioned)
         if names:
             logger.warning("%s left out: %s", counted(len(names), "item"), one_line(some(names, 10)))
 
@@ -255,19 +260,19 @@ class PickedSource:
             return self._stand_in(caches.table.at[number], pictures=pictures)
         finally:
             _frames.focus = None
-        return found
+        return caches.table.at[number].item_key, *found[1:]
 
     def _stand_in(self, source: Source, *, pictures: bool) -> Any:
         caption = source.caption or ""
         if not pictures:
-            return source.key, caption
+            return source.item_key, caption
         if not hasattr(self._inner, "get_image_data"):
-            return source.key, [np.zeros((_SIDE, _SIDE, 3), np.uint8)], caption, None
+            return source.item_key, [np.zeros((_SIDE, _SIDE, 3), np.uint8)], caption, None
         from PIL import Image
 
         picture = Image.new("RGB", (_SIDE, _SIDE))
         several = hasattr(self._inner, "multiple_target")
-        return source.key, [picture] if several else picture, caption, None
+        return source.item_key, [picture] if several else picture, caption, None
 
 
 def why_unreadable(dataset: Any, number: int, selector: Selector) -> str:

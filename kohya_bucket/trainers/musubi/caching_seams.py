@@ -19,7 +19,6 @@ from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
 from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_item
-from kohya_bucket.trainers.musubi.items import item_stem, table_of, without_clip
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
@@ -134,18 +133,9 @@ def _all_text(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]
 
 
 def _path(seam: Replaced, self: Any, item_info: Any, **more: Any) -> str:
-    clips = holds_clips(self)
-    source = table_of(self).of_item(item_info, clips=clips) if _knows(self) else None
-    if source is None:
-        return str(seam.original(self, item_info, **more))
-    key = item_info.item_key
-    if clips and item_info.frame_count is not None:
-        if self in _sessions:
-            _sessions[self].note_clip(source, key)
-        key, _ = without_clip(key)
-    renamed = copy.copy(item_info)
-    renamed.item_key = source.stem + item_stem(item_info.item_key)[len(item_stem(key)) :] + Path(key).suffix
-    return str(seam.original(self, renamed, **more))
+    if session := _sessions.get(self):
+        session.note_clip(item_info)
+    return str(seam.original(self, item_info, **more))
 
 
 def _resize(seam: Replaced, image: Any, bucket_reso: Any) -> Any:
@@ -207,7 +197,7 @@ CACHING = SeamGroup(
         Seam(f"{_BASE}.get_all_latent_cache_files", (), _all_latents),
         Seam(f"{_BASE}.get_all_text_encoder_output_cache_files", (), _all_text),
         Seam(f"{_BASE}.{_PATHS}", (Uses("item_key", "original_size"),), _path),
-        Seam(f"{_BASE}.get_text_encoder_output_cache_path", (Uses("item_key"),), _path),
+        Seam(f"{_BASE}.get_text_encoder_output_cache_path", (Uses("item_key"),)),
         Seam("save_latent_cache_common", (Uses("latent_cache_path"),), _saving(text=False)),
         Seam("save_text_encoder_output_cache_common", (Uses("text_encoder_output_cache_path"),), _saving(text=True)),
         *(Seam(f"{kind}.prepare_for_training", (Uses("BucketBatchManager"),), _prepare) for kind in _KINDS),

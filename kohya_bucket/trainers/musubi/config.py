@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.buckets.choices import EXTRACTIONS
-from kohya_bucket.checks import nearest
+from kohya_bucket.checks import nearest, quoted
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.images.listing import folder_key
 from kohya_bucket.trainers.door.config_source import (
     ConfigSource,
     TablePath,
@@ -64,14 +66,18 @@ class MusubiConfig:
 
 
 def is_musubi(data: Any) -> bool:
-    """Whether a config is meant for musubi-tuner: a dataset has one of its keys, or any of videos, in subsets or not,
-    and no subset has images as sd-scripts names them.
+    """Whether a config is meant for musubi-tuner: a dataset has one of its keys, whatever its subsets have, or these do
+    and have no images as sd-scripts names them.
     """
     datasets = data.get("datasets") if isinstance(data, Mapping) else None
     tables = [one for one in datasets if isinstance(one, Mapping)] if isinstance(datasets, list) else []
-    inner = [one for table in tables for one in _subsets_of(table)]
-    keys = {str(key) for one in (*tables, *inner) for key in one}
-    return any(key in SOURCES or key.startswith("video") for key in keys) and not keys & {"image_dir", "metadata_file"}
+    own = {str(key) for table in tables for key in table}
+    inner = {str(key) for table in tables for one in _subsets_of(table) for key in one}
+    return _has_its_keys(own) or (_has_its_keys(inner) and not inner & {"image_dir", "metadata_file"})
+
+
+def _has_its_keys(keys: Collection[str]) -> bool:
+    return any(key in (*SOURCES, "cache_directory") or key.startswith("video") for key in keys)
 
 
 def _subsets_of(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -154,14 +160,41 @@ def _taken(
 
 
 def _check_caches(datasets: Sequence[CommonKeys], places: list[str], findings: Findings) -> None:
-    used = Counter(keys.caches for keys in datasets)
-    for keys, place in zip(datasets, places, strict=True):
+    for keys, place, refused in zip(
+        datasets, places, why_not_cached_in([keys.caches for keys in datasets]), strict=True
+    ):
         if keys.caches is None and keys.jsonl_file:
             message = "names no cache_directory, and with a list of files there is no folder to take for it"
             findings.error("no-cache-directory", place, message, "set cache_directory")
-        elif keys.caches is not None and (times := used[keys.caches]) > 1:
-            message = f"{keys.caches!r} is the cache folder of {times} datasets, at which musubi-tuner stops"
-            findings.error("shared-cache", place, message, "give each a cache_directory of its own")
+        elif refused is not None:
+            findings.error(*refused[:1], place, *refused[1:])
+
+
+def why_not_cached_in(folders: Sequence[str | None]) -> list[tuple[str, str, str] | None]:
+    """For the cache folder of each dataset: code, message and remedy where it cannot be used; None where it can be.
+
+    Datasets with one folder delete each other's caches, however its path is written.
+    """
+    keys = [None if folder is None else folder_key(folder) for folder in folders]
+    spelled: dict[object, list[str | None]] = defaultdict(list)
+    for folder, key in zip(folders, keys, strict=True):
+        spelled[key].append(folder)
+    out: list[tuple[str, str, str] | None] = []
+    for folder, key in zip(folders, keys, strict=True):
+        same = spelled[key]
+        if folder is not None and not fnmatch.fnmatchcase(folder, folder):
+            message = (
+                f"musubi-tuner finds no cache in {quoted(folder)}: it takes the brackets in the path for a pattern"
+            )
+            out.append(("cache-brackets", message, "set cache_directory to a folder without them"))
+        elif folder is not None and len(same) > 1:
+            message = f"{quoted(folder)} is the cache folder of {len(same)} datasets, at which musubi-tuner stops"
+            if len(spellings := sorted(set(map(quoted, same)))) > 1:
+                message = f"{' and '.join(spellings)} are one folder, in which datasets delete each other's caches"
+            out.append(("shared-cache", message, "give each dataset a cache_directory of its own"))
+        else:
+            out.append(None)
+    return out
 
 
 def _check_values(keys: CommonKeys, place: str, model: Family, findings: Findings) -> None:

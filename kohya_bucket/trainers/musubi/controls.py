@@ -10,17 +10,22 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.keys import CommonKeys, ImageKeys
 
 _BY_INDEX = ("wan", "fp", "mmh3")  # families of which `fp_1f_clean_indices` says how many
 _MISSING = "missing-control-image"
 
-Owned = Sequence[tuple[str, Sequence[Any]]]
+Owned = Sequence[tuple[str, Sequence[str]]]
 """(item, its control images in order) of each item."""
 
 
@@ -34,8 +39,8 @@ def controls_wanted(keys: CommonKeys, model: Family) -> int | None:
 
 def controls_in_folder(
     keys: CommonKeys, paths: Sequence[str], found: Sequence[str], place: str, findings: Findings, model: Family
-) -> list[str]:
-    """The control images or clips of items of a folder.
+) -> list[list[str]]:
+    """The control images or clips of each item of a folder.
 
     Args:
         paths: the items.
@@ -44,11 +49,11 @@ def controls_in_folder(
     folder = keys.control_directory
     if folder is None:
         _check_none(keys, len(paths), place, findings, model)
-        return []
+        return [[] for _ in paths]
     if not os.path.isdir(folder):
         message = f"control_directory {quoted(folder)} is not a folder, and musubi-tuner stops at that"
         findings.error("missing-folder", place, message, path_meant(folder), (folder,))
-        return []
+        return [[] for _ in paths]
     own = _of_images(paths, found) if keys.what == "image" else [(path, _of_clip(path, folder)) for path in paths]
     if odd := [one for path, ones in own for one in ones if _number(one, path) is None]:
         message = f"{counted(len(odd), 'control image')} with the name of an image and no number behind it, at which "
@@ -93,38 +98,66 @@ def _of_clip(path: str, folder: str) -> list[str]:
 def controls_in_rows(
     keys: CommonKeys, rows: Sequence[tuple[str, Mapping[str, Any]]], place: str, findings: Findings,
     model: Family,
-) -> list[str]:  # fmt: skip
+) -> list[list[str]]:  # fmt: skip
     """The same of (item, line) of a list."""
     if keys.control_directory is not None:
         message = "control_directory is ignored beside a list of files: nothing in it is trained"
         findings.warning("control-directory", place, message, "write a control_path into each line")
     clips = keys.what == "clip"
-    given = [(item, _paths_in(row, clips)) for item, row in rows]
+    given = [(item, paths_in(row, clips)) for item, row in rows]
     if not any(values for _, values in given):
         _check_none(keys, len(rows), place, findings, model)
-        return []
+        return [[] for _ in rows]
     odd = [f"{item}: {value!r}" for item, values in given for value in values if not isinstance(value, str)]
     if odd:
         message = f"{counted(len(odd), 'control_path', 'is', 'are')} not text, at which musubi-tuner stops "
         several = "" if clips else "; for several write control_path_0, control_path_1, …"
         findings.error("control-path", place, message + f"({some(odd, 2)})", f"write one path in quotes{several}", odd)
-    own = [(item, values) for item, values in given if all(isinstance(value, str) for value in values)]
+    sound = [all(isinstance(value, str) for value in values) for _, values in given]
+    own = [one for one, is_sound in zip(given, sound, strict=True) if is_sound]
     wanted, file = controls_wanted(keys, model), keys.jsonl_file or ""
     read = _read(own, wanted, file, place, findings, model, may_lack=not clips and not wanted)
-    if gone := [one for one in read if (one or not clips) and not os.path.exists(one)]:
+    if gone := [one for ones in read for one in ones if (one or not clips) and not os.path.exists(one)]:
         message = f"{counted(len(gone), f'control {keys.what}')} cannot be found, at which musubi-tuner stops "
         message += f"({some(gone, 2)})"
         findings.error(_MISSING, place, message, path_meant(gone[0]), gone)
-    return [one for one in read if one]
+    of_sound = iter(read)
+    return [[one for one in next(of_sound) if one] if is_sound else [] for is_sound in sound]
 
 
-def _paths_in(row: Mapping[str, Any], clips: bool) -> list[Any]:
+def paths_in(row: Mapping[str, Any], clips: bool) -> list[Any]:
+    """The control images or the control clip that a line names, in order."""
     numbered = {0: row["control_path"]} if "control_path" in row else {}
     for key, value in row.items():
         start, _, digits = key.rpartition("_")
         if start == "control_path" and digits.isdecimal() and not clips:
             numbered.setdefault(int(digits), value)
     return [numbered[number] for number in sorted(numbered)]
+
+
+def sizes_in_batch(
+    keys: CommonKeys, controls: Sequence[Sequence[str]], buckets: Sequence[tuple[int, int]], model: Family
+) -> list[tuple[tuple[int, int], ...]]:
+    """For each item (width, height) of its control images as they are cached, equal in all items of a batch; none where
+    the family caches none.
+
+    Source: `retrieve_latent_cache_batches` and `prepare_for_training` of its `ImageDataset`.
+    """
+    if not isinstance(keys, ImageKeys) or not model.keeps_controls:
+        return [() for _ in controls]
+    most = keys.control_resolution
+    if most is None and not keys.no_resize_control:
+        return [(bucket,) * len(ones) for bucket, ones in zip(buckets, controls, strict=True)]
+    paths = list(dict.fromkeys(path for ones in controls for path in ones))
+    sizes = scan_sizes(paths).sizes
+    if most is None:
+        cached = sizes // model.steps * model.steps
+    else:
+        kept = sizes.prod(axis=1, dtype=np.int64) <= most[0] * most[1] if keys.no_resize_control else False
+        in_buckets = MusubiTunerBuckets(most, model.steps).place(sizes).bucket_sizes
+        cached = np.where(np.reshape(kept, (-1, 1)), sizes // model.stride * model.stride, in_buckets)
+    size_of = dict(zip(paths, map(as_pair, cached), strict=True))
+    return [tuple(size_of[path] for path in ones) for ones in controls]
 
 
 def _check_none(keys: CommonKeys, items: int, place: str, findings: Findings, model: Family) -> None:
@@ -136,7 +169,7 @@ def _check_none(keys: CommonKeys, items: int, place: str, findings: Findings, mo
 def _read(
     own: Owned, wanted: int | None, where: str, place: str, findings: Findings, model: Family,
     may_lack: bool = False,
-) -> list[str]:  # fmt: skip
+) -> list[list[str]]:  # fmt: skip
     """The control images that are read, of those that each item has; what is missing or too much is named.
 
     With `may_lack`, an item may have none.
@@ -158,4 +191,4 @@ def _read(
         )
         message += f"others are not trained ({some(more, 2)})"
         findings.warning("more-control-images", place, message, f"leave those behind the first {wanted} out", more)
-    return [one for _, ones in own for one in ones[:wanted]]
+    return [list(ones[:wanted]) for _, ones in own]

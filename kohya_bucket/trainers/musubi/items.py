@@ -91,29 +91,35 @@ def without_clip(key: str) -> tuple[str, tuple[int, int] | None]:
     return (key, None) if found is None else (body[: found.start()] + extension, (int(found[1]), int(found[2])))
 
 
-def stems_of(items: Sequence[tuple[str, str | None]], folder: str) -> list[str]:
+def stems_of(items: Sequence[tuple[str, str | None, Sequence[str]]], folder: str) -> list[str]:
     """A stem for each item, all different, in any case where case does not count.
 
     An item keeps the one that musubi-tuner gives it, unless another item of the dataset has that too. Then all of
     them get a part of a hash: a further item changes no stem but those of items that it shares one with.
 
     Args:
-        items: file, and the caption where items of one file are told apart by it.
+        items: file, the caption where items of one file are told apart by it, and the further files where items of one
+            file and caption are told apart by these.
         folder: paths count from there, so that a dataset that is moved as a whole keeps its names.
     """
     groups: dict[str, list[int]] = defaultdict(list)
-    for i, (key, _) in enumerate(items):
+    for i, (key, *_) in enumerate(items):
         groups[item_stem(key).casefold()].append(i)
-    stems = [item_stem(key) for key, _ in items]
+    stems = [item_stem(key) for key, *_ in items]
     for shared in groups.values():
         if len(shared) > 1:
             for i in shared:
-                key, caption = items[i]
-                with suppress(ValueError):  # another drive
-                    key = os.path.relpath(key, folder)
-                text = f"{key.replace(os.sep, '/')}\0{caption or ''}".encode("utf-8", "surrogatepass")
+                key, caption, further = items[i]
+                told = [_from(folder, key), caption or "", *(_from(folder, path) for path in further)]
+                text = "\0".join(told).encode("utf-8", "surrogatepass")
                 stems[i] += f"-{hashlib.blake2b(text, digest_size=6).hexdigest()}"
     return stems
+
+
+def _from(folder: str, path: str) -> str:
+    with suppress(ValueError):  # another drive
+        path = os.path.relpath(path, folder)
+    return path.replace(os.sep, "/")
 
 
 @dataclass(frozen=True)
@@ -140,9 +146,14 @@ class Source:
     def name(self) -> str:
         return os.path.basename(self.key)
 
+    @property
+    def item_key(self) -> str:
+        """What musubi-tuner is told that its path is: it names caches by that, and tells items apart by it alone."""
+        return os.path.join(os.path.dirname(self.key), self.stem + os.path.splitext(self.key)[1])
+
 
 class SourceTable:
-    """All of them; two lines of a list that say the same are one.
+    """All of them; two lines of a list that name the same files and caption are one.
 
     Attributes:
         sources: in the dataset's order.
@@ -154,23 +165,27 @@ class SourceTable:
 
     def __init__(self, dataset: CachedDataset) -> None:
         found = list(_listed(dataset.datasource, ARCHITECTURES[dataset.architecture].per_clip))
-        times = Counter(os.path.abspath(key) for key, *_ in found)  # one file may be written in several ways
-        told_apart = [(key, caption if times[os.path.abspath(key)] > 1 else None) for key, caption, *_ in found]
-        first = {item: number for number, item in reversed(list(enumerate(told_apart)))}
-        unique = sorted(first.values())
-        stems = stems_of([told_apart[number] for number in unique], folder_of(dataset))
+        # One file may be written in several ways.
+        lines = [(tuple(map(os.path.abspath, files)), caption, more) for _, caption, files, more in found]
+        unique = sorted({line: number for number, line in reversed(list(enumerate(lines)))}.values())
+        of_file = Counter(lines[number][0][0] for number in unique)
+        of_caption = Counter((lines[number][0][0], lines[number][1]) for number in unique)
+        told_apart = []
+        for number in unique:
+            (file, *others), caption, more = lines[number]
+            text = caption if of_file[file] > 1 else None
+            told_apart.append((file, text, ()) if of_caption[file, caption] < 2 else (file, f"{text}{more}", others))
         self.sources = [
             Source(number, *found[number][:2], stem, *found[number][2:])
-            for number, stem in zip(unique, stems, strict=True)
+            for number, stem in zip(unique, stems_of(told_apart, folder_of(dataset)), strict=True)
         ]
         self.at = {source.number: source for source in self.sources}
-        self._of_item = {told_apart[source.number]: source for source in self.sources}
+        self._of_item = {source.item_key: source for source in self.sources}
 
     def of_item(self, item: Any, *, clips: bool) -> Source | None:
         """The source that an item of musubi-tuner is of."""
         of_clip = clips and item.frame_count is not None  # captions are of videos
-        key = without_clip(item.item_key)[0] if of_clip else item.item_key
-        return self._of_item.get((key, None)) or self._of_item.get((key, item.caption))
+        return self._of_item.get(without_clip(item.item_key)[0] if of_clip else item.item_key)
 
 
 def identity(path: str, *, content: bool = False) -> Identity:
@@ -208,6 +223,8 @@ def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, 
             raise ConfigError(f"line {number} of {file} has no {lacks}: add it, or remove the line")
         numbered = [*(_numbered(row, "image_path_", 1) if several else ()), *_numbered(row, "control_path_", 0)]
         single = [row["control_path"]] if row.get("control_path") else []
+        if odd := [one for one in (*numbered, *single) if not isinstance(one, str)]:
+            raise ConfigError(f"line {number} of {file} names {odd[0]!r}, which is no path: write one path in quotes")
         more = {key: row[key] for key in sorted(row) if _KNOWN_KEYS.fullmatch(key) is None} if per_clip else {}
         named = row.get("audio_path") if with_sound else None
         sound = [named] if named else sounds.get(path, ())

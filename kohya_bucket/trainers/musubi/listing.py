@@ -6,6 +6,7 @@ Source: kohya-ss/musubi-tuner, `glob_images`, `glob_videos` and the classes of `
 from __future__ import annotations
 
 import codecs
+import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -15,25 +16,26 @@ from typing import Any, NamedTuple
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
+from kohya_bucket.images.listing import from_here
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.door.findings import Findings, check_marks
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
-from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows
-from kohya_bucket.trainers.musubi.keys import CommonKeys
+from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
+from kohya_bucket.trainers.musubi.keys import CommonKeys, ImageKeys
 
 _VIDEO_ENDINGS = frozenset(ending for one in VIDEO_EXTENSIONS for ending in (one, one.upper()))
 
 
 class Listed(NamedTuple):
     """The images, or the clips and folders of frames, that a dataset names, in musubi-tuner's order, and the control
-    images that it reads with them.
+    images or clips that it reads with each.
     """
 
     paths: list[str]
-    controls: list[str]
+    controls: list[list[str]]
 
 
 def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family = ANY) -> Listed:
@@ -46,7 +48,7 @@ def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family =
         _check_captions(keys, paths, place, findings)
     elif keys.jsonl_file is not None:
         beside = keys.what == "clip" and lists_are_searched_beside_them(known_checkout(model.trainer))
-        rows = _in_list(keys.jsonl_file, place, keys.what, findings, beside)
+        rows = _once(_in_list(keys.jsonl_file, place, keys.what, findings, beside), keys, model, place, findings)
         paths = [path for path, _ in rows]
         controls = controls_in_rows(keys, rows, place, findings, model)
         check_marks(((path, row["caption"]) for path, row in rows), place, findings)
@@ -73,25 +75,48 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
         findings.error("missing-folder", place, f"{quoted(folder)} {why}", path_meant(folder))
         return []
-    clips, ending = keys.what == "clip", keys.caption_extension
-    paths = _ending_in(names, folder, _VIDEO_ENDINGS if clips else frame_endings())
-    if not ending:
-        return paths
-    remedy = f"write one to the same name with {ending}"
-    if clips:
-        bare = [path for path in paths if not os.path.exists(os.path.splitext(path)[0] + ending)]
+    if keys.what == "image":
+        of_others = isinstance(keys, ImageKeys) and keys.multiple_target
+        kept, bare = images_of(folder, keys.caption_extension, of_others=of_others)
         if bare:
-            message = f"{counted(len(bare), 'clip')} without a caption, at which musubi-tuner stops: {some(bare)}"
-            findings.error("no-caption", place, message, remedy, bare)
-        return paths
+            report = findings.warning if kept else findings.error
+            report("no-caption", place, why_bare(bare, keys.caption_extension), "write them", bare)
+        return kept
+    paths, ending = _ending_in(names, folder, _VIDEO_ENDINGS), keys.caption_extension
+    bare = [path for path in paths if ending and not os.path.exists(os.path.splitext(path)[0] + ending)]
+    if bare:
+        message = f"{counted(len(bare), 'clip')} without a caption, at which musubi-tuner stops: {some(bare)}"
+        findings.error("no-caption", place, message, f"write one to the same name with {ending}", bare)
+    return paths
+
+
+def images_of(folder: str, ending: str | None, *, of_others: bool = False) -> tuple[list[str], list[str]]:
+    """The images of a folder that have a caption file, and those that have none, which musubi-tuner leaves out.
+
+    `of_others`: what is called like an image with a caption and `_1`, `_2`, … is a further target of that.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    names = _names_in(folder)
+    paths = _ending_in(names, folder, frame_endings())
+    if not ending:
+        return paths, []
     captioned = {os.path.splitext(name)[0] for name in names if name.endswith(ending)}
-    kept = [path for path in paths if os.path.splitext(os.path.basename(path))[0] in captioned]
-    if len(kept) < len(paths):
-        bare = sorted(set(paths) - set(kept))
-        message = f"{counted(len(bare), 'image')} without a caption, which musubi-tuner leaves out "
-        message += f"(before 0.3.0 it stops there): {some(bare)}"
-        findings.warning("no-caption", place, message, remedy, bare)
-    return kept
+    kept, bare = list[str](), list[str]()
+    for path in paths:
+        stem = os.path.splitext(os.path.basename(path))[0]
+        if stem in captioned:
+            kept.append(path)
+        elif not (of_others and any(stem[:i] in captioned for i, sign in enumerate(stem) if sign == "_")):
+            bare.append(path)
+    return kept, bare
+
+
+def why_bare(bare: Sequence[str], ending: str | None) -> str:
+    """What becomes of images without a caption."""
+    what = f"{counted(len(bare), 'image')} without a caption file of the same name that ends in {ending!r}, which "
+    return f"{what}musubi-tuner leaves out (before 0.3.0 it stops there): {some(list(map(from_here, bare)))}"
 
 
 def _names_in(folder: str) -> list[str]:
@@ -136,6 +161,29 @@ def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool)
             row, path = {**row, **own}, own["video_path"]
         rows.append((path, row))
     return rows
+
+
+def _once(
+    rows: list[tuple[str, Mapping[str, Any]]], keys: CommonKeys, model: Family, place: str, findings: Findings
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """Without lines that name the same files and caption as an earlier one: they are one item."""
+    first: dict[str, int] = {}
+    for number, (path, row) in enumerate(rows):
+        counts = {"caption"} | (row.keys() if model.per_clip else set())
+        counts |= (
+            {key for key in row if key.startswith("image_path_")} if getattr(keys, "multiple_target", False) else set()
+        )
+        said = {key: row[key] for key in sorted(counts) if "control_path" not in key and not key.endswith("_path")}
+        files = [
+            os.path.abspath(one) if isinstance(one, str) else one for one in (path, *paths_in(row, keys.what == "clip"))
+        ]
+        first.setdefault(json.dumps([files, said]), number)
+    again = [rows[number][0] for number in sorted({*range(len(rows))} - {*first.values()})]
+    if again:
+        message = f"{counted(len(again), 'line')} that name the same files and caption as an earlier one, and are one "
+        message += f"item with it ({some(again, 2)})"
+        findings.warning("same-line", place, message, "to train an item more often, set num_repeats", again)
+    return [rows[number] for number in first.values()]
 
 
 def _entries(file: str, text: str, place: str, findings: Findings, blank: bool) -> list[tuple[str, Any]]:

@@ -49,6 +49,7 @@ class CachedDataset(Protocol):
     resolution: tuple[int, int]
     enable_bucket: bool
     bucket_no_upscale: bool
+    caption_extension: str | None
     datasource: Any
 
 

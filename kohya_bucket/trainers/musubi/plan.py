@@ -4,6 +4,7 @@ with its files, for `kohya-bucket plan` and `doctor`.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
+from kohya_bucket.trainers.musubi.controls import sizes_in_batch
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 
@@ -48,7 +50,7 @@ class PlacedData:
         scan: what is known of each clip; None for images.
         focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
         rows: one for each bucket, with what the epoch's plan trains of it.
-        controls: the control images or clips that are read with its items.
+        controls: the control images or clips that are read with each.
     """
 
     keys: CommonKeys
@@ -61,7 +63,7 @@ class PlacedData:
     scan: ClipScan | None = None
     focus: FloatArray | None = None
     rows: tuple[BucketRow, ...] = ()
-    controls: Sequence[str] = ()
+    controls: Sequence[Sequence[str]] = ()
 
     @property
     def focus_cuts(self) -> FocusCuts | None:
@@ -90,8 +92,10 @@ def _place(
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
     buckets = list(map(as_pair, placement.bucket_sizes[kept]))
+    beside = sizes_in_batch(keys, [controls[i] for i in kept.tolist()], buckets, model)
+    in_batches = [(*bucket, 1, *ones) if ones else bucket for bucket, ones in zip(buckets, beside, strict=True)]
     names = [os.path.basename(paths[i]) for i in kept.tolist()]
-    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept])
+    items = PlannedItems.of(names, in_batches, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept])
     return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
 
 
@@ -268,7 +272,12 @@ def config_section(path: Path, model: Family, show: ShowProgress, *, decode: boo
         section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
     if decode:
         known = {path for data in seen.datasets for path, _ in data.left_out}
-        images = (path for data in seen.datasets if data.clips is None for path in (*data.paths, *data.controls))
+        images = (
+            path
+            for data in seen.datasets
+            if data.clips is None
+            for path in (*data.paths, *itertools.chain(*data.controls))
+        )
         section.decode((p for p in images if p not in known), show, ", at which musubi-tuner stops", stops=True)
         clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
         if clips:

@@ -16,7 +16,8 @@ from kohya_bucket.trainers.door.shapes import Behaves, Inherits, Offers, Takes, 
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
 from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector
-from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, ClipKeys, CommonKeys
+from kohya_bucket.trainers.musubi.config import why_not_cached_in
+from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, SOURCES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
 
 
@@ -45,6 +46,12 @@ def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = F
             "hv_train.py cannot train, with this package or without: it calls its collator with one argument too many, "
             "since musubi-tuner changed its datasets and not this program; hv_train_network.py trains"
         )
+    folders = []
+    for one in dataset_group_blueprint.datasets:
+        listed = [getattr(one.params, key, None) for key in SOURCES if key.endswith("directory")]
+        folders.append(next((path for path in (one.params.cache_directory, *listed) if path is not None), None))
+    for _, message, remedy in filter(None, why_not_cached_in(folders)):
+        raise ConfigError(f"{message}: {remedy}")
     return seam.original(dataset_group_blueprint, training, **more)
 
 

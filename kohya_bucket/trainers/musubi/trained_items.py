@@ -53,7 +53,7 @@ def pick_out_of(buckets: dict[BucketKey, list[CachedItem]], trained: Trained) ->
                 picked[key][tuple(sorted(stacked.items()))].append(item)
     if len(seen) < len(trained):
         lost = sorted(trained.keys() - seen)
-        _end(f"musubi-tuner does not find {some(lost)} in its cache folder: are there brackets in its path?")
+        _end(f"musubi-tuner does not find {some(lost)} in its cache folder")
     buckets.clear()
     for key, by_shape in picked.items():
         for number, shape in enumerate(sorted(by_shape)):
@@ -86,6 +86,8 @@ def items_of_config(caches: Caches, config: str) -> Trained:
 
 def _why_no_items(caches: Caches) -> str:
     folder, where = folder_of(caches.dataset), from_here(folder_of(caches.dataset))
+    if caches.uncaptioned:
+        return f"nothing of {where} is trained: {caches.uncaptioned}"
     line = f"{where} has no items with captions" if Path(folder).is_dir() else f"{where} does not exist"
     if not caches.named:
         return f"{line}: correct its path in the config, or remove its dataset"
@@ -199,6 +201,8 @@ class _Judged:
     def report(self) -> None:
         """What is left out, and what is left alone."""
         table = self.caches.table
+        if self.caches.uncaptioned:
+            logger.warning("%s", self.caches.uncaptioned)
         if lines := self.lines_of_left_out():
             logger.warning("%s left out: %s", counted(len(lines), "item"), one_line(some(lines, _SHOWN)))
         out = {table.at[number].stem for number in self.left_out}

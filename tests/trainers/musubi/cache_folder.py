@@ -84,7 +84,7 @@ class Folder:
         dataset: Any = Dataset(
             architecture=self.family, cache_directory=str(self.root / "cache"), resolution=(self.side, self.side),
             enable_bucket=True, bucket_no_upscale=False, datasource=source,
-            image_directory=str(self.root / "im"), num_repeats=1,
+            image_directory=str(self.root / "im"), num_repeats=1, caption_extension=".txt",
         )  # fmt: skip
         made = made_by(Namespace(**arguments)) if arguments else {}
         return Caches(dataset, Selector(side or self.side), made, Path("musubi_tuner"),

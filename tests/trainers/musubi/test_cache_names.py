@@ -17,7 +17,7 @@ PATHS = st.builds(
 
 @given(st.lists(PATHS, unique=True, max_size=8))
 def test_no_two_items_have_one_stem(paths: list[str]) -> None:
-    stems = stems_of([(path, None) for path in paths], "/data")
+    stems = stems_of([(path, None, ()) for path in paths], "/data")
     assert len({stem.casefold() for stem in stems}) == len(paths)
     own = [item_stem(path).casefold() for path in paths]
     for stem, path in zip(stems, paths, strict=True):
@@ -26,8 +26,8 @@ def test_no_two_items_have_one_stem(paths: list[str]) -> None:
 
 @given(st.lists(PATHS, unique=True, min_size=1, max_size=8))
 def test_a_further_item_renames_only_those_that_it_shares_a_stem_with(paths: list[str]) -> None:
-    before = stems_of([(path, None) for path in paths[:-1]], "/data")
-    after = stems_of([(path, None) for path in paths], "/data")
+    before = stems_of([(path, None, ()) for path in paths[:-1]], "/data")
+    after = stems_of([(path, None, ()) for path in paths], "/data")
     new = item_stem(paths[-1]).casefold()
     for old, now, path in zip(before, after, paths, strict=False):
         assert old == now or item_stem(path).casefold() == new
@@ -35,12 +35,12 @@ def test_a_further_item_renames_only_those_that_it_shares_a_stem_with(paths: lis
 
 @given(st.lists(PATHS, unique=True, max_size=6))
 def test_a_data_set_that_is_moved_keeps_its_names(paths: list[str]) -> None:
-    moved = [(path.replace("/data", "/else/where", 1), None) for path in paths]
-    assert stems_of([(path, None) for path in paths], "/data") == stems_of(moved, "/else/where")
+    moved = [(path.replace("/data", "/else/where", 1), None, ()) for path in paths]
+    assert stems_of([(path, None, ()) for path in paths], "/data") == stems_of(moved, "/else/where")
 
 
 def test_two_captions_of_one_image() -> None:
-    first, second = stems_of([("/data/a.png", "one"), ("/data/a.png", "two")], "/data")
+    first, second = stems_of([("/data/a.png", "one", ()), ("/data/a.png", "two", ())], "/data")
     assert first != second
 
 

@@ -1,6 +1,9 @@
 """What is said of musubi-tuner's configs. That they are read as it does: `compat_tests/test_musubi_configs_real.py`."""
 
+import glob
 import json
+import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, architecture_named
-from kohya_bucket.trainers.musubi.config import is_musubi, read_config
+from kohya_bucket.trainers.musubi.config import is_musubi, read_config, why_not_cached_in
 from kohya_bucket.trainers.musubi.keys import ClipKeys, ImageKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 from tests.pictures import make_pictures
@@ -125,6 +128,29 @@ def test_where_clips_go_depends_on_the_checkout(tmp_path, hands_on):
     assert one_size == ([[960, 544]] * 2 if hands_on else in_buckets)
 
 
+@pytest.mark.posix("a link, which Windows does not let everyone make")
+def test_no_two_data_sets_have_one_cache_folder_however_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in "cd":
+        Path(name).mkdir()
+    Path("link").symlink_to("c")
+    draws, any_case = random.Random(0), Path("D").is_dir()
+    for _ in range(100):
+        spellings = draws.choices(["c", "c/", "./c", "d/../c", "link", "link/", "C", "d", "e/f", "e//f", "e"], k=3)
+        real = [os.path.realpath(one).lower() if any_case else os.path.realpath(one) for one in spellings]
+        refused = why_not_cached_in(spellings)
+        assert [one is not None for one in refused] == [real.count(one) > 1 for one in real], spellings
+
+
+@pytest.mark.parametrize("folder", ["a[1]", "a[1", "a]", "[b]/c", "[!]"])
+def test_a_cache_folder_in_which_glob_finds_nothing(tmp_path, folder):
+    cache = tmp_path / folder
+    cache.mkdir(parents=True)
+    (cache / "a_qi.safetensors").touch()
+    found = glob.glob(f"{cache}/*_qi.safetensors")  # noqa: PTH207  (as musubi-tuner looks for caches)
+    assert (why_not_cached_in([str(cache)]) == [None]) == bool(found)
+
+
 def test_data_sets_that_exclude_each_other_and_keys_that_are_missing(tmp_path):
     assert "is the cache folder of 2 datasets" in said(read(tmp_path, CLIPS + CLIPS))["shared-cache"]
     found = said(read(tmp_path, "[[datasets]]\nvideo_jsonl_file = 'v.jsonl'\n"))
@@ -156,8 +182,10 @@ def test_whose_config_it_is():
     assert is_musubi({"datasets": [{"video_directory": "v"}]})
     assert is_musubi({"general": {}, "datasets": [{}, {"image_jsonl_file": "v"}]})
     assert is_musubi({"datasets": [{"subsets": [{"image_directory": "i"}]}]})
+    for key in ("image_directory", "cache_directory"):
+        assert is_musubi({"datasets": [{key: "x", "subsets": [{"image_dir": "x"}]}]})
     for other in ({}, None, [], {"datasets": 3}, {"datasets": [3]}, {"datasets": [{"resolution": 512}]},
-                  {"datasets": [{"image_directory": "x", "subsets": [{"image_dir": "x"}]}]}):  # fmt: skip
+                  {"datasets": [{"subsets": [{"image_dir": "x", "cache_directory": "c"}]}]}):  # fmt: skip
         assert not is_musubi(other)
 
 
@@ -171,7 +199,7 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert [Path(path).name for path in paths] == ["0.png", "2.png"]
     assert (
-        "1 image without a caption, which musubi-tuner leaves out (before 0.3.0 it stops there): "
+        "1 image without a caption file of the same name that ends in '.txt', which musubi-tuner leaves out (before "
         in said(config)["no-caption"]
     )
     (tmp_path / "i").rename(tmp_path / "j")

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from cache_folder import Dataset, Folder
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.musubi.items import table_of
+from kohya_bucket.trainers.musubi.items import item_stem, stems_of, table_of
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
 
 
@@ -42,6 +44,26 @@ def test_one_image_written_in_two_ways_with_two_captions_has_two_captions() -> N
     assert len({source.stem for source in table_of(listed(rows)).sources}) == 2
     rows[1]["caption"] = "one"
     assert len({source.stem for source in table_of(listed(rows)).sources}) == 1
+
+
+@given(st.lists(st.tuples(*map(st.sampled_from, ("ab", "xy", ["", "p", "q", "pq", "qp"]))), min_size=1, max_size=9))
+def test_lines_of_a_list_are_one_item_where_file_caption_and_controls_are_the_same(
+    lines: list[tuple[str, str, str]],
+) -> None:
+    rows = [
+        {"image_path": f"im/{image}.png", "caption": caption} | {f"control_path_{i}": one for i, one in enumerate(more)}
+        for image, caption, more in lines
+    ]
+    sources = table_of(dataset := listed(rows)).sources
+    assert [source.number for source in sources] == [lines.index(line) for line in dict.fromkeys(lines)]
+    assert len({source.stem for source in sources}) == len(sources)
+    for source in sources:
+        item = SimpleNamespace(item_key=source.item_key, caption=source.caption, frame_count=None)
+        assert table_of(dataset).of_item(item, clips=False) is source
+        assert item_stem(item.item_key) == source.stem
+    few = stems_of([(f"im/{image}.png", None, ()) for image, _, _ in dict.fromkeys(lines)], ".")
+    if len({image for image, _, _ in lines}) == len(sources):  # caches of images that are named once keep their names
+        assert [source.stem for source in sources] == few
 
 
 def test_a_data_set_whose_folder_is_not_there_ends_the_run(tmp_path: Path, capsys: Any) -> None:

@@ -50,7 +50,7 @@ def test_only_what_is_wanted_is_fetched_and_what_fails_is_known(tmp_path: Path) 
         1: "cannot be read as an image (image file is truncated)",
         3: "SyntaxError: broken PNG file",
     }
-    assert [key for key, *_ in found] == ["0.png", folder.paths[1], folder.paths[3], "4.png"]
+    assert [key for key, *_ in found] == [folder.paths[number] for number in (0, 1, 3, 4)]
     assert all(len(images) == 1 and min(images[0].size) >= 32 for _, images, _, _ in found)
 
 
