@@ -120,6 +120,8 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
     Args:
         endings: of the files that count, in lower case; by default all files and folders.
     """
+    if of_windows := _of_windows(os.fspath(path)):
+        return of_windows
     given = Path(path)
     wrong = next((one for one in (given, *given.parents) if os.path.isdir(one.parent)), given)  # noqa: PTH112  (a NUL)
 
@@ -136,6 +138,21 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
     except (OSError, ValueError):
         return "correct the path"
     return f"did you mean {quoted(meant)}?" if meant else "correct the path"
+
+
+def _of_windows(text: str) -> str:
+    """What to do about a Windows path on another system; empty for any other path."""
+    found = re.fullmatch(r"([A-Za-z]:(?=[\\/]))?([^%]*)", text.strip("\"' "))
+    if os.name == "nt" or found is None or not (found[1] or "\\" in found[2]) or not text.isprintable():
+        return ""
+    here = found[2].replace("\\", "/")
+    mounted = f"/mnt/{found[1][0].lower()}{here}" if found[1] else here  # as WSL does it
+    if os.path.exists(mounted):  # noqa: PTH110
+        return f"did you mean {quoted(mounted)}?"
+    return (
+        "this is a Windows path, and this system uses forward slashes and no drive letters: give the folder as it is "
+        "called here; WSL has C: as /mnt/c, and a container has what is mounted into it"
+    )
 
 
 def quoted(path: object) -> str:

@@ -174,6 +174,8 @@ def test_workers_and_epochs_draw_differently(tmp_path, images):
 
 def test_each_latent_is_scaled_by_what_it_is(tmp_path):
     a, b = make_images(tmp_path / "images", [(64, 64), (64, 64)])
+    with pytest.raises(TypeError, match=r"^precompute_latents\(\) has no argument 'worker'; the nearest is 'workers'"):
+        precompute_latents(dataset_of([a]), MeanEncoder(), tmp_path / "out", worker=2)
 
     class Raw(PosteriorStub):
         fingerprint = "mean"

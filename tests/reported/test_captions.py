@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,36 @@ def test_a_byte_order_mark(command_line: Command) -> None:  # noqa: F811
     Path("img/plain.txt").write_bytes(b"caf\xe9")
     assert "broken-caption" in found(command_line, "m.toml", "--arch", "qi")
     assert command_line("doctor", "m.toml", "--arch", "qi", "--quick")[0] == 1
+
+
+@reported(
+    "captions from a Mac are not found: names in another Unicode form (NFD beside NFC)",
+    trainer="looks for the very bytes of the image's name, and trains without the caption, or leaves the image out",
+    here="a warning of its own in `plan`, `doctor` and `analyze`, with both names as they are written",
+    command="kohya-bucket plan my.toml",
+    origin="`unicodedata.normalize` of Python, on names in both forms",
+)
+@pytest.mark.posix("names in both forms beside each other, which a Mac's disk does not have")
+def test_names_in_another_unicode_form(command_line: Command) -> None:  # noqa: F811
+    for number, name in enumerate(("caf\u00e9", "\uac00\u1e69")):
+        for image in (True, False):
+            form = "NFC" if image == bool(number) else "NFD"
+            path = Path("img", unicodedata.normalize(form, name) + (".png" if image else ".txt"))
+            if image:
+                Image.new("RGB", (512, 512)).save(path)
+            else:
+                path.write_text("a cat", encoding="utf-8")
+    files = [config(), "m.toml"]
+    keys = "resolution = 512\nenable_bucket = true\nimage_directory = 'img'\ncaption_extension = '.txt'\n"
+    Path("m.toml").write_text(f"[[datasets]]\n{keys}", encoding="utf-8")
+    for file, more in zip(files, ((), ("--arch", "qi")), strict=True):
+        findings = found(command_line, file, *more)
+        assert {unicodedata.normalize("NFC", one) for one in findings["unicode-form"]} == {"caf\u00e9", "\uac00\u1e69"}
+        assert "no-caption" not in findings
+        assert "missing-captions" not in findings
+        text = command_line("plan", file, *more)[1]
+        assert "2 images have a caption file whose name looks the same" in text
+        assert r"'cafe\u0301.png' beside 'caf\xe9.txt'" in text
 
 
 @reported(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
-from kohya_bucket.checks import as_flag, number_of_launch
+from kohya_bucket.checks import as_flag, known_keyword, number_of_launch
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.worker import (
@@ -232,6 +233,9 @@ def precompute_latents(
         >>> precompute_latents(dataset, vae, "latents").encoded  # what is there stays
         0
     """
+    own, further = (inspect.signature(function).parameters for function in (precompute_latents, encode_items))
+    keywords = [name for name, parameter in further.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    known_keyword("precompute_latents()", options, ({*own} - {"options"}).union(keywords))
     check_encoder(encoder)
     if isinstance(output, (str, os.PathLike)):
         output = StoreOutput(output)

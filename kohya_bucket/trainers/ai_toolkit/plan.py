@@ -16,6 +16,7 @@ from kohya_bucket.buckets import BucketRule, Placement
 from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.sizes import IntArray, as_pair
 from kohya_bucket.buckets.trainers import AIToolkitBuckets
+from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import what_to_do
@@ -107,7 +108,7 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
             found = list(parse_json(read_text(Path(keys.source))))
         except (OSError, ValueError, TypeError) as error:
             message = f"{keys.source} is neither a folder nor a JSON file whose keys are paths ({error})"
-            findings.error("missing-folder", keys.place, message, "correct folder_path")
+            findings.error("missing-folder", keys.place, message, path_meant(keys.source))
             return []
     found = [path for path in found if os.path.basename(os.path.dirname(path)) != "_controls"]
     if not found:

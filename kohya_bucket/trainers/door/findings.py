@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from kohya_bucket.images.formats import what_to_do
@@ -170,6 +172,31 @@ class Section:
         """For JSON."""
         facts = [{"name": name, "text": text} for name, text in self.facts]
         return {"title": self.title, "facts": facts, "findings": [f.as_dict() for f in self.findings]}
+
+
+def without_other_forms(
+    bare: Sequence[str], names: Iterable[str], ending: str, place: str, findings: Findings
+) -> list[str]:
+    """Name the images whose caption file is there under the same name in another Unicode form; returns the others.
+
+    Args:
+        bare: paths of images without a caption file, all of one folder.
+        names: of the files in the folder.
+        ending: of caption files.
+    """
+    captions = {unicodedata.normalize("NFC", name): name for name in names if name.endswith(ending)}
+    beside = {}
+    for path in bare:
+        if other := captions.get(unicodedata.normalize("NFC", Path(path).stem + ending)):
+            beside[path] = other
+    if beside:
+        both = [f"{Path(path).name!a} beside {caption!a}" for path, caption in beside.items()]
+        message = (
+            f"{counted(len(beside), 'image', 'has', 'have')} a caption file whose name looks the same and is written "
+        )
+        message += f"in another Unicode form (NFC or NFD), so that no trainer finds it ({some(both, 2)})"
+        findings.warning("unicode-form", place, message, "rename the captions to the images' very names", list(beside))
+    return [path for path in bare if path not in beside]
 
 
 MARK = "\ufeff"

@@ -20,7 +20,7 @@ from kohya_bucket.images.listing import from_here
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
 from kohya_bucket.texts import counted, parse_json, read_text, some
-from kohya_bucket.trainers.door.findings import Findings, check_marks
+from kohya_bucket.trainers.door.findings import Findings, check_marks, without_other_forms
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
@@ -78,7 +78,7 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
     if keys.what == "image":
         of_others = isinstance(keys, ImageKeys) and keys.multiple_target
         kept, bare = images_of(folder, keys.caption_extension, of_others=of_others)
-        if bare:
+        if bare and (bare := without_other_forms(bare, names, keys.caption_extension or "", place, findings)):
             report = findings.warning if kept else findings.error
             report("no-caption", place, why_bare(bare, keys.caption_extension), "write them", bare)
         return kept

@@ -7,7 +7,6 @@ upper case (on Windows in any case), sorted by path.
 from __future__ import annotations
 
 import importlib.util
-import ntpath
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -25,7 +24,7 @@ from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.findings import Findings, without_other_forms
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
@@ -120,8 +119,6 @@ def missing_folder(key: str, path: str, findings: Findings, where: str, base: Pa
     what = "is not a folder"
     if os.path.isfile(path):
         what, remedy = "is a file, not a folder", "give the folder that holds it"
-    elif os.name != "nt" and (ntpath.splitdrive(path)[0] or "\\" in path) and path.isprintable():
-        remedy = "this is a Windows path, and this system uses forward slashes and no drive letters"
     else:
         remedy = why_missing(path, base)
     findings.error("missing-folder", where, f"{key} {quoted(path)} {what}", remedy, (path,))
@@ -198,7 +195,11 @@ def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None, b
 def _report_missing(
     missing: Sequence[str], names: frozenset[str], total: int, subset: SubsetConfig, findings: Findings
 ) -> None:
-    extension, stems = subset.caption_extension, [os.path.splitext(os.path.basename(path))[0] for path in missing]
+    extension = subset.caption_extension
+    missing = without_other_forms(missing, names, extension, subset.place, findings)
+    if not missing:
+        return
+    stems = [os.path.splitext(os.path.basename(path))[0] for path in missing]
     elsewhere = Counter(e for e in _USUAL if e != extension for stem in stems if stem + e in names)
     instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
     message = f"{len(missing)} of {total} images have no {extension!r} file, so {instead} would be trained"

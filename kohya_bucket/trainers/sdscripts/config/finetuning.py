@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from kohya_bucket.checks import quoted
+from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import json_mistake, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
@@ -161,7 +161,7 @@ def _report_missing(entries: list[Entry], subset: SubsetConfig, reading: ReadCon
     if not missing:
         return
     keys = [e.key for e in missing]
-    remedy = "correct the paths or image_dir"
+    remedy = path_meant(missing[0].path)
     without_extension = all(not os.path.splitext(key)[1] for key in keys)
     if without_extension and Feature.STEMS not in reading.release:
         remedy = f"the keys have no extension; sd-scripts needs the whole file name before {Feature.STEMS.since}"
