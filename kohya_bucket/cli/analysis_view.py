@@ -21,11 +21,11 @@ _MOST, _MOST_NAMED = 60, 12
 _NARROW = 76  # columns that all of a bucket's numbers take
 
 
-def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None:
-    """Print one dataset; lists of images show the first `limit`."""
+def print_analysis(analysis: Analysis, console: Console, limit: int = 5, *, decoded: bool = False) -> None:
+    """Print one dataset; lists of images show the first `limit`. `decoded`: every image was, not its header alone."""
     wrap, narrow = console.is_terminal, console.width < _NARROW
     recommendations = recommend(analysis)
-    parts: list[RenderableType] = [_head(analysis, recommendations)]
+    parts: list[RenderableType] = [_head(analysis, recommendations, decoded)]
     if len(analysis.aspects):
         parts += [_aspects(analysis, 40 if narrow else 64), _buckets(analysis, narrow)]
     parts += _lists(analysis, limit)
@@ -39,13 +39,16 @@ def print_analysis(analysis: Analysis, console: Console, limit: int = 5) -> None
     console.print(Group(*parts), soft_wrap=not wrap)
 
 
-def _head(analysis: Analysis, recommendations: Sequence[Recommendation]) -> RenderableType:
+def _head(analysis: Analysis, recommendations: Sequence[Recommendation], decoded: bool) -> RenderableType:
     """Three lines: the images, what is lost of them, and what to change first; then the numbers."""
     images, s = analysis.images, analysis.summary
-    broken = int((~images.readable).sum())
     what = "image" if analysis.subject.clips is None else "clip"
     text = Text.assemble((f"{one_line(analysis.subject.name)}: ", "bold"), counted(len(images), what))
-    text.append(f", {s.placed:,} of them in {counted(s.buckets, 'bucket')}; {broken:,} broken")
+    text.append(f", {s.placed:,} of them in {counted(s.buckets, 'bucket')}; {len(images.failures):,} broken")
+    if not decoded and analysis.subject.clips is None:
+        text.append(" by their headers")
+    if images.unlisted:
+        text.append(f", {len(images.unlisted):,} that no trainer lists")
     text.append(f", {len(analysis.unplaced):,} without a bucket\n")
     if s.placed:
         text.append(f"Lost: {s.mean_crop:.2%} of an image is cropped off, {s.worst_crop:.1%} of the worst one; ")

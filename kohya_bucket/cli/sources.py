@@ -166,7 +166,7 @@ def not_read(paths: Sequence[str]) -> dict[str, str]:
     known = supported_extensions()
     endings = ((path, os.path.splitext(path)[1]) for path in paths)  # noqa: PTH122
     return {
-        path: f"sd-scripts does not read {ending} files: convert it to PNG, JPEG or WebP"
+        path: f"sd-scripts lists no {ending} files: `kohya-bucket fix` converts or renames it"
         for path, ending in endings
         if (ending.lower() if os.name == "nt" else ending) not in known and format_of_extension(ending)
     }

@@ -21,13 +21,13 @@ from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, is_video
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine
-from kohya_bucket.images.pixels import undecodable
-from kohya_bucket.reports.subject import ClipFacts, Epoch, ImageTable, Subject
+from kohya_bucket.images.pixels import decode_all
+from kohya_bucket.reports.subject import DEEP, TRANSPARENT, ClipFacts, Epoch, ImageTable, Subject
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.ai_toolkit.config import read_job
 from kohya_bucket.trainers.ai_toolkit.plan import counted_sizes, files_of, rule_of
 from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
-from kohya_bucket.trainers.door.findings import Finding, Findings, Severity
+from kohya_bucket.trainers.door.findings import Finding, Findings, Severity, check_turned
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset
 from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.musubi.keys import ClipKeys
@@ -72,12 +72,15 @@ class Reading:
             scan = read_clips(paths, decode=self.decode, workers=self.workers, engine=self.engine, progress=progress)
         return ClipFacts(scan), ImageTable.of(paths, scan.sizes, failures={i: why for i, _, why in scan.failures})
 
-    def undecodable(self, images: ImageTable) -> dict[str, str]:
-        """{path: reason} of readable images whose pixels are not, where they are to be decoded."""
+    def decoded(self, images: ImageTable) -> ImageTable:
+        """The same with what their pixels show, where they are to be decoded."""
         if not self.decode:
-            return {}
+            return images
         with scan_progress("decoding", quiet=self.quiet) as progress:
-            return dict(undecodable([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress))
+            found = decode_all([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress)
+        read_as = dict.fromkeys(found.transparent, TRANSPARENT) | dict.fromkeys(found.deep, DEEP)
+        misread = {i: read_as[path] for i, path in enumerate(images.paths) if path in read_as}
+        return replace(images.without(found.broken), misread=misread)
 
 
 def from_folders(sources: list[str], options: RuleArguments, batch_size: int, reading: Reading) -> list[Subject]:
@@ -102,7 +105,7 @@ def from_folders(sources: list[str], options: RuleArguments, batch_size: int, re
     subjects = []
     if paths:
         images = reading.table(paths)
-        subjects.append(subject(name, images.without(not_read(images.paths)).without(reading.undecodable(images))))
+        subjects.append(subject(name, reading.decoded(images.without_unlisted(not_read(images.paths)))))
     if clips and paths and importlib.util.find_spec("av") is None:
         say(f"{counted(len(clips), 'clip')} left out: PyAV, which reads them, is not installed: {pip_install('video')}",
             err=True)  # fmt: skip
@@ -144,13 +147,13 @@ def images_of_config(
     """A config, its datasets that can be trained with their images, and what is wrong; `ConfigError` for none."""
     config = read_config(path, release=reading.release, trainer=reading.trainer)
     usable = [d for d in config.datasets if len(d.images) and d.config.resolution is not None]
-    findings = _serious(config.findings)
     if not usable:
-        reasons = "; ".join(f.text for f in findings[:3])
+        reasons = "; ".join(f.text for f in _serious(config.findings)[:3])
         raise ConfigError(f"{path}: no dataset with images and a resolution in it: {reasons or 'see its folders'}")
     paths = list(dict.fromkeys(path for d in usable for path in d.images.paths))
-    everything = reading.table(paths)
-    broken = reading.undecodable(everything)
+    headers = reading.table(paths)
+    everything = reading.decoded(headers)
+    broken = {paths[i]: why for i, why in everything.failures.items() if i not in headers.failures}
     row_of = {name: i for i, name in enumerate(paths)}
     read = []
     for dataset in usable:
@@ -158,14 +161,17 @@ def images_of_config(
         stated = dataset.images.stated_sizes
         known = stated.min(axis=1, initial=1) > 0
         endings = tuple(dict.fromkeys(s.caption_extension for s in dataset.config.subsets if s.caption_extension))
+        masked = [dataset.config.subsets[number - 1].alpha_mask for number in dataset.images.subset.tolist()]
         images = replace(
             images, repeats=dataset.images.repeats, captions=endings or images.captions,
             # sd-scripts trusts the sizes that metadata states
             sizes=np.where(known[:, None], stated, images.sizes).astype(np.int32),
             failures={i: why for i, why in images.failures.items() if not known[i]},
+            misread={i: why for i, why in images.misread.items() if why != TRANSPARENT or not masked[i]},
         )  # fmt: skip
+        check_turned(images.paths, images.orientation.tolist(), "sd-scripts", dataset.config.place, config.findings)
         read.append((dataset, images.without(broken)))
-    return config, read, findings
+    return config, read, _serious(config.findings)
 
 
 def from_musubi_config(
@@ -189,8 +195,8 @@ def from_musubi_config(
             facts = replace(facts, placement=clips.clips)
             placed.append(replace(clips.items, batch_size=batch))
         else:
-            images = reading.table(paths)
-            images = images.without(reading.undecodable(images))
+            images = reading.decoded(reading.table(paths))
+            check_turned(images.paths, images.orientation.tolist(), "musubi-tuner", place, read.findings)
             repeats = images.repeats * keys.times
             placed.append(PlacedDataset(images.paths, repeats, rule.place(images.sizes), batch, keys.resolution))
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
@@ -214,8 +220,7 @@ def from_job(path: Path, batch_size: int | None, reading: Reading) -> tuple[list
             say(f"{keys.place}: {clips} left out; `kohya-bucket plan {argument(path)}` counts them", err=True)
         if not paths:
             continue
-        images = reading.table(paths)
-        images = images.without(reading.undecodable(images))
+        images = reading.decoded(reading.table(paths))
         images = replace(
             images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
             sizes=counted_sizes(keys, images.sizes, images.orientation, paths), upright=not keys.fast_image_size,

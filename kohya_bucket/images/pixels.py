@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from os import PathLike, fspath
 from typing import Any, NamedTuple
@@ -97,6 +98,12 @@ def load_picture(
     Raises:
         NO_IMAGE: the file is missing, broken or not an image.
     """
+    with _opened(source) as image:
+        return _picture(image, alpha, obey_exif, fit)
+
+
+@contextmanager
+def _opened(source: str | PathLike[str] | bytes) -> Iterator[Image.Image]:
     with io.BytesIO(source) if isinstance(source, bytes) else open_input(source) as file:
         try:
             image = Image.open(file)
@@ -106,7 +113,7 @@ def load_picture(
             file.seek(0)
             image = Image.open(file)
         try:
-            return _picture(image, alpha, obey_exif, fit)
+            yield image
         except MemoryError:
             raise OSError(f"no memory for its {image.width:,}x{image.height:,} pixels") from None
 
@@ -198,23 +205,49 @@ def _is_pillows(module: Any) -> bool:
     return True
 
 
-def decodes(path: str) -> tuple[bool]:
-    """Decode the whole image, as training does it. `UnreadableImageError` or `KohyaBucketError` if it cannot be."""
+_HIDDEN = 0.01  # of the pixels; a soft edge is less
+
+
+def decode(path: str) -> tuple[bool, bool]:
+    """Decode the whole image, as training does it.
+
+    Returns:
+        whether its grey has 16 bits, and whether a part of it is transparent.
+
+    Raises:
+        UnreadableImageError: it cannot be decoded. KohyaBucketError: a URL that cannot be read.
+    """
     try:
-        load_picture(fetched(path))
+        with _opened(fetched(path)) as image:
+            has_alpha = "A" in image.getbands() or "transparency" in image.info
+            pixels = _picture(image, has_alpha, False, None).pixels
+            hidden = has_alpha and float((pixels[..., 3] < 128).mean()) > _HIDDEN
+            return image.mode.startswith("I"), hidden
     except KohyaBucketError:
         raise
     except NO_IMAGE as error:
         raise UnreadableImageError(not_decoded(error)) from None
-    return (True,)
 
 
-def undecodable(paths: Sequence[str], progress: Progress | None = None) -> list[tuple[str, str]]:
-    """(path, reason) of the images that cannot be loaded as training loads them, in the order of `paths`.
+class DecodedImages(NamedTuple):
+    """What decoding showed of images that training does not load, or loads as something else; in their order.
 
-    All are decoded, on as many threads as there are processors; only a few at a time are in memory.
+    Attributes:
+        broken: {path: reason} of those that cannot be decoded.
+        deep: those whose grey has 16 bits, which trainers bring to 8 by cutting it off at 255: nearly all is white.
+        transparent: those with colours under transparency, which trainers show.
     """
+
+    broken: dict[str, str]
+    deep: list[str]
+    transparent: list[str]
+
+
+def decode_all(paths: Sequence[str], progress: Progress | None = None) -> DecodedImages:
+    """Decode images, on as many threads as there are processors; only a few at a time are in memory."""
     job = Job(
-        ScanTask(decodes, [("ok", "?")]), paths, engine="threads", workers=os.cpu_count(), progress=progress
-    ).run()
-    return [(paths[i], reason) for i, reason in sorted(job.failures.items())]
+        ScanTask(decode, [("deep", "?"), ("hidden", "?")]), paths, engine="threads", workers=os.cpu_count(),
+        progress=progress,
+    ).run()  # fmt: skip
+    deep, hidden = ([paths[i] for i in np.flatnonzero(job.rows[name]).tolist()] for name in ("deep", "hidden"))
+    return DecodedImages({paths[i]: reason for i, reason in sorted(job.failures.items())}, deep, hidden)

@@ -21,11 +21,12 @@ from kohya_bucket.images.text_column import TextColumn
 
 
 def _verify(path: str) -> tuple[bool]:
-    from kohya_bucket.images.pixels import decodes  # more of Pillow than a scan of headers needs
+    from kohya_bucket.images.pixels import decode  # more of Pillow than a scan of headers needs
 
     if not is_url(path):
         read_header(path)  # refuses pipes, devices and gigabytes of nothing before all of it is read
-    return decodes(path)
+    decode(path)
+    return (True,)
 
 
 _SIZE = ScanTask(read_header, [("width", "i8"), ("height", "i8"), ("orientation", "i8"), ("format", "i8")])

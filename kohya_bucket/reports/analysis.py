@@ -245,6 +245,10 @@ class Analysis:
                          self.rotated.tolist(), lambda i: ORIENTATIONS.get(int(images.orientation[i]), "")),
             ListedImages("broken", "Broken", "These cannot be read or decoded; they are not trained.",
                          sorted(images.failures), images.failures.__getitem__, True),
+            ListedImages("not_listed", "Not listed", "No trainer lists files of these names; they are not trained.",
+                         sorted(images.unlisted), images.unlisted.__getitem__, True),
+            ListedImages("misread", "Read as something else", "Trainers see other pixels than people do.",
+                         sorted(images.misread), images.misread.__getitem__),
             ListedImages("mislabelled", "Named wrongly", "They load anyway.",
                          sorted(images.mislabelled), images.mislabelled.__getitem__, True),
         ]  # fmt: skip
@@ -256,7 +260,7 @@ class Analysis:
     def reason(self, i: int) -> str:
         """Why image `i` is not trained; empty if it is."""
         reason = self.placement.reason(i)
-        return self.images.failures.get(i, "" if reason == Reason.PLACED else reason.text)
+        return self.images.not_read.get(i, "" if reason == Reason.PLACED else reason.text)
 
     def without(self, broken: Mapping[str, str]) -> Analysis:
         """The same with the images at these paths broken, for the reasons given."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted
@@ -115,9 +114,6 @@ def _of_dataset(dataset: DatasetOverview, options: AdapterOptions, images: bool)
     rule = rule_text(placed, options, enable_bucket=config.enable_bucket)
     held_back = 0 if read.validation is None else len(read.validation)
     below = [] if read.validation is None else [f"held back for validation: {held_back:,}"]
-    if dataset.turned:
-        asked = say_orientations(dataset.turned)
-        below.append(f"with an EXIF turn or mirroring, which sd-scripts ignores: {len(dataset.turned):,} ({asked})")
     at = [f"{size_text(size)}, " for size in options.resolutions or ()] or [""]
     below += [f"{where}{cuts}" for where, cuts in zip(at, dataset.focus_cuts, strict=False)]
     rows = dataset.image_rows() if images else []

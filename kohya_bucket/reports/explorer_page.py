@@ -162,6 +162,7 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
     out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
     row = 0
     for number, images in zip(datasets or [0], tables, strict=True):
+        not_read = images.not_read
         for i in range(len(images)):
             folder, _, name = names[row].rpartition("/")
             key = folder, int(images.repeats[i]), number
@@ -169,8 +170,8 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
             out["names"].append(name)
             if images.orientation[i] > 1:
                 out["turned"][row] = int(images.orientation[i])
-            if i in images.failures:
-                out["failures"][row] = images.failures[i]
+            if i in not_read:
+                out["failures"][row] = not_read[i]
             row += 1
         out["sizes"] += images.sizes.reshape(-1).tolist()
     out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]

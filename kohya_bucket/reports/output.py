@@ -48,7 +48,8 @@ def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
         "images": {
             "found": len(images),
             "readable": int(readable.sum()),
-            "broken": int((~readable).sum()),
+            "broken": len(images.failures),
+            "not_listed": len(images.unlisted),
             "placed": analysis.summary.placed,
             "without_bucket": len(analysis.unplaced),
             "samples_per_epoch": None if subject.clips else analysis.summary.samples,
@@ -69,6 +70,8 @@ def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
         "underfilled": [str(b.bucket) for b in analysis.underfilled],
         "rarely_used": {"fewer_than": analysis.min_count, "buckets": [str(b.bucket) for b in analysis.rarely_used]},
         "broken": _reasons(images.failures, images, limit),
+        "not_listed": _reasons(images.unlisted, images, limit),
+        "misread": _reasons(images.misread, images, limit),
         "without_bucket": _images(analysis, analysis.unplaced, limit, reason=True),
         "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
         "most_cropped": _images(analysis, analysis.most_cropped, limit),

@@ -102,7 +102,7 @@ def _plain_dataset(analysis: Analysis) -> str:
         for b in used[:_MOST_ROWS]
     ]
     head = ("Bucket", "Images", "Batches", "Cut off, mean", "Worst", "Enlarged")
-    lost = [(images.short_name(i), analysis.reason(i)) for i in (*sorted(images.failures), *analysis.unplaced.tolist())]
+    lost = [(images.short_name(i), analysis.reason(i)) for i in (*sorted(images.not_read), *analysis.unplaced.tolist())]
     placement = analysis.placement
     cropped = [
         (images.short_name(i), str(placement.bucket(i)), f"{placement.crop_loss[i]:.1%}")
@@ -192,7 +192,8 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "batches_of": subject.batches_of,
         "clips": subject.clips and {"lines": subject.clips.lines(), "items": subject.clips.as_dict().get("items")},
         "found": len(images),
-        "broken": int((~images.readable).sum()),
+        "broken": len(images.failures),
+        "not_listed": len(images.unlisted),
         "summary": asdict(analysis.summary),
         "underfilled": len(analysis.underfilled),
         "rare": {"count": len(analysis.rarely_used), "below": analysis.min_count},

@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
-from kohya_bucket.images.pixels import undecodable, upright
+from kohya_bucket.images.pixels import decode_all, upright
 from kohya_bucket.inputs import open_input
 from kohya_bucket.reports.analysis import Analysis
 
@@ -69,7 +69,7 @@ def illustrate(
         turned = {path for path in new if turns[path]}
         pictures |= zip(new, make_thumbnails(new, progress, turned), strict=True)
         files = [path for path in new if pictures[path] is None and not is_video(path) and Path(path).is_file()]
-        if broken := dict(undecodable(files)):
+        if broken := decode_all(files).broken:
             out = [a.without(broken) for a in out]
 
 

@@ -36,8 +36,10 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.subject import DEEP
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.findings import fix_command
 from kohya_bucket.trainers.sdscripts.families import Trainer
 
 
@@ -128,9 +130,25 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
     """Changes to the images themselves."""
     if analysis.images.failures:
         count, before = len(analysis.images.failures), analysis.summary
+        fix = fix_command(analysis.images.paths[i] for i in analysis.images.failures)
         yield Recommendation(
-            "files", f"{count:,} unreadable", "repair, convert or remove", "They are not trained",
-            f"{count:,} more images, or a clean log", "", before, before, "broken",
+            "files", f"{count:,} unreadable", f"repair or remove; {fix} sets aside what cannot be decoded",
+            "They are not trained", f"{count:,} more images, or a clean log", "", before, before, "broken",
+        )  # fmt: skip
+    if unlisted := analysis.images.unlisted:
+        before, fix = analysis.summary, fix_command(analysis.images.paths[i] for i in unlisted)
+        yield Recommendation(
+            "files", f"{len(unlisted):,} named as no trainer lists them", f"convert or rename: {fix}",
+            "They are not trained", f"{counted(len(unlisted), 'more image')}", "", before, before, "not_listed",
+        )  # fmt: skip
+    if misread := analysis.images.misread:
+        before, deep = analysis.summary, [analysis.images.paths[i] for i, why in misread.items() if why == DEEP]
+        ways = [f"bring 16-bit grey to 8 bits: {fix_command(deep)}"] if deep else []
+        ways += ["put transparent ones onto a background"] if len(deep) < len(misread) else []
+        yield Recommendation(
+            "files", f"{len(misread):,} read as something else", "; ".join(ways),
+            "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen", "", before,
+            before, "misread",
         )  # fmt: skip
     long = _too_long(analysis)
     if count := int(long.sum()):
@@ -182,8 +200,9 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         placement = subject.rule.place(sizes)
         after = summarize(sizes, placement, subject.counts(placement, subject.rule))
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
+        fix = fix_command(images.paths[i] for i in turned.tolist())
         yield Recommendation(
-            "files", f"{len(turned):,} turned or mirrored by EXIF", "turn the pixels: kohya-bucket fix",
+            "files", f"{len(turned):,} turned or mirrored by EXIF", f"turn the pixels: {fix}",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
             f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after, "exif_rotated",
         )  # fmt: skip

@@ -88,6 +88,10 @@ class ClipFacts:
         return out
 
 
+DEEP = "16 bits of grey, of which nearly all is trained as white"
+TRANSPARENT = "transparent parts, of which the colours underneath are trained"
+
+
 @dataclass(frozen=True)
 class ImageTable:
     """N images.
@@ -98,6 +102,8 @@ class ImageTable:
         repeats: [N] how often an epoch trains each.
         orientation: [N] EXIF orientation, 1 is upright.
         failures: index -> why its size could not be read.
+        unlisted: index -> why no trainer lists it, by its name; such images have no size, and are in no failure.
+        misread: index -> what a trainer reads it as, instead of what people see.
         mislabelled: index -> how its name and its content differ.
         hashes: [N] content hashes (empty where there is none), or None where they were not computed.
         captions: endings of caption files, tried in this order beside an image.
@@ -109,6 +115,8 @@ class ImageTable:
     repeats: npt.NDArray[np.int64]
     orientation: npt.NDArray[np.uint8]
     failures: Mapping[int, str] = field(default_factory=dict)
+    unlisted: Mapping[int, str] = field(default_factory=dict)
+    misread: Mapping[int, str] = field(default_factory=dict)
     mislabelled: Mapping[int, str] = field(default_factory=dict)
     hashes: Sequence[str] | None = None
     captions: tuple[str, ...] = CAPTION_EXTENSIONS
@@ -142,16 +150,32 @@ class ImageTable:
 
         return replace(
             self, paths=[self.paths[i] for i in chosen], sizes=self.sizes[rows], repeats=self.repeats[rows],
-            orientation=self.orientation[rows], failures=moved(self.failures), mislabelled=moved(self.mislabelled),
+            orientation=self.orientation[rows], failures=moved(self.failures), unlisted=moved(self.unlisted),
+            misread=moved(self.misread), mislabelled=moved(self.mislabelled),
             hashes=None if self.hashes is None else [self.hashes[i] for i in chosen],
         )  # fmt: skip
 
     def without(self, broken: Mapping[str, str]) -> ImageTable:
         """The same with the images at these paths unreadable, for the reasons given."""
-        rows = [i for i, path in enumerate(self.paths) if path in broken] if broken else []
+        sizes, reasons = self._left_out(broken)
+        return replace(self, sizes=sizes, failures={**self.failures, **reasons})
+
+    def without_unlisted(self, unlisted: Mapping[str, str]) -> ImageTable:
+        """The same with the images at these paths listed by no trainer, for the reasons given."""
+        sizes, reasons = self._left_out(unlisted)
+        failures = {i: why for i, why in self.failures.items() if i not in reasons}
+        return replace(self, sizes=sizes, failures=failures, unlisted=reasons)
+
+    def _left_out(self, why: Mapping[str, str]) -> tuple[IntArray, dict[int, str]]:
+        reasons = {i: why[path] for i, path in enumerate(self.paths) if path in why} if why else {}
         sizes = self.sizes.copy()
-        sizes[rows] = 0
-        return replace(self, sizes=sizes, failures={**self.failures, **{i: broken[self.paths[i]] for i in rows}})
+        sizes[list(reasons)] = 0
+        return sizes, reasons
+
+    @property
+    def not_read(self) -> dict[int, str]:
+        """Why images are not trained whatever their bucket: index -> reason."""
+        return {**self.failures, **self.unlisted}
 
     @property
     def readable(self) -> npt.NDArray[np.bool_]:

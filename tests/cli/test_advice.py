@@ -201,10 +201,8 @@ def test_all_turns_and_mirrors_are_counted(mixed, tmp_path) -> None:
     config = write(tmp_path, mixed)
     text = "1 mirrored left to right; 1 upside down; 1 a quarter turn clockwise"
     output = run("plan", config).output
-    assert f"with an EXIF turn or mirroring, which sd-scripts ignores: 3 ({text})" in output
-    assert (
-        f"3 with an EXIF turn or mirroring that is ignored ({text})" in run("doctor", config, "--quick", code=1).output
-    )
+    assert f"3 images with an EXIF turn or mirroring, which sd-scripts ignores ({text})" in output
+    assert f"which sd-scripts ignores ({text})" in run("doctor", config, "--quick", code=1).output
     turned = next(r for r in advice("--config", config) if "turned" in r["current"])
     assert turned["current"] == "3 turned or mirrored by EXIF"
     meta = {str(mixed / f"{name}.jpg"): {"caption": "x", "train_resolution": [600, 400]} for name in TURNS}
@@ -228,17 +226,17 @@ def test_simulate_says_what_sd_scripts_does_not_read(mixed) -> None:
     gif = mixed / "moving.gif"
     (row,) = json.loads(run("simulate", gif, "--json").stdout)
     assert row["bucket"]
-    assert row["not_read"] == "sd-scripts does not read .gif files: convert it to PNG, JPEG or WebP"
+    assert row["not_read"] == "sd-scripts lists no .gif files: `kohya-bucket fix` converts or renames it"
     assert row["not_read"] in run("simulate", gif).output
-    assert "does not read" not in run("simulate", mixed / "square0.png").output
+    assert "lists no" not in run("simulate", mixed / "square0.png").output
     assert json.loads(run("simulate", "300x200", "--json").stdout)[0]["not_read"] == ""
 
 
 def test_what_sd_scripts_does_not_read_is_not_counted_as_trained(mixed) -> None:
     (one,) = json.loads(run("analyze", mixed, "--json").stdout)["datasets"]
     assert (one["images"]["found"], one["images"]["readable"]) == (27, 25)
-    reasons = {Path(b["path"]).name: b["reason"] for b in one["broken"]["listed"]}
-    assert ".gif" in reasons["moving.gif"]
+    assert (one["images"]["broken"], one["images"]["not_listed"]) == (1, 1)
+    assert [Path(b["path"]).name for b in one["not_listed"]["listed"]] == ["moving.gif"]
     assert one["summary"]["placed"] == 25
     output = run("buckets", "make", mixed).output
     assert "(1 unreadable left out) (1 left out" in output

@@ -46,7 +46,8 @@ def test_a_folder_in_which_nothing_can_be_read(tmp_path) -> None:
 def test_json_counts_what_is_there(folder) -> None:
     data = read(folder, "--hash", "--batch-size", 4)
     assert data["images"] == {
-        "found": 14, "readable": 13, "broken": 1, "placed": 13, "without_bucket": 0, "samples_per_epoch": 13,
+        "found": 14, "readable": 13, "broken": 1, "not_listed": 0, "placed": 13, "without_bucket": 0,
+        "samples_per_epoch": 13,
     }  # fmt: skip
     assert data["batch_size"] == 4
     assert [b["path"] for b in data["broken"]["listed"]] == [str(folder / "broken.jpg")]

@@ -50,7 +50,7 @@ def test_the_images_of_a_folder_are_in_the_page(opened, tmp_path) -> None:
     assert images["sizes"] == [40, 30, 30, 40, 0, 0, 0, 0]
     assert images["groups"] == [["a b", 1, None, None], ["", 1, None, None]]
     assert "not an image" in images["failures"]["2"]
-    assert images["failures"]["3"].startswith("sd-scripts does not read .gif files")
+    assert images["failures"]["3"].startswith("sd-scripts lists no .gif files")
     assert Path(url2pathname(urlparse(images["base"]).path)) == tmp_path / "d #ä"
     assert unquote(images["base"]).endswith("/d #ä/")
     assert images["root"] == (tmp_path / "d #ä").as_posix()

@@ -8,7 +8,7 @@ from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import read_sizes
-from kohya_bucket.images.pixels import load_pixels, undecodable
+from kohya_bucket.images.pixels import decode_all, load_pixels
 
 
 def noise(size, seed):
@@ -20,7 +20,7 @@ def test_each_format_cut_behind_its_header(tmp_path, ending):
     whole, cut = tmp_path / f"whole.{ending}", tmp_path / f"cut.{ending}"
     noise((160, 120), 0).save(whole)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
-    ((path, reason),) = undecodable([str(whole), str(cut)])
+    ((path, reason),) = decode_all([str(whole), str(cut)]).broken.items()
     assert path == str(cut)
     assert reason.startswith("cannot be read as an image (")
     assert "repair" not in reason
@@ -36,17 +36,49 @@ def test_all_are_counted_in_their_order(tmp_path):
         paths.append(str(path))
     assert (read_sizes(paths).sizes == 20).all()
     told = []
-    found = undecodable(paths, lambda done, total: told.append((done, total)))
-    assert [path for path, _ in found] == paths[3::7]
+    found = decode_all(paths, lambda done, total: told.append((done, total))).broken
+    assert list(found) == paths[3::7]
     assert told[-1] == (100, 100)
     assert told == sorted(told)
-    assert undecodable([]) == []
+    assert decode_all([]) == ({}, [], [])
+
+
+def test_what_trainers_read_as_something_else(tmp_path):
+    """By what Pillow makes of them: nearly all of 16-bit grey is white, and colours under transparency are shown."""
+    draws = np.random.default_rng(0)
+    deep, transparent, paths = [], [], []
+    for i in range(60):
+        path = str(tmp_path / f"{i}.png")
+        kind = draws.integers(6)
+        alpha = np.full((40, 30, 1), 255, np.uint8)
+        alpha[: int(draws.integers(0, 41))] = draws.integers(256)
+        colours = draws.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+        if kind == 0:
+            Image.fromarray(draws.integers(0, 65536, (40, 30), dtype=np.uint16)).save(path)
+        elif kind == 1:
+            Image.fromarray(colours[..., 0]).save(path)
+        elif kind == 2:
+            Image.fromarray(colours).quantize(8).save(path, transparency=int(draws.integers(9)))
+        elif kind == 3:
+            Image.fromarray(colours).save(path, transparency=tuple(colours[0, 0].tolist()))
+        else:
+            Image.fromarray(np.concatenate([colours, alpha], axis=2)).save(path)
+        with Image.open(path) as image:
+            grey = np.asarray(image.convert("RGB")).mean()
+            if kind == 0:
+                assert grey > 250
+                deep.append(path)
+            if (np.asarray(image.convert("RGBA"))[..., 3] < 128).mean() > 0.01:
+                transparent.append(path)
+        paths.append(path)
+    assert decode_all(paths) == ({}, deep, transparent)
+    assert 3 < len(transparent) < 40
 
 
 def test_why_names_no_object_of_python(tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
-    (one,) = undecodable([str(tmp_path / "empty.png")])
-    assert one[1] == "cannot be read as an image (cannot identify image file)"
+    (one,) = decode_all([str(tmp_path / "empty.png")]).broken.values()
+    assert one == "cannot be read as an image (cannot identify image file)"
     with pytest.raises(KohyaBucketError, match=r"\(cannot identify image file\); repair or remove it"):
         load_pixels(tmp_path / "empty.png", fetch=lambda: b"")
 
@@ -58,5 +90,5 @@ def test_images_behind_urls():
         noise((30, 20), 0).save(file, "PNG")
     data = memory.cat("/decoding/a.png")
     memory.pipe("/decoding/b.png", data[:300])
-    found = undecodable([f"memory://decoding/{name}.png" for name in "abc"])
-    assert [path for path, _ in found] == ["memory://decoding/b.png", "memory://decoding/c.png"]
+    found = decode_all([f"memory://decoding/{name}.png" for name in "abc"]).broken
+    assert list(found) == ["memory://decoding/b.png", "memory://decoding/c.png"]

@@ -73,8 +73,8 @@ def test_the_keys_of_the_json_format() -> None:
     (one,) = report_as_dict([analyze(Subject("set", table([(900, 700)]), RULES[0]))])["datasets"]
     assert list(one) == [
         "name", "rule", "source", "batch_size", "clips", "images", "aspects", "summary", "buckets", "underfilled",
-        "rarely_used", "broken", "without_bucket", "outliers", "most_cropped", "most_enlarged", "focus",
-        "exif_rotated", "mislabelled", "duplicates", "recommendations",
+        "rarely_used", "broken", "not_listed", "misread", "without_bucket", "outliers", "most_cropped",
+        "most_enlarged", "focus", "exif_rotated", "mislabelled", "duplicates", "recommendations",
     ]  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def analyze(
         console.print(f"{finding.severity.value}: ", style="yellow", end="")
         console.print(finding.text, markup=False, soft_wrap=True)
     for analysis in analyses:
-        print_analysis(analysis, console, limit or 5)
+        print_analysis(analysis, console, limit or 5, decoded=decode)
 
 
 def _subjects(

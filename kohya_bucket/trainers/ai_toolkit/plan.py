@@ -19,11 +19,11 @@ from kohya_bucket.buckets.trainers import AIToolkitBuckets
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
-from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress
+from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.group import GpuRow, Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
@@ -103,6 +103,8 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     """The images, and where clips are trained the clips, of a dataset, in an order that no file system decides."""
     if os.path.isdir(keys.source):
         found = sorted(_files_below(keys.source, _IMAGES + _CLIPS if keys.of_clips else _IMAGES))
+        others = tuple(ending for ending in IMAGE_EXTENSIONS if ending not in _IMAGES)
+        check_ignored(sorted(_files_below(keys.source, others)), "ai-toolkit", keys.place, findings)
     else:
         try:
             found = list(parse_json(read_text(Path(keys.source))))
@@ -161,8 +163,7 @@ def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | No
     if left_out:
         first = some([f"{path}: {why}" for path, why in left_out], 1)
         message = f"{counted(len(left_out), 'file')} that ai-toolkit leaves out ({first})"
-        remedy = what_to_do(*(why for _, why in left_out))
-        findings.warning("not-trained", keys.place, message, remedy, [path for path, _ in left_out])
+        findings.warning("not-trained", keys.place, message, repaired(dict(left_out)), [path for path, _ in left_out])
     kept, turns = np.flatnonzero(placement.placed).tolist(), keys.flips
     buckets = [(*as_pair(placement.bucket_sizes[i]), keys.num_frames if is_clip[i] else 1) for i in kept]
     items = PlannedItems.of(

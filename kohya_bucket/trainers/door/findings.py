@@ -5,16 +5,19 @@ from __future__ import annotations
 import enum
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kohya_bucket.extras import argument
 from kohya_bucket.images.formats import what_to_do
+from kohya_bucket.images.headers import say_orientations
+from kohya_bucket.images.listing import from_here
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import undecodable
+from kohya_bucket.images.pixels import DecodedImages, decode_all
 from kohya_bucket.texts import counted, some
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
@@ -44,7 +47,7 @@ class Finding:
         message: what is wrong, with the value, and why it matters.
         remedy: what to do; may be empty.
         names: the files or keys concerned, all of them.
-        count: for how many it stands: 1, or more for the last of many of one kind; see `Findings`.
+        count: how many files or keys it names, 1 for none; of the last of many of one kind, for how many it stands.
     """
 
     severity: Severity
@@ -96,15 +99,19 @@ class Findings:
 
     def error(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
         """Add something that the trainer stops at."""
-        self._items.append(Finding(Severity.ERROR, code, where, message, remedy, tuple(names)))
+        self._add(Severity.ERROR, code, where, message, remedy, names)
 
     def warning(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
         """Add something that spoils the training without stopping it."""
-        self._items.append(Finding(Severity.WARNING, code, where, message, remedy, tuple(names)))
+        self._add(Severity.WARNING, code, where, message, remedy, names)
 
     def note(self, code: str, where: str, message: str, remedy: str = "", names: Iterable[str] = ()) -> None:
         """Add something that is good to know."""
-        self._items.append(Finding(Severity.NOTE, code, where, message, remedy, tuple(names)))
+        self._add(Severity.NOTE, code, where, message, remedy, names)
+
+    def _add(self, severity: Severity, code: str, where: str, message: str, remedy: str, names: Iterable[str]) -> None:
+        named = tuple(names)
+        self._items.append(Finding(severity, code, where, message, remedy, named, max(len(named), 1)))
 
     def add(self, others: Iterable[Finding]) -> None:
         self._items += others
@@ -156,22 +163,79 @@ class Section:
         """Something here would stop the training, or the trainer without this package."""
         return bool(self.findings.of(Severity.ERROR)) or any(finding.stops_alone for finding in self.findings)
 
-    def decode(self, paths: Iterable[str], show: ShowProgress, then: str, *, stops: bool) -> None:
-        """Decode images, and name those that cannot be: an error where training `stops`; `then` says what it does."""
+    def decode(
+        self, paths: Iterable[str], show: ShowProgress, then: str, *, stops: bool, masked: Collection[str] = ()
+    ) -> None:
+        """Decode images, and name those that cannot be, or that are trained as something else than people see.
+
+        Args:
+            then: what the trainer does at one that cannot be decoded: an error where it `stops`.
+            masked: of which images transparency is used as a mask.
+        """
         images = list(dict.fromkeys(paths))
         with show("decoding every image") as progress:
-            bad = undecodable(images, progress)
+            found = decode_all(images, progress)
+        bad = found.broken
         self.facts.append(("decoded", f"{counted(len(images), 'image')}, {len(bad):,} of them cannot be decoded"))
         if bad:
-            names = [f"{path}: {reason}" for path, reason in bad]
+            names = [f"{path}: {reason}" for path, reason in bad.items()]
             message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}){then}"
             report = self.findings.error if stops else self.findings.warning
-            report("undecodable", "", message, what_to_do(*(reason for _, reason in bad)), names)
+            report("undecodable", "", message, repaired(bad), names)
+        check_pixels(found, self.findings, masked)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         facts = [{"name": name, "text": text} for name, text in self.facts]
         return {"title": self.title, "facts": facts, "findings": [f.as_dict() for f in self.findings]}
+
+
+def fix_command(paths: Iterable[str]) -> str:
+    """The command that mends files, or sets them aside, in the folders that these are in."""
+    folders = [folder for folder in dict.fromkeys(Path(path).parent for path in paths) if folder.is_dir()]
+    return " and ".join(f"`kohya-bucket fix {argument(from_here(str(folder)))}`" for folder in folders[:2]) or (
+        "`kohya-bucket fix`"
+    )
+
+
+def repaired(reasons: Mapping[str, str]) -> str:
+    """What to do about images that cannot be read, given with the reason of each."""
+    remedy = what_to_do(*reasons.values())
+    there = [path for path, reason in reasons.items() if "repair" in what_to_do(reason)]
+    return f"{remedy}; {fix_command(there)} sets aside what cannot be decoded" if there else remedy
+
+
+def check_pixels(found: DecodedImages, findings: Findings, masked: Collection[str] = ()) -> None:
+    """Name the images whose pixels a trainer takes for others than people see."""
+    if found.deep:
+        message = f"{counted(len(found.deep), 'image')} of 16-bit grey, of which trainers read nearly all as white "
+        findings.warning("deep-grey", "", f"{message}({some(found.deep, 2)})", fix_command(found.deep), found.deep)
+    if shown := [path for path in found.transparent if path not in masked]:
+        message = f"{counted(len(shown), 'image')} with transparent parts, of which the colours underneath are trained "
+        remedy = "put them onto a background of the colour that is meant"
+        findings.warning("transparent", "", f"{message}({some(shown, 2)})", remedy, shown)
+
+
+def check_ignored(paths: Sequence[str], trainer: str, place: str, findings: Findings, otherwise: str = "") -> None:
+    """Name the files that a trainer's listing passes over, though their names say that they are images."""
+    if paths:
+        names = [Path(path).name for path in paths]
+        message = (
+            f"{counted(len(paths), 'file', 'is', 'are')} named like an image, and {trainer} does not list such names "
+        )
+        remedy = f"{fix_command(paths)} converts or renames them{otherwise}"
+        findings.warning("ignored-files", place, f"{message}({some(names)})", remedy, paths)
+
+
+def check_turned(
+    paths: Sequence[str], orientations: Sequence[int], trainer: str, place: str, findings: Findings
+) -> None:
+    """Name images that EXIF asks to turn or mirror, for a trainer that takes the pixels as they are stored."""
+    turned = [path for path, orientation in zip(paths, orientations, strict=True) if orientation > 1]
+    if turned:
+        asked = say_orientations([one for one in orientations if one > 1])
+        message = f"{counted(len(turned), 'image')} with an EXIF turn or mirroring, which {trainer} ignores ({asked}): "
+        findings.warning("turned", place, f"{message}{some(turned, 2)}", fix_command(turned), turned)
 
 
 def without_other_forms(

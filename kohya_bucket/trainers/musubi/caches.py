@@ -149,7 +149,7 @@ class Caches:
 
     @property
     def uncaptioned(self) -> str:
-        """Why images of its folder are no items; empty where all are."""
+        """Why images of its folder are left out; empty where all are items."""
         folder = getattr(self.dataset, "image_directory", None)
         if not folder or not os.path.isdir(folder):
             return ""

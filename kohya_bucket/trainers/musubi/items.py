@@ -224,7 +224,7 @@ def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, 
         numbered = [*(_numbered(row, "image_path_", 1) if several else ()), *_numbered(row, "control_path_", 0)]
         single = [row["control_path"]] if row.get("control_path") else []
         if odd := [one for one in (*numbered, *single) if not isinstance(one, str)]:
-            raise ConfigError(f"line {number} of {file} names {odd[0]!r}, which is no path: write one path in quotes")
+            raise ConfigError(f"line {number} of {file} names {odd[0]!r}, but one path in quotes is needed")
         more = {key: row[key] for key in sorted(row) if _KNOWN_KEYS.fullmatch(key) is None} if per_clip else {}
         named = row.get("audio_path") if with_sound else None
         sound = [named] if named else sounds.get(path, ())

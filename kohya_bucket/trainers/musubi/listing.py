@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.formats import VIDEO_EXTENSIONS, frame_endings, is_listed
+from kohya_bucket.images.formats import VIDEO_EXTENSIONS, format_of_extension, frame_endings, is_listed
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
 from kohya_bucket.texts import counted, parse_json, read_text, some
-from kohya_bucket.trainers.door.findings import Findings, check_marks, without_other_forms
+from kohya_bucket.trainers.door.findings import Findings, check_ignored, check_marks, fix_command, without_other_forms
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
@@ -76,6 +76,9 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
         findings.error("missing-folder", place, f"{quoted(folder)} {why}", path_meant(folder))
         return []
     if keys.what == "image":
+        listed = set(_ending_in(names, folder, frame_endings()))
+        images = [os.path.join(folder, name) for name in names if format_of_extension(os.path.splitext(name)[1])]
+        check_ignored([path for path in images if path not in listed], "musubi-tuner", place, findings)
         of_others = isinstance(keys, ImageKeys) and keys.multiple_target
         kept, bare = images_of(folder, keys.caption_extension, of_others=of_others)
         if bare and (bare := without_other_forms(bare, names, keys.caption_extension or "", place, findings)):
@@ -220,9 +223,10 @@ def _check_captions(keys: CommonKeys, paths: Sequence[str], place: str, findings
     files = [os.path.splitext(path)[0] + keys.caption_extension for path in paths]
     files = [file for file in files if os.path.exists(file)]
     job = Job(ScanTask(_caption_row, [("text", "O")]), files).run()
-    if broken := [f"{files[i]}: {why}" for i, why in job.failures.items()]:
-        message = f"{counted(len(broken), 'caption file')}, at which musubi-tuner stops ({some(broken, 2)})"
-        findings.error("broken-caption", place, message, "save them as UTF-8", broken)
+    if broken := {files[i]: why for i, why in job.failures.items()}:
+        first = some([f"{file}: {why}" for file, why in broken.items()], 2)
+        message = f"{counted(len(broken), 'caption file')}, at which musubi-tuner stops ({first})"
+        findings.error("broken-caption", place, message, f"{fix_command(broken)} writes them as UTF-8", broken)
     texts = [text or None for text in job.rows["text"].tolist()]  # 0 of a broken one
     check_marks(zip(files, texts, strict=True), place, findings)
 

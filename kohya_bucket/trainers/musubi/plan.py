@@ -20,10 +20,9 @@ from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
-from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
+from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress, check_turned, repaired
 from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
@@ -88,6 +87,7 @@ def _place(
         scan = read_clips(paths, decode=decode, progress=progress)
         return replace(place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
     sizes = scan_sizes(paths, progress=progress)
+    check_turned(paths, sizes.orientation.tolist(), "musubi-tuner", place, findings)
     placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     kept = np.flatnonzero(placement.placed)
@@ -141,7 +141,7 @@ def _left_out(
     if rest := [one for one in left_out if one[1] != Reason.TOO_SHORT.text]:
         names = [f"{path}: {why}" for path, why in rest]
         message = f"{counted(len(rest), what)} cannot be trained ({some(names, 1)})"
-        findings.warning("not-trained", place, message, what_to_do(*(why for _, why in rest)), names)
+        findings.warning("not-trained", place, message, repaired(dict(rest)), names)
     return left_out
 
 

@@ -18,11 +18,9 @@ import numpy as np
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_from
-from kohya_bucket.images.formats import what_to_do
-from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.activation import activation, site_packages
-from kohya_bucket.trainers.door.findings import Section, ShowProgress
+from kohya_bucket.trainers.door.findings import Section, ShowProgress, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.sdscripts.checkout import describe_folder, find_checkout, has_patch, try_checkout
 from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
@@ -83,16 +81,15 @@ def _summary(dataset: DatasetOverview) -> str:
     text = f"{number} in {buckets}, {batches} an epoch"
     if dataset.read.images.skipped:
         text += f", {len(dataset.read.images.skipped):,} left out by skip_image_resolution"
-    if dataset.turned:
-        asked = say_orientations(dataset.turned)
-        text += f", {len(dataset.turned):,} with an EXIF turn or mirroring that is ignored ({asked})"
     return text
 
 
 def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
+    images = dataset.read.images
+    path_of = dict(zip(images.keys, images.paths, strict=True))
     if dataset.left_out:
         names = [f"{key}: {reason}" for key, reason in dataset.left_out]
-        remedy = what_to_do(*(reason for _, reason in dataset.left_out))
+        remedy = repaired({path_of[key]: reason for key, reason in dataset.left_out})
         message = (
             f"{counted(len(names), 'image')} not trained ({some(names, 1)}); sd-scripts alone would stop when it reads "
             "or loads one"
@@ -100,8 +97,6 @@ def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
         if dataset.read.config.bucket_no_upscale:
             remedy += ", or set bucket_no_upscale = false for the small ones"
         section.findings.warning("left-out", dataset.read.config.place, message, remedy, names)
-    images = dataset.read.images
-    path_of = dict(zip(images.keys, images.paths, strict=True))
     return {path_of[key] for key, _ in dataset.left_out}
 
 
@@ -129,13 +124,19 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
 
 
 def _decode(section: Section, read: Config, known: set[str], show: ShowProgress, *, stops: bool) -> None:
-    lists = [found for d in read.datasets for found in (d.images, d.validation) if found is not None]
+    read_lists = [(d.config, found) for d in read.datasets for found in (d.images, d.validation) if found is not None]
     then = '; training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
         "; sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its turn "
         "comes, and another image of its bucket trains in its place"
     )  # fmt: skip
-    every = (path for found in lists for path in (*found.paths, *found.conditioning) if path and path not in known)
-    section.decode(every, show, then, stops=stops)
+    every = (p for _, found in read_lists for p in (*found.paths, *found.conditioning) if p and p not in known)
+    masked = {
+        path
+        for config, found in read_lists
+        for path, subset in zip(found.paths, found.subset.tolist(), strict=True)
+        if config.subsets[subset - 1].alpha_mask
+    }
+    section.decode(every, show, then, stops=stops, masked=masked)
 
 
 # A checkout of sd-scripts: its version, how the adapter comes into it, whether it knows it, what it needs.

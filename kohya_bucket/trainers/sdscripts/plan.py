@@ -17,12 +17,11 @@ from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
-from kohya_bucket.trainers.door.findings import Findings, Severity
+from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned, repaired
 from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
@@ -140,6 +139,9 @@ def _place(
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
     turned = [scan.orientation[scan.rotated()].tolist() for scan in (read, stated) if scan is not None]
+    for scan in (read, stated):
+        if scan is not None:
+            check_turned(scan.paths, scan.orientation.tolist(), "sd-scripts", dataset.config.place, findings)
     trained = read.sizes[placing.placement.placed]
     without = read.sizes[~placing.placement.placed]
     mends = mends_of(keys, options, without, trainer)
@@ -200,7 +202,7 @@ def name_unreadable(datasets: Sequence[ReadDataset], findings: Findings, progres
     if bad:
         names = [f"{path}: {why}" for path, why in bad]
         message = f"{counted(len(bad), 'image')} cannot be read ({some(names, 1)})"
-        findings.warning("unreadable-image", "", message, what_to_do(*(why for _, why in bad)), names)
+        findings.warning("unreadable-image", "", message, repaired(dict(bad)), names)
     return {path for path, _ in bad}
 
 

@@ -75,7 +75,7 @@ class Collection {
         for (const { path, item } of some) {
           if (stopped()) return;
           const ending = path.slice(path.lastIndexOf("."));
-          if (this.trained && !this.trained.has(ending)) item.reason = `sd-scripts does not read ${ending} files: convert it to PNG, JPEG or WebP`;
+          if (this.trained && !this.trained.has(ending)) Object.assign(item, { reason: `sd-scripts lists no ${ending} files: kohya-bucket fix converts or renames it`, unlisted: true });
           this.add(item, this.group(folderOf(path), repeatsOf(folderOf(path))));
           this.reading.done++;
           tick();

@@ -127,8 +127,8 @@ class Explorer extends WithConfig {
     if (reading.done < reading.all) return;
     this.progress.hidden = true;
     const passed = [...this.images.passedOver].sort((a, b) => b[1] - a[1]), others = passed.reduce((sum, one) => sum + one[1], 0);
-    const bad = this.images.items.filter((item) => item.reason).length;
-    this.status.textContent = [`${plural(reading.done)} read in ${((performance.now() - began) / 1000).toFixed(1)} s`, bad ? `${int(bad)} of them not readable` : "",
+    const bad = this.images.items.filter((item) => item.reason && !item.unlisted).length, unlisted = this.images.items.filter((item) => item.unlisted).length;
+    this.status.textContent = [`${plural(reading.done)} read in ${((performance.now() - began) / 1000).toFixed(1)} s`, bad ? `${int(bad)} of them not readable` : "", unlisted ? `${int(unlisted)} that no trainer lists` : "",
       others ? `${int(others)} other ${others === 1 ? "file" : "files"} skipped (${passed.slice(0, 4).map(([ending]) => ending || "no ending").join(", ")})` : ""].filter(Boolean).join(", ") + ".";
     document.documentElement.dataset.read = reading.done;
   }

@@ -13,9 +13,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import path_meant, quoted
@@ -24,7 +25,7 @@ from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, ScanTask
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, without_other_forms
+from kohya_bucket.trainers.door.findings import Findings, check_ignored, fix_command, without_other_forms
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
@@ -105,13 +106,11 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
 
 def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
     """Say which files of a folder look like images and are passed over."""
-    if folder.ignored:
-        files = counted(len(folder.ignored), "file", "is", "are")
-        message = f"{files} named like an image but not read in {quoted(folder.path)}"
-        remedy = "convert to PNG, JPEG or WebP, with .png, .jpg or .webp in all lower or all upper case"
-        if not _WITH_PLUGIN.keys().isdisjoint(os.path.splitext(name)[1].lower() for name in folder.ignored):
-            remedy += f", or pip install {' '.join(plugin for plugin, _ in _WITH_PLUGIN.values())}"
-        findings.warning("ignored-files", where, f"{message} ({some(folder.ignored)})", remedy, folder.ignored)
+    endings = {os.path.splitext(name)[1].lower() for name in folder.ignored}
+    plugins = [plugin for ending, (plugin, _) in _WITH_PLUGIN.items() if ending in endings]
+    otherwise = f"; or pip install {' '.join(plugins)}" if plugins else ""
+    paths = [os.path.join(folder.path, name) for name in folder.ignored]
+    check_ignored(paths, "sd-scripts", where, findings, otherwise)
 
 
 def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
@@ -164,17 +163,13 @@ def read_captions(
     for extension, whole in dict.fromkeys(settings):
         same = [i for i, own in enumerate(settings) if own == (extension, whole)]
         paths = [path for i in same for path in folders[i][2]]
-        job = Job(
-            ScanTask(partial(_caption_row, extension=extension, whole=whole), [("caption", "O"), ("cut", "?")]), paths
-        ).run()
+        job = Job(ScanTask(partial(_caption_row, extension=extension, whole=whole), _CAPTION_COLUMNS), paths).run()
         end = 0
         for i in same:
             subset, folder, images = folders[i]
             start, end = end, end + len(images)
             found = job.rows["caption"][start:end].tolist()
-            if broken := [job.failures[k] for k in range(start, end) if k in job.failures]:
-                message = f"{counted(len(broken), 'caption file')} cannot be used ({some(broken, 1)})"
-                findings.error("broken-caption", subset.place, message, names=broken)
+            _report_broken(job.rows[start:end], subset, findings)
             if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
                 _report_missing(missing, folder.names, len(images), subset, findings)
             # 0 of a broken one
@@ -184,12 +179,34 @@ def read_captions(
     return captions
 
 
-def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | None, bool]:
-    """What is trained of a caption, and whether it has further lines that are not."""
-    lines = _caption_lines(image, extension)
+_CAPTION_COLUMNS = [("caption", "O"), ("cut", "?"), ("file", "O"), ("why", "O")]
+
+
+def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | int | None, bool, str, str]:
+    """What is trained of a caption (0 of a broken one), whether it has further lines that are not, the file of a broken
+    one, and why it is; "" for one that is not UTF-8.
+    """
+    try:
+        lines = _caption_lines(image, extension)
+    except BrokenCaptionError as error:
+        return 0, False, error.file, error.why
     if lines is None:
-        return None, False
-    return ("\n".join(filter(None, lines)), False) if whole else (lines[0], any(lines[1:]))
+        return None, False, "", ""
+    return ("\n".join(filter(None, lines)), False, "", "") if whole else (lines[0], any(lines[1:]), "", "")
+
+
+def _report_broken(rows: npt.NDArray[Any], subset: SubsetConfig, findings: Findings) -> None:
+    """Name caption files at which sd-scripts stops: those that `fix` writes as UTF-8, and the others."""
+    broken = {row["file"]: row["why"] for row in rows if row["file"]}
+    if encoded := [file for file, why in broken.items() if not why]:
+        message = (
+            f"{counted(len(encoded), 'caption file')} not in UTF-8, at which sd-scripts stops ({some(encoded, 2)})"
+        )
+        findings.error("broken-caption", subset.place, message, f"{fix_command(encoded)} writes them as UTF-8", encoded)
+    if others := {file: why for file, why in broken.items() if why}:
+        first = some([f"{file}: {why}" for file, why in others.items()], 1)
+        message = f"{counted(len(others), 'caption file')} at which sd-scripts stops ({first})"
+        findings.error("broken-caption", subset.place, message, "write a caption, or delete the file", others)
 
 
 def _report_missing(
@@ -215,11 +232,24 @@ def _report_missing(
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
+class BrokenCaptionError(ConfigError):
+    """A caption file at which sd-scripts stops.
+
+    Attributes:
+        file: its path.
+        why: what is wrong; "" where it is text in another encoding than UTF-8.
+    """
+
+    def __init__(self, file: str, why: str = "") -> None:
+        super().__init__(f"{file}: {why or 'not UTF-8'}, and sd-scripts stops at it")
+        self.file, self.why = file, why
+
+
 def read_caption(image: str, extension: str) -> str | None:
     """The caption in an image's file; None without a file.
 
     Raises:
-        ConfigError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
+        BrokenCaptionError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
     """
     lines = _caption_lines(image, extension)
     return None if lines is None else lines[0]
@@ -237,14 +267,14 @@ def _caption_lines(image: str, extension: str) -> list[str] | None:
         if content is None:
             return None
         text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 ({error}), which makes sd-scripts stop: save it as UTF-8") from None
+    except UnicodeDecodeError:
+        raise BrokenCaptionError(file) from None
     except TooLongError as error:
-        raise ConfigError(f"{file} is {error.strerror}: is it the right one?") from None
+        raise BrokenCaptionError(file, f"{error.strerror}: is it the right one?") from None
     except OSError as error:
-        raise ConfigError(f"{file}: the caption cannot be read: {error.strerror}") from None
+        raise BrokenCaptionError(file, f"it cannot be read ({error.strerror})") from None
     if not text:
-        raise ConfigError(f"{file} is empty, which makes sd-scripts stop: write a caption or delete the file")
+        raise BrokenCaptionError(file, "it is empty")
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 

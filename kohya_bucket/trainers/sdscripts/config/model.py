@@ -13,13 +13,12 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import MOST_REPEATS, check_repeats
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.findings import Findings, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.placing import place_images, refuse_conflicts
@@ -212,13 +211,13 @@ def large_enough(
         paths, [entry.size for entry in listed], dataset.skip_image_resolution, reading.metadata_cache
     )
     registry.skipped += [(listed[i].key, reason) for i, reason in skips.reasons.items()]
-    unreadable = [f"{paths[i]}: {skips.reasons[i]}" for i in skips.unreadable if os.path.exists(paths[i])]
-    if unreadable:
+    reasons = {paths[i]: skips.reasons[i] for i in skips.unreadable if os.path.exists(paths[i])}
+    if unreadable := [f"{path}: {reason}" for path, reason in reasons.items()]:
         message = (
             f"{counted(len(unreadable), 'image')} cannot be read, and with skip_image_resolution sd-scripts leaves "
             f"such images out without a message ({some(unreadable)})"
         )
-        findings.warning("unreadable-image", subset.place, message, what_to_do(*unreadable), unreadable)
+        findings.warning("unreadable-image", subset.place, message, repaired(reasons), unreadable)
     if listed and len(skips.reasons) == len(listed):
         width, height = dataset.skip_image_resolution or (0, 0)
         message = f"all {len(listed)} images have no more pixels than skip_image_resolution {width}x{height}"

@@ -279,9 +279,11 @@ def test_empty_foreign_and_missing_captions() -> None:
     Path("images/a.txt").write_bytes(b"")
     Path("images/b.txt").write_bytes("caf\xe9".encode("latin-1"))
     config = read(GOOD)
-    empty, foreign = found(config, "broken-caption").names
-    assert empty.startswith(os.path.join("images", "a.txt is empty"))
-    assert foreign.startswith(os.path.join("images", "b.txt is not UTF-8"))
+    foreign, empty = (one for one in config.findings if one.code == "broken-caption")
+    assert (foreign.names, empty.names) == ((os.path.join("images", "b.txt"),), (os.path.join("images", "a.txt"),))
+    assert "not in UTF-8" in foreign.message
+    assert foreign.remedy == "`kohya-bucket fix images` writes them as UTF-8"
+    assert "it is empty" in empty.message
     Path("images/a.txt").write_text("first\nsecond\n", encoding="utf-8")
     Path("images/b.txt").unlink()
     config = read(GOOD)
@@ -300,7 +302,9 @@ def test_images_that_differ_by_extension_only(workplace: Path) -> None:
 def test_files_that_look_like_images(workplace: Path) -> None:
     images(workplace / "images", ["c.gif", "d.Png"])
     finding = found(read(GOOD), "ignored-files")
-    assert finding.names == ("c.gif", "d.Png") if os.name != "nt" else ("c.gif",)
+    names = ("c.gif", "d.Png") if os.name != "nt" else ("c.gif",)
+    assert finding.names == tuple(os.path.join("images", name) for name in names)
+    assert (finding.count, finding.remedy) == (len(names), "`kohya-bucket fix images` converts or renames them")
 
 
 def test_subsets_that_are_passed_over() -> None:
