@@ -1,11 +1,11 @@
-"""CPU time for one image: datasets side by side with bucketsampler, decoders, shrinking, and the error of "fast".
+"""CPU time for one image: datasets side by side with bucketsampler, decoders, and the error of "fast".
 
     python benchmarks/pixels.py [--images 6] [--runs 7] [--bucketsampler DIR] [--output FILE]
 
 Pictures are made here: noise of every scale, as photos have it, with hard edges on top; JPEG of quality 90, 4:2:0. All
 figures are CPU time of the whole process (threads of libraries included), medians over images and runs, contestants in
-turn. bucketsampler resizes with Pillow's bicubic filter, which smooths when it shrinks, as the area filter does. OpenCV
-and simplejpeg are switched off where a row says so. Decoders that are not installed are left out and named.
+turn. bucketsampler resizes with Pillow's bicubic filter, which smooths when it shrinks, as the area filter does.
+Decoders that are not installed are left out and named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from unittest import mock
 
@@ -33,14 +32,10 @@ from pixel_encoding import encoding
 from kohya_bucket import BucketedDataset, KohyaBuckets
 from kohya_bucket.images import pixels as pixels_module
 from kohya_bucket.images import resize
-from kohya_bucket.images.area_resize import shrink_by_area
 from kohya_bucket.images.pixels import load_picture
 
 CASES = {"3.8 MP to 512": ((2250, 1688), 512), "1280 px to 1024": ((1280, 1280), 1024),
          "4 MP to 1024": ((2310, 1732), 1024)}  # fmt: skip
-
-SHRINKING = (((2250, 1688), (597, 448)), ((1280, 1280), (1024, 1024)), ((2310, 1732), (1195, 896)),
-             ((6000, 4000), (1254, 836)), ((2048, 2048), (1024, 1024)), ((3072, 3072), (1024, 1024)))  # fmt: skip
 
 
 def picture(size, seed):
@@ -78,26 +73,15 @@ def in_turn(contestants, runs):
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def without(work, *, opencv, simplejpeg):
-    """`work` with what is False switched off."""
-
+def without_simplejpeg(work):
     def run():
-        with ExitStack() as stack:
-            if not opencv:
-                stack.enter_context(mock.patch.object(resize, "_cv2", return_value=None))
-            if not simplejpeg:
-                stack.enter_context(mock.patch.object(pixels_module, "_simplejpeg", return_value=None))
+        with mock.patch.object(pixels_module, "_simplejpeg", return_value=None):
             return work()
 
     return run
 
 
-SWITCHED = {
-    "OpenCV and simplejpeg": lambda work: without(work, opencv=True, simplejpeg=True),
-    "simplejpeg": lambda work: without(work, opencv=False, simplejpeg=True),
-    "OpenCV": lambda work: without(work, opencv=True, simplejpeg=False),
-    "neither": lambda work: without(work, opencv=False, simplejpeg=False),
-}
+SWITCHED = {"simplejpeg": lambda work: work, "Pillow": without_simplejpeg}
 
 
 def items(folder, options):
@@ -144,9 +128,10 @@ def fractions():
     whole = load_picture(file.getvalue())
     for times in (2, 3, 3.9, 4, 6, 7.9, 8, 12):
         to = int(2250 / times), int(1688 / times)
-        want = shrink_by_area(whole.pixels, to).astype(int)
+        want = resize.resize_and_crop(whole.pixels, to, to, "area").astype(int)
         part = load_picture(file.getvalue(), fit=lambda _, to=to: to)
-        found = shrink_by_area(part.pixels, to, (2250 / part.scale, 1688 / part.scale))
+        extent = 2250 / part.scale, 1688 / part.scale
+        found = resize.resize_and_crop(part.pixels, to, to, extent=extent)
         bicubic = np.asarray(Image.fromarray(whole.pixels).resize(to, Image.Resampling.BICUBIC))
         rows.append((times, part.scale, error_of(found - want), error_of(bicubic - want)))
     return rows
@@ -175,21 +160,6 @@ def files(options):
     return found
 
 
-def shrinking(options):
-    rows = []
-    cv2 = importlib.import_module("cv2")
-    for size, to in SHRINKING:
-        pixels = np.asarray(picture(size, 0))
-        assert np.array_equal(shrink_by_area(pixels, to), cv2.resize(pixels, to, interpolation=cv2.INTER_AREA))
-        image = Image.fromarray(pixels)
-        contestants = {"hand": [lambda p=pixels, to=to: shrink_by_area(p, to)],
-                       "cv2": [lambda p=pixels, to=to: cv2.resize(p, to, interpolation=cv2.INTER_AREA)],
-                       "bicubic": [lambda i=image, to=to: i.resize(to, Image.Resampling.BICUBIC)]}  # fmt: skip
-        found = in_turn(contestants, 3 * options.runs)
-        rows.append((size, to, found["hand"], found["cv2"], found["hand"] / found["cv2"], found["bicubic"]))
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--images", type=int, default=6)
@@ -206,10 +176,6 @@ def main() -> None:
     lines = ["| JPEG | an item of | ms of CPU | / bucketsampler |", "| --- | --- | ---: | ---: |"]
     lines += [f"| {case} | {name} | {ms:.1f} | {'-' if ratio is None else f'{ratio:.2f}'} |"
               for case, name, ms, ratio in rows]  # fmt: skip
-    lines += ["", "| shrinking by area | by hand, ms of CPU | OpenCV | by hand / OpenCV | Pillow, bicubic |",
-              "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    lines += [f"| {size[0]}x{size[1]} to {to[0]}x{to[1]} | {hand:.1f} | {cv2:.1f} | {ratio:.2f} | {bicubic:.1f} |"
-              for size, to, hand, cv2, ratio, bicubic in shrinking(options)]  # fmt: skip
     lines += ["", "| encoding, stub VAE of 50 ms for 8, 1280 px to 1024 | ms of CPU per image | idle | images/s |",
               "| --- | ---: | ---: | ---: |"]  # fmt: skip
     lines += [f"| {name} | {ms:.1f} | {idle:.0f} % | {rate:.0f} |" for name, (ms, idle, rate) in waits.items()]

@@ -27,6 +27,9 @@ EXTRAS = {
     "yaml": (("pyyaml",), "jobs of ai-toolkit"),
 }
 
+OPENCV = "pip install opencv-python-headless"
+"""In no extra: it comes in four packages that overwrite each other, and an environment that trains has one of them."""
+
 
 def pip_install(extra: str) -> str:
     """The command that installs what `extra` brings.

@@ -25,7 +25,7 @@ from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import Fit, Picture, to_pixels
-from kohya_bucket.images.resize import choose_interpolation, resize_and_crop, to_floats
+from kohya_bucket.images.resize import require_filter, resize_and_crop, to_floats
 
 
 class Item(dict[str, Any]):
@@ -149,7 +149,6 @@ class ItemSettings:
         if self.transform is not None and not callable(self.transform):
             raise KohyaBucketError(f"transform is {self.transform!r}, but must be a function of a [3, H, W] tensor")
         check_pixel_range(self.pixel_range)
-        choose_interpolation((1, 1), (1, 1), self.interpolation)
         one_of("decode", self.decode, ("exact", "fast"), KohyaBucketError)
         one_of("on_bad_image", self.on_bad_image, ON_BAD_IMAGE, KohyaBucketError)
         if self.fast and self.interpolation not in _BY_AREA:
@@ -157,10 +156,12 @@ class ItemSettings:
                 f"decode='fast' chooses the filter itself, but interpolation is {self.interpolation!r}: leave out one "
                 "of them"
             )
+        if not self.fast:
+            require_filter(self.interpolation)
 
     @property
     def fast(self) -> bool:
-        """JPEG are decoded at a fraction, and torch's filter shrinks in place of the area filter."""
+        """JPEG are decoded at a fraction; other filters, Pillow's and torch's, shrink in place of the area filter."""
         return self.decode == "fast"
 
     def item(
@@ -238,7 +239,7 @@ class BucketResize:
     """
 
     def __init__(self, bucket: Bucket, *, interpolation: str = "auto", pixel_range: PixelRange = (-1, 1)) -> None:
-        choose_interpolation((1, 1), (1, 1), interpolation)
+        require_filter(interpolation)
         self.bucket = bucket
         self.interpolation = interpolation
         self.pixel_range = check_pixel_range(pixel_range)

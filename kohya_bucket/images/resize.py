@@ -1,10 +1,10 @@
 """Pixels of an image as sd-scripts trains them: loaded unrotated, resized, centre-cropped to the bucket.
 
 Source: `load_image`, `trim_and_resize_if_required` and `resize_image` of kohya-ss/sd-scripts. Equal byte for byte
-where OpenCV is installed. Without OpenCV the defaults are equal too; "bilinear" and "bicubic" differ visibly, because
-Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour. sd-scripts does without OpenCV since
-0.12.0 by a module of its own in the place of `cv2`, which is not used here: with it "area" and "bilinear" are OpenCV's
-give or take 1 of 255.
+where OpenCV is installed, which "area" needs, and so the defaults. Without it "bilinear" and "bicubic" differ visibly,
+because Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour. sd-scripts does without it
+since 0.12.0 by a module of its own in the place of `cv2`, which is not used here: with it "area" and "bilinear" are
+OpenCV's give or take 1 of 255.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.area_resize import shrink_by_area
+from kohya_bucket.extras import OPENCV
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -29,7 +29,7 @@ INTERPOLATIONS = ("auto", "area", "lanczos", "bilinear", "bicubic", "nearest", "
 IMITATED = "-stub"  # behind the name of a library whose arithmetic is imitated to 1 of 255
 _ROWS = 32  # of floats at a time: so few stay in a processor's own cache
 _FILTERS = {  # of OpenCV, where it has it as sd-scripts uses it, and of Pillow
-    "area": ("INTER_AREA", Image.Resampling.BILINEAR),  # OpenCV interpolates linearly where "area" would enlarge
+    "area": ("INTER_AREA", None),
     "bilinear": ("INTER_LINEAR", Image.Resampling.BILINEAR),
     "bicubic": ("INTER_CUBIC", Image.Resampling.BICUBIC),
     "nearest": ("INTER_NEAREST_EXACT", Image.Resampling.NEAREST),
@@ -57,6 +57,15 @@ def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], i
     return name
 
 
+def require_filter(interpolation: str | None) -> None:
+    """Raise `KohyaBucketError` for an interpolation that does not exist, or that needs OpenCV where it is missing."""
+    if choose_interpolation((2, 2), (1, 1), interpolation) == "area" and _cv2() is None:
+        raise KohyaBucketError(
+            f"interpolation {interpolation or 'auto'!r} shrinks by the area filter of OpenCV, which is not installed: "
+            f"{OPENCV}, or choose another, such as 'lanczos'"
+        )
+
+
 def resize_and_crop(
     pixels: Pixels,
     resized_size: tuple[int, int],
@@ -74,14 +83,14 @@ def resize_and_crop(
         crop: left and top of the cut in the resized image; None takes the centre, an odd excess losing its
             extra pixel on the right or at the bottom.
         extent: (width, height) in these pixels of the image, which ends within the last of them, where it was decoded
-            at a fraction of its size; it is then shrunk by area. None: all of them.
+            at a fraction of its size; it is then shrunk by Pillow's bicubic filter. None: all of them.
         shrink: makes [H, W, C] as large as (width, height), in place of the area filter where no side grows.
 
     Returns:
         [bucket height, bucket width, C] uint8; contiguous, except for what `shrink` made.
 
     Raises:
-        KohyaBucketError: the resized image does not cover the bucket, or the cut lies outside.
+        KohyaBucketError: the resized image does not cover the bucket, the cut lies outside, or as `require_filter`.
     """
     (width, height), (resized_width, resized_height) = bucket_size, resized_size
     if resized_width < width or resized_height < height:
@@ -91,7 +100,8 @@ def resize_and_crop(
         )
     size = (int(pixels.shape[1]), int(pixels.shape[0]))
     if extent is not None:
-        pixels = shrink_by_area(pixels, (resized_width, resized_height), extent)
+        whole = Image.fromarray(pixels)
+        pixels = np.array(whole.resize((resized_width, resized_height), Image.Resampling.BICUBIC, (0, 0, *extent)))
     elif size != (resized_width, resized_height):
         name = choose_interpolation(size, resized_size, interpolation)
         smaller = shrink if name == "area" and size[0] >= resized_width and size[1] >= resized_height else None
@@ -104,18 +114,17 @@ def resize_and_crop(
     return cut if shrink else np.ascontiguousarray(cut)
 
 
-def resampler(name: str, *, shrinks: bool = True, by_trainer: bool = False) -> str:
+def resampler(name: str, *, by_trainer: bool = False) -> str:
     """Whose arithmetic filter `name` has here, "cv2" or "pillow". Part of a latent's fingerprint.
 
     Args:
-        shrinks: neither side grows. Then "area" is OpenCV's without OpenCV too.
         by_trainer: sd-scripts itself resizes, in this process: where OpenCV is missing by what imitates it.
     """
     if name in ("lanczos", "box"):
         return "pillow"
     if by_trainer and name in ("area", "bilinear") and _is_stub(sys.modules.get("cv2")):
         return f"cv2{IMITATED}"
-    return "cv2" if _cv2() is not None or (name == "area" and shrinks) else "pillow"
+    return "cv2" if name == "area" or _cv2() is not None else "pillow"
 
 
 def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
@@ -123,8 +132,8 @@ def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
     if cv2 is not None and flag:
         out: Pixels = cv2.resize(pixels, size, interpolation=getattr(cv2, flag))
         return out.reshape(size[1], size[0], -1)  # of one channel, OpenCV drops the axis
-    if name == "area" and size[0] <= pixels.shape[1] and size[1] <= pixels.shape[0]:
-        return shrink_by_area(pixels, size)
+    if name == "area":
+        require_filter(name)
     if pixels.shape[2] == 3 or not flag:
         return np.array(Image.fromarray(pixels).resize(size, by_pillow))
     # as OpenCV each channel by itself: Pillow would weigh colours by their alpha

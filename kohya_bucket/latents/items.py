@@ -242,16 +242,15 @@ class LatentItems:
         cases = np.stack([
             (self.original_sizes == self.resized_sizes).all(axis=1),
             (self.original_sizes >= self.resized_sizes).all(axis=1),
-            (self.original_sizes > self.resized_sizes).all(axis=1),
-        ], axis=1) @ np.array([4, 2, 1])  # fmt: skip
+        ], axis=1) @ np.array([2, 1])  # fmt: skip
         out = np.empty(len(self), dtype=object)
         for case in np.unique(cases):
             first = int(np.flatnonzero(cases == case)[0])
             name = "none"
-            if case < 4:
+            if case < 2:
                 size, resized = (tuple(map(int, s[first])) for s in (self.original_sizes, self.resized_sizes))
                 name = choose_interpolation((size[0], size[1]), (resized[0], resized[1]), self.encoding.interpolation)
-                name = f"{name}/{resampler(name, shrinks=bool(case & 2))}"
+                name = f"{name}/{resampler(name)}"
             out[cases == case] = name
         return out
 

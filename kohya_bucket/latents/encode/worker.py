@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.resize import resize_and_crop, to_floats
+from kohya_bucket.images.resize import require_filter, resize_and_crop, to_floats
 from kohya_bucket.latents.dtypes import carrier
 from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.space import LatentSpace
@@ -187,6 +187,7 @@ def prefetch(
     `as_floats` makes the floats here, on the threads, for encoders that run on the processor; for others four
     times as few bytes go to the device.
     """
+    require_filter(wanted.encoding.interpolation)
     ahead = max(ahead, batch_size + 1)  # so that the first batch is never one that could still grow
     filling: deque[_Filling] = deque()
     source = iter(items)

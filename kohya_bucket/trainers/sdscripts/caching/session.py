@@ -89,8 +89,7 @@ class CacheItem:
         name = "none"
         if tuple(resized) != tuple(self.original_size):
             name = choose_interpolation(self.original_size, resized, self.interpolation)
-            shrinks = all(after <= before for after, before in zip(resized, self.original_size, strict=True))
-            name = f"{name}/{resampler(name, shrinks=shrinks, by_trainer=True)}"
+            name = f"{name}/{resampler(name, by_trainer=True)}"
         middle = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
         crop = getattr(resized, "crop", None) or middle
         return Fingerprint(
