@@ -71,8 +71,8 @@ class DemandModel:
         self.repeats = parse_repeats(options.repeats, len(ids))
         self.regularization = _as_mask(options.regularization, len(ids))
         self.uses = options.regularization_uses
-        self.cycle = weighted_cycle(options.resolution_weights, ids.shape[1]) if mode and mode.by_weight else None
         self.stage_of = _as_stages(options, len(ids))
+        self.cycle = weighted_cycle(options.resolution_weights, ids.shape[1]) if mode and mode.by_weight else None
         self.starts = np.zeros(1, dtype=np.int64)
         if mode and mode.by_schedule:
             stages = len(options.resolution_epochs or ()) + 1 if ids.ndim == 1 else ids.shape[1]

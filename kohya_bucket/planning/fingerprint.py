@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """Goes up with every change by which equal settings give another plan."""
 
 

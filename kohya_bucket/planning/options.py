@@ -302,7 +302,7 @@ class PlanOptions(EpochOptions):
             "equal_epochs": True if self.equal_epochs else None,
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
             "step_shapes": "one" if self.one_shape else "equal_cost",
-            "item_costs": self.item_costs if self.by_cost else None,
+            "item_costs": self.item_costs if self.by_cost or self.largest_first else None,
             **({"largest_first": True} if self.largest_first else {}),
             **({"resolution_epochs": self.resolution_epochs} if self.resolution_epochs else {}),
             **({"stages": self.stages} if self.stages is not None else {}),

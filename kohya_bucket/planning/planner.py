@@ -247,8 +247,8 @@ class EpochPlanner:
         layout = cut = cut_batches(counts, global_batch)
         longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
         rng, met = stream(Purpose.STEPS, seed, epoch, part), None
+        costs = np.ones(self.n_buckets) if options.item_costs is None else options.item_costs
         if options.by_cost:
-            costs = np.ones(self.n_buckets) if options.item_costs is None else options.item_costs
             met = equal_cost(cut, global_batch, ranks, costs, rng if order.shuffles else None, longest)
             layout = met.layout
         else:
@@ -278,8 +278,12 @@ class EpochPlanner:
             mixed=MixedSteps() if met is None else met.mixed,
         )
         if options.largest_first:
-            buckets = np.stack([plan.rank_buckets(rank) for rank in range(ranks)], axis=1)
-            first = with_largest_first(buckets, rank_costs(plan))
+            if options.by_cost:
+                buckets = np.stack([plan.rank_buckets(rank) for rank in range(ranks)], axis=1)
+                cost = rank_costs(plan)
+            else:  # a saved position does not know the ranks, so a step counts as a whole
+                buckets, cost = plan.bucket_of_step[:, None], (plan.length * costs[plan.bucket_of_step])[:, None]
+            first = with_largest_first(buckets, cost)
             plan = replace(
                 plan, start=plan.start[first], length=plan.length[first], bucket_of_step=plan.bucket_of_step[first]
             )
