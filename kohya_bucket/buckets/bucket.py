@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, total_ordering
 
 import numpy as np
 
@@ -15,28 +15,48 @@ from kohya_bucket.errors import InvalidBucketError
 _MAX = 2**31 - 1
 
 
-@dataclass(frozen=True, order=True)
+@total_ordering
 class Bucket:
-    """A target size in pixels: `(width, height)`. Unpacks like a tuple.
+    """A target size in pixels: `(width, height)`. Unpacks like a tuple, and never changes.
+
+    Batches hold buckets: Lightning refuses a frozen dataclass there, and transformers makes tuples anew from one
+    argument, so it is neither.
 
     Raises:
         InvalidBucketError: a side is not a positive integer.
     """
 
-    width: int
-    height: int
+    __slots__ = ("_sides",)
 
-    def __post_init__(self) -> None:
-        if type(self.width) is int and type(self.height) is int and 0 < self.width <= _MAX and 0 < self.height <= _MAX:
-            return
-        for side, value in (("width", self.width), ("height", self.height)):
+    def __init__(self, width: int, height: int) -> None:
+        for side, value in (("width", width), ("height", height)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise InvalidBucketError(f"bucket {self.width!r}x{self.height!r}: {side} must be an integer")
+                raise InvalidBucketError(f"bucket {width!r}x{height!r}: {side} must be an integer")
             if value <= 0:
-                raise InvalidBucketError(f"bucket {self.width}x{self.height}: {side} is {value}, but must be 1 or more")
+                raise InvalidBucketError(f"bucket {width}x{height}: {side} is {value}, but must be 1 or more")
             if value > _MAX:
-                raise InvalidBucketError(f"bucket {self.width}x{self.height}: {side} does not fit into 32 bits")
-            object.__setattr__(self, side, int(value))
+                raise InvalidBucketError(f"bucket {width}x{height}: {side} does not fit into 32 bits")
+        self._sides = int(width), int(height)
+
+    @property
+    def width(self) -> int:
+        return self._sides[0]
+
+    @property
+    def height(self) -> int:
+        return self._sides[1]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bucket) and self._sides == other._sides
+
+    def __lt__(self, other: Bucket) -> bool:
+        return self._sides < other._sides
+
+    def __hash__(self) -> int:
+        return hash(self._sides)
+
+    def __repr__(self) -> str:
+        return f"Bucket(width={self.width}, height={self.height})"
 
     def __iter__(self) -> Iterator[int]:
         yield self.width
@@ -60,7 +80,7 @@ class Bucket:
         return self.width * self.height
 
     def as_tuple(self) -> tuple[int, int]:
-        return (self.width, self.height)
+        return self._sides
 
     def is_multiple_of(self, factor: int) -> bool:
         return self.width % factor == 0 and self.height % factor == 0

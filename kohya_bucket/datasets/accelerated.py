@@ -24,9 +24,10 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     """In place of `accelerator.prepare(loader)`, for a loader whose batch sampler is a `BucketBatchSampler`.
 
     The loader is accelerate's: it puts batches on the device, and takes part in gradient accumulation, `save_state` and
-    `load_state`. Each process reads its own batches of the plan. `set_epoch` of the loader is that of the sampler.
+    `load_state`. Each process reads its own batches of the plan. `set_epoch` of the loader is that of the sampler, also
+    after accelerate's `skip_first_batches`.
     After `accelerator.register_for_checkpointing(sampler)`, or with `use_stateful_dataloader=True`, a loaded state goes
-    on at the exact image. Preparing the loader once more changes nothing.
+    on at the exact image. Preparing the loader once more only makes it known to that accelerator too.
 
     Raises:
         PlanError: another batch sampler; `split_batches` or `dispatch_batches`; a sampler made for other ranks.
@@ -39,8 +40,9 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
         3
     """
     sampler = loader.batch_sampler
-    if isinstance(sampler, _OwnBatches):
-        return loader
+    if hasattr(sampler, "planned"):
+        registered: DataLoader[Any] = accelerator.prepare_data_loader(loader)  # as it is, with this accelerator
+        return registered
     if not isinstance(sampler, BucketBatchSampler):
         raise PlanError(
             f"the loader's batch sampler is a {type(sampler).__name__}, not a BucketBatchSampler: give the loader to "
@@ -55,14 +57,14 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     from accelerate import data_loader as theirs
 
     told = accelerator.num_processes == 1
+    own = _batches_class(theirs)(sampler)
 
     def dealt(batches: BucketBatchSampler, num_processes: int, process_index: int, **_: Any) -> BucketBatchSampler:
         nonlocal told
         batches.deal_to(num_processes, process_index)
-        told = True
+        own.num_processes, own.process_index, told = num_processes, process_index, True
         return batches
 
-    own = _OwnBatches(sampler)
     sampler.accelerated = True
     try:
         with _instead(theirs, BatchSamplerShard=dealt, DataLoaderShard=_loader_class(theirs, own)):
@@ -93,41 +95,61 @@ def _instead(module: ModuleType, **others: Any) -> Iterator[None]:
         vars(module).update(before)
 
 
-class _OwnBatches:
-    """The batch sampler that accelerate sees: it has no epochs to set, and its state is what was read of it."""
+def _batches_class(theirs: ModuleType) -> Any:
+    """accelerate's batch sampler of one process, which deals out nothing: its batches are this process's own."""
 
-    def __init__(self, planned: BucketBatchSampler) -> None:
-        self.planned = planned
-        self.batch_size, self.drop_last = planned.batch_size, planned.drop_last
-        self.awake = self.counted = False
+    class OwnBatches(theirs.BatchSamplerShard):  # type: ignore[name-defined]
+        def __init__(self, planned: BucketBatchSampler) -> None:
+            super().__init__(planned, 1, 0, False, True)
+            self.planned = self.sampler = planned
+            self.awake = self.counted = False
 
-    def __len__(self) -> int:
-        return len(self.planned)
+        def __len__(self) -> int:
+            return len(self.planned)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = iter(self.planned if self.awake else ())
-        if self.counted:
-            self.planned.handed_out = 0
-        return batches
+        @property
+        def total_length(self) -> int:
+            """Batches of all processes."""
+            return len(self.planned) * int(self.num_processes)
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.planned.state_as_read()
+        def __iter__(self) -> Iterator[list[int]]:
+            batches = iter(self.planned if self.awake else ())
+            if self.counted:
+                self.planned.handed_out = 0
+            return batches
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Done when the loader's state was loaded, so that the sampler may be told another epoch after that."""
+        def set_epoch(self, epoch: int) -> None:
+            self.planned.set_epoch(epoch)
+
+        def state_dict(self) -> dict[str, Any]:
+            """What was read, since accelerate's loader knows how far it is ahead."""
+            return self.planned.state_as_read()
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            """Done when the loader's state was loaded, so that the sampler may be told another epoch after that."""
+
+    return OwnBatches
 
 
-def _loader_class(theirs: ModuleType, own: _OwnBatches) -> type:
+def _loader_class(theirs: ModuleType, own: Any) -> type:
     """accelerate's loader, for one sampler."""
-    sampler = own.planned
+    sampler: BucketBatchSampler = own.planned
 
     class Prepared(theirs.DataLoaderShard):  # type: ignore[name-defined]
         def __init__(self, *arguments: Any, batch_sampler: Any, **options: Any) -> None:
             # `_drop_last`: gather_for_metrics keeps all, since nothing was added to fill a last batch.
             super().__init__(*arguments, batch_sampler=own, **{**options, "_drop_last": True})
 
+        @property
+        def iteration(self) -> int:
+            """The epoch, which the sampler counts: accelerate's own count begins at 0 in every program."""
+            return sampler.epoch
+
+        @iteration.setter
+        def iteration(self, count: int) -> None:
+            pass
+
         def __iter__(self) -> Iterator[Any]:
-            self.iteration = sampler.epoch  # accelerate's own count begins at 0 in every program
             own.counted = True
             try:
                 for trained, batch in enumerate(super().__iter__(), 1):
@@ -136,20 +158,13 @@ def _loader_class(theirs: ModuleType, own: _OwnBatches) -> type:
             finally:
                 own.counted = False
 
-        def set_epoch(self, epoch: int) -> None:
-            sampler.set_epoch(epoch)
-            super().set_epoch(epoch)
-
         def adjust_state_dict_for_prefetch(self) -> None:
             """Adjust nothing: what is read is this process's own, and releases until 1.12 take W - 1 batches off."""
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            ended = state.get("_iterator_finished", False)
-            super().load_state_dict({} if ended else state)
+            super().load_state_dict({} if state.get("_iterator_finished") else state)
             if state:
                 sampler.load_state_dict(_position_in(state))
-                if ended and len(sampler) and not sampler.plan().steps:
-                    sampler.set_epoch(sampler.epoch + 1)
                 self.dl_state_dict = state
 
     return Prepared

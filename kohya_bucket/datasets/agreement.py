@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -98,6 +99,24 @@ def agree_on(plan: EpochPlan) -> None:
     }  # fmt: skip
     remedy = "Give all ranks the same data, settings, seed and epoch"
     agree(compared, gather_soon, "is about to train another plan", remedy, deciding="hash")
+
+
+def refuse_another_deal(sampler: Any) -> None:
+    """Raises `PlanError` where the loader that accelerate is reading now would deal a rank's own batches out once more.
+
+    `accelerator.prepare` makes such a loader, and counts its epochs from 0 in every program.
+    """
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.GradientState._shared_state:
+        return
+    batches = getattr(state.GradientState().active_dataloader, "batch_sampler", None)
+    while batches is not None and getattr(batches, "planned", None) is not sampler:
+        if batches is sampler:
+            raise PlanError(
+                "accelerator.prepare would deal out a second time what this sampler has dealt out to the processes: "
+                "prepare the loader with kohya_bucket.prepare_loader(accelerator, loader)"
+            )
+        batches = getattr(batches, "batch_sampler", None)
 
 
 class MeetingPlace(NamedTuple):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from kohya_bucket.checks import as_flag, integer, one_of, whole
-from kohya_bucket.datasets.agreement import agree_on, given_rank, world
+from kohya_bucket.datasets.agreement import agree_on, given_rank, refuse_another_deal, world
 from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.errors import PlanError
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -149,20 +149,6 @@ class BucketBatchSampler(Sampler[list[int]]):
     def seed(self) -> int:
         return self._start.seed
 
-    @property
-    def sampler(self) -> Any:
-        """What accelerate asks a batch sampler for when it prepares a loader, and no one else.
-
-        Raises:
-            PlanError: `accelerator.prepare` is about to take every W-th batch of what is this rank's alone.
-        """
-        if self.accelerated:
-            raise AttributeError("sampler")
-        raise PlanError(
-            "accelerator.prepare would deal out a second time what this sampler has dealt out to the processes: "
-            "prepare the loader with kohya_bucket.prepare_loader(accelerator, loader)"
-        )
-
     def deal_to(self, replicas: int, rank: int) -> None:
         """Take the ranks from a caller that counts them otherwise than torch.distributed does.
 
@@ -199,14 +185,11 @@ class BucketBatchSampler(Sampler[list[int]]):
         return plan.first_step + plan.steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        start, self.handed_out = self._start, None
-        if start.done and self.plan().steps == 0:
-            # Saved behind the last step, but before the end was noticed: the rest of that epoch is empty.
-            self._move_to(start.next_epoch())
-            return iter(())
-        return self._batches(start)
+        self.handed_out = None
+        return self._batches(self._start)
 
     def _batches(self, start: EpochPosition) -> Iterator[list[int]]:
+        refuse_another_deal(self)
         replicas, rank = self._ranks
         planner = self._planner(replicas)
         plan = planner.plan_at(start)
@@ -214,10 +197,13 @@ class BucketBatchSampler(Sampler[list[int]]):
             agree_on(plan)
         self._start = self._live = start
         self._first_step, self._live_steps = plan.first_step, plan.first_step + plan.steps
+        if not plan.steps:
+            self._start = start.next_epoch()
         for step, batch in enumerate(rank_indices(plan, rank), plan.first_step + 1):
             self._live = planner.position(start, step)
+            if step == self._live_steps:  # not after it: many a loop asks for no batch beyond the last
+                self._start = start.next_epoch()
             yield batch
-        self._start = start.next_epoch()
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """The position as plain values: seed, epoch, steps done, and what data and settings they hold for.
@@ -257,7 +243,7 @@ class BucketBatchSampler(Sampler[list[int]]):
                     f"step is {step}, but epoch {position.epoch} has {steps} steps: count from the start of the epoch, "
                     "not of the run; images would be missed after a resume"
                 )
-            read_to_its_end = 0 < self._live_steps <= step
+            read_to_its_end = step == steps > 0
             position = planner.position(position, step)
         if read_to_its_end:
             position = position.next_epoch()
@@ -270,8 +256,12 @@ class BucketBatchSampler(Sampler[list[int]]):
 
         Raises:
             ResumeError: the data or the settings differ from those that the position was saved for.
+            PlanError: it holds more steps than the epoch has.
         """
-        self._move_to(EpochPosition.from_state_dict(state, self._planner(self._ranks[0]).fingerprint))
+        planner = self._planner(self._ranks[0])
+        position = EpochPosition.from_state_dict(state, planner.fingerprint)
+        ended = position.done and not planner.plan_at(position).steps
+        self._move_to(position.next_epoch() if ended else position)
 
     def _move_to(self, position: EpochPosition) -> None:
         self._start = self._live = position

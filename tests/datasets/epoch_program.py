@@ -100,7 +100,9 @@ def refusals(log: Log) -> None:
         for prepare in (prepare_loader, Accelerator.prepare_data_loader, Accelerator.prepare):
             loader = DataLoader(Images(), batch_sampler=BucketBatchSampler(IDS, BATCH * accelerator.num_processes))
             try:
-                prepare(accelerator, loader)
+                made = prepare(accelerator, loader)
+                if accelerator.is_main_process or not dispatch:  # others wait for what the first process reads
+                    next(iter(made))
             except (PlanError, ValueError) as error:
                 log.write(way=[prepare.__name__, dispatch, split, even], refused=str(error))
             else:

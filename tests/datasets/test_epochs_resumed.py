@@ -107,10 +107,12 @@ def missed_and_repeated(
 
 def check_refusals(logs: list[list[dict]]) -> None:
     """accelerate's own `prepare` is refused in every setting, ours where batches would be dealt out again."""
-    rows = [row for log in logs for row in log if "refused" in row]
+    rows = [(rank, row) for rank, log in enumerate(logs) for row in log if "refused" in row]
     assert len(rows) == len(logs) * 36
-    for row in rows:
+    for rank, row in rows:
         name, dispatch, split, _ = row["way"]
+        if name != "prepare_loader" and dispatch and rank:
+            continue
         if name != "prepare_loader":
             assert "prepare_loader" in row["refused"]
         elif dispatch or split:

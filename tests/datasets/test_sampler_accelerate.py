@@ -52,6 +52,48 @@ def test_the_prepared_loader_counts_on_after_a_resume() -> None:
     assert lists(loader) == list(plan_epoch(IDS, 4, epoch=9).rank_batches(0))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_accelerates_own_loader_has_this_one_has(ranks: int) -> None:
+    plain = DataLoader(list(range(len(IDS))), batch_sampler=BatchSampler(SequentialSampler(IDS), 4, False))
+    theirs = accelerator_of(ranks, ranks - 1).prepare_data_loader(plain)
+    sampler = BucketBatchSampler(IDS, 4)
+    ours = prepared(sampler, ranks, ranks - 1)
+    for own, other in ((ours, theirs), (ours.batch_sampler, theirs.batch_sampler)):
+        names = {name for name in (*dir(type(other)), *vars(other)) if not name.startswith("_")}
+        assert not [name for name in names if not hasattr(own, name)]
+        values = {name: getattr(other, name) for name in names if type(getattr(other, name)) in (int, bool)}
+        values.pop("total_length", None)  # of batches, which are others here
+        assert {name: getattr(own, name) for name in values} == values
+    assert ours.total_batch_size == 4 * ranks
+    assert ours.batch_sampler.total_length == ranks * len(ours)
+    assert ours.get_sampler() is ours.batch_sampler.sampler is sampler
+    ours.set_epoch(5)
+    assert (sampler.epoch, ours.iteration) == (5, 5)
+
+
+def test_a_loader_is_known_to_every_accelerator_that_prepared_it() -> None:
+    from accelerate import Accelerator
+
+    first, second = Accelerator(cpu=True), Accelerator(cpu=True)
+    loader = prepare_loader(first, DataLoader(list(range(len(IDS))), batch_sampler=BucketBatchSampler(IDS, 4)))
+    assert prepare_loader(second, loader) is loader
+    assert [one._dataloaders == [loader] for one in (first, second)] == [True, True]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_accelerates_own_way_to_go_on(told: bool) -> None:
+    """A fresh program that skips what is trained of an epoch; the loader or the sampler is told which."""
+    sampler = BucketBatchSampler(IDS, 4)
+    loader = prepared(sampler)
+    if not told:
+        sampler.set_epoch(2)
+    rest = accelerate_loader.skip_first_batches(loader, 7)
+    if told:
+        rest.set_epoch(2)
+    assert lists(rest) == list(plan_epoch(IDS, 4, epoch=2).rank_batches(0, 7))
+    assert lists(loader) == list(plan_epoch(IDS, 4, epoch=3).rank_batches(0))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_position_is_that_of_what_was_handed_out(workers: int) -> None:
     """As `register_for_checkpointing` saves it: accelerate's loader has read the next step already."""
@@ -115,10 +157,18 @@ def test_a_stateful_loader_goes_on_where_it_was(ranks: int, rank: int, workers: 
 
 
 def test_what_would_tear_batches_apart_is_refused() -> None:
-    for ranks in (1, 2):
+    for ranks, dealt in (
+        (1, {}),
+        (2, {}),
+        (2, {"split_batches": True}),
+        (2, {"dispatch_batches": True, "put_on_device": True}),
+    ):
         plain = DataLoader(list(range(len(IDS))), batch_sampler=BucketBatchSampler(IDS, 4))
-        with pytest.raises(PlanError, match=r"kohya_bucket\.prepare_loader\(accelerator, loader\)"):
-            accelerator_of(ranks).prepare_data_loader(plain)
+        loader = accelerator_of(ranks, **dealt).prepare_data_loader(plain)
+        for wrapped in (loader, accelerate_loader.skip_first_batches(loader, 2)):
+            with pytest.raises(PlanError, match=r"kohya_bucket\.prepare_loader\(accelerator, loader\)"):
+                next(iter(wrapped))
+            wrapped.end()
     with pytest.raises(PlanError, match=r"num_replicas is 4 and rank is 0, but accelerate runs 2 processes"):
         prepared(BucketBatchSampler(IDS, 4, num_replicas=4, rank=0), 2)
     for option in ("split_batches", "dispatch_batches"):

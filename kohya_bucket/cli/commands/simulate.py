@@ -101,7 +101,7 @@ def simulate(
             | {"not_read": foreign}
             for name, e, taken in found
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        typer.echo(json.dumps(rows, indent=2, default=lambda bucket: {"width": bucket.width, "height": bucket.height}))
     else:
         for name, explanation, taken in found:
             more = taken.lines() if taken else []
