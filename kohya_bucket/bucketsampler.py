@@ -35,7 +35,6 @@ from kohya_bucket.buckets.rules.fixed import check_bucket_set
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, readable_sizes
 from kohya_bucket.errors import BucketSettingsError, ConfigError, InvalidBucketError, KohyaBucketError
 from kohya_bucket.extras import importer
-from kohya_bucket.reports.summary import AspectRatioSummary, aspect_ratio_summary
 
 if TYPE_CHECKING:
     from kohya_bucket.datasets.images import BucketedDataset
@@ -144,6 +143,33 @@ def crop_loss(width: int | IntArray, height: int | IntArray, bucket: Bucket) -> 
 def _rule(bucket_set: BucketSet) -> FixedBuckets:
     """Where buckets hand over takes a thousand times as long to find as one image's bucket."""
     return FixedBuckets(bucket_set)
+
+
+@dataclass(frozen=True)
+class AspectRatioSummary:
+    """Aspects (width / height) of `count` images, and their natural logarithms; all NaN where there are none."""
+
+    count: int
+    mean_log_ar: float
+    median_log_ar: float
+    std_log_ar: float
+    min_ar: float
+    max_ar: float
+
+
+def aspect_ratio_summary(dims: Any) -> AspectRatioSummary:
+    """Of [N, 2] sizes (width, height).
+
+    Raises:
+        KohyaBucketError: another shape, or a side below 1.
+    """
+    sizes = readable_sizes(dims)
+    aspects = sizes[:, 0] / sizes[:, 1]
+    if not len(aspects):
+        return AspectRatioSummary(0, *[math.nan] * 5)
+    logs = np.log(aspects)
+    numbers = logs.mean(), np.median(logs), logs.std(), aspects.min(), aspects.max()
+    return AspectRatioSummary(len(aspects), *map(float, numbers))
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,6 @@ def _head(analysis: Analysis, recommendations: Sequence[Recommendation], decoded
         if analysis.subject.clips is None:
             text.append(f"{counted(s.samples, 'sample')}, {counted(s.batches, 'batch')} an epoch, ")
             text.append(f"{s.short_batches:,} of them not full{never}\n")
-        text.append(f"Cropped off: median {s.median_crop:.2%}, 95th percentile {s.p95_crop:.1%}\n")
     if analysis.focus_cuts is not None:
         text.append(f"{str(analysis.focus_cuts).capitalize()}\n")
     return text
@@ -82,11 +81,7 @@ def _aspects(analysis: Analysis, width: int) -> RenderableType:
     bars = "".join(_BLOCKS[-(-int(c) * 8 // top)] for c in counts)
     ends = f"1:{2**reach:.3g}", f"{2**reach:.3g}:1"
     axis = ends[0] + "1:1".center(width - len(ends[0]) - len(ends[1])) + ends[1]
-    a = analysis.aspect_summary
-    numbers = (
-        f"{a.min_ar:.3f} to {a.max_ar:.3f}; natural logarithm: mean {a.mean_log_ar:.4f}, median {a.median_log_ar:.4f}, "
-        f"standard deviation {a.std_log_ar:.4f}"
-    )
+    numbers = f"{analysis.aspects.min():.3f} to {analysis.aspects.max():.3f}"
     return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n  {numbers}\n")
 
 

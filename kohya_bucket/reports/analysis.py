@@ -21,9 +21,7 @@ from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import (
-    AspectRatioSummary,
     Summary,
-    aspect_ratio_summary,
     summarize,
 )
 
@@ -110,11 +108,6 @@ class Analysis:
         """Aspects (width / height) of the readable images."""
         sizes = self.images.sizes[self.images.readable]
         return np.asarray(sizes[:, 0] / sizes[:, 1])
-
-    @cached_property
-    def aspect_summary(self) -> AspectRatioSummary:
-        """Of the readable images."""
-        return aspect_ratio_summary(self.images.sizes[self.images.readable])
 
     @cached_property
     def buckets(self) -> list[BucketUse]:

@@ -34,7 +34,7 @@ def report_as_dict(
 
 def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
     """One dataset. Shares are between 0 and 1; numbers that do not exist are null."""
-    images, subject, ratios = analysis.images, analysis.subject, analysis.aspect_summary
+    images, subject, aspects = analysis.images, analysis.subject, analysis.aspects
     readable = images.readable
     sizes = images.sizes[readable]
     duplicates = analysis.duplicates
@@ -55,12 +55,9 @@ def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
             "samples_per_epoch": None if subject.clips else analysis.summary.samples,
         },
         "aspects": {
-            "min": _number(ratios.min_ar),
-            "median": _number(np.median(analysis.aspects)) if ratios.count else None,
-            "max": _number(ratios.max_ar),
-            "mean_log": _number(ratios.mean_log_ar),
-            "median_log": _number(ratios.median_log_ar),
-            "std_log": _number(ratios.std_log_ar),
+            "min": _number(aspects.min()) if len(aspects) else None,
+            "median": _number(np.median(aspects)) if len(aspects) else None,
+            "max": _number(aspects.max()) if len(aspects) else None,
             "portrait": int((sizes[:, 0] < sizes[:, 1]).sum()),
             "square": int((sizes[:, 0] == sizes[:, 1]).sum()),
             "landscape": int((sizes[:, 0] > sizes[:, 1]).sum()),

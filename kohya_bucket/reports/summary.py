@@ -1,16 +1,14 @@
-"""A dataset and a placement in few numbers; `Summary` is what two placements of the same images are compared by."""
+"""A placement in few numbers; `Summary` is what two placements of the same images are compared by."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from kohya_bucket.buckets import Placement
 from kohya_bucket.buckets.misfits import BARELY, enlargement
-from kohya_bucket.buckets.sizes import IntArray, readable_sizes
+from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.planning.plan import BucketCounts
 
 
@@ -22,8 +20,7 @@ class Summary:
         placed, unplaced: readable images with and without a bucket.
         buckets: buckets in use.
         samples, batches, short_batches: of one epoch on one process; a batch that is not full is short.
-        mean_crop, median_crop, p95_crop, worst_crop: share of an image's area that is cropped off; 0 where nothing is
-            placed.
+        mean_crop, p95_crop, worst_crop: share of an image's area that is cropped off; 0 where nothing is placed.
         enlarged: share of the placed images that are scaled up by more than rounding (0.1% of a side).
         mean_pixels: mean area of the buckets over the placed images.
     """
@@ -35,7 +32,6 @@ class Summary:
     batches: int
     short_batches: int
     mean_crop: float
-    median_crop: float
     p95_crop: float
     worst_crop: float
     enlarged: float
@@ -55,36 +51,8 @@ def summarize(sizes: IntArray, placement: Placement, counts: BucketCounts) -> Su
         batches=int(counts.batches.sum()),
         short_batches=int(counts.short.sum()),
         mean_crop=float(loss.mean()) if len(loss) else 0.0,
-        median_crop=float(np.median(loss)) if len(loss) else 0.0,
         p95_crop=float(np.quantile(loss, 0.95)) if len(loss) else 0.0,
         worst_crop=float(loss.max()) if len(loss) else 0.0,
         enlarged=float(np.mean(enlargement(sizes, placement)[placed] > BARELY)) if len(loss) else 0.0,
         mean_pixels=float(placement.bucket_sizes[placed].astype(np.float64).prod(axis=1).mean()) if len(loss) else 0.0,
     )
-
-
-@dataclass(frozen=True)
-class AspectRatioSummary:
-    """Aspects (width / height) of `count` images, and their natural logarithms; all NaN where there are none."""
-
-    count: int
-    mean_log_ar: float
-    median_log_ar: float
-    std_log_ar: float
-    min_ar: float
-    max_ar: float
-
-
-def aspect_ratio_summary(dims: Any) -> AspectRatioSummary:
-    """Of [N, 2] sizes (width, height).
-
-    Raises:
-        KohyaBucketError: another shape, or a side below 1.
-    """
-    sizes = readable_sizes(dims)
-    aspects = sizes[:, 0] / sizes[:, 1]
-    if not len(aspects):
-        return AspectRatioSummary(0, *[math.nan] * 5)
-    logs = np.log(aspects)
-    numbers = logs.mean(), np.median(logs), logs.std(), aspects.min(), aspects.max()
-    return AspectRatioSummary(len(aspects), *map(float, numbers))
