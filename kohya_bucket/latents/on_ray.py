@@ -4,7 +4,9 @@ An actor holds an encoder and turns pieces of work into shards. Tasks decode its
 processors to spare, a few ahead of the encoder. Whichever actor dies, others do its pieces.
 
 `map_batches` of Ray Data 2.60 with an actor pool did the same pieces at 0.56 to 0.61 of this speed (480 images, medians
-of 3 rounds), and a piece at which its actor ends stopped the whole run, or was tried again without end.
+of 3 rounds), and a piece at which its actor ends stopped the whole run, or was tried again without end. Its `ActorPool`
+with restarts and retries lost the piece that an actor held beside such a one, and never gave back what it had handed to
+an actor that the cluster has no room for.
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import uuid
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.origins import Origins
 from tests.latents.stub_encoders import MeanEncoder
 from tests.latents.text_outputs import made_outputs
 
@@ -43,6 +45,21 @@ def told(log: Path) -> list[Batch]:
     """What encoders have said so far."""
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [Batch(int(images), int(pid), node) for images, pid, node in map(str.split, lines)]
+
+
+@dataclass(frozen=True, eq=False)
+class Deadly(Origins):
+    """Images, the one named `deadly` of which ends the process that decodes it."""
+
+    deadly: str = ""
+
+    def subset(self, items):
+        return Deadly(**vars(super().subset(items)), deadly=self.deadly)
+
+    def pixels(self, i, alpha=False):
+        if self.names[i] == self.deadly:
+            os._exit(1)
+        return super().pixels(i, alpha)
 
 
 def broken():

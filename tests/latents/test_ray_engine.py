@@ -47,7 +47,7 @@ from tests.command_line import encoded_counts  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
-from tests.latents.ray_encoders import Telling, Texts, broken, different, texts, told  # noqa: E402
+from tests.latents.ray_encoders import Deadly, Telling, Texts, broken, different, texts, told  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.latents.text_outputs import same_outputs  # noqa: E402
 from tests.object_storage import s3_server  # noqa: E402
@@ -131,18 +131,6 @@ def when(happened, then):
     thread = threading.Thread(target=run)
     thread.start()
     return thread
-
-
-def processes(title):
-    """The cluster's processes at this work, by what Ray calls them."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if title in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def same_shards(wanted, root, tmp_path, monkeypatch, encoder=MeanEncoder, **options):
@@ -272,31 +260,14 @@ def test_images_that_end_the_encoder_are_named_and_all_others_encoded(cluster, t
     report = on_ray(images, tmp_path / "out", partial(Telling, tmp_path / "log", 0.0, deadly), count=1)
     assert report.encoded == 8
     assert [path for path, _ in report.failed] == [str(images[8])]
-    assert "ended" in report.failed[0][1]
+    assert "died every time" in report.failed[0][1]
     assert len(LatentStore(tmp_path / "out")) == 8
 
 
 def test_an_image_that_ends_who_decodes_it_is_named_and_all_others_encoded(cluster, images, tmp_path):
     wanted = items_of(images)
-    images[9].unlink()
-    os.mkfifo(images[9])  # whoever opens it waits, until it is killed
-    over = threading.Event()
-
-    def hunt():
-        seen = {}
-        while not over.wait(0.2):
-            for process in processes("ray::_decode"):
-                seen[process.pid] = seen.get(process.pid, 0) + 1
-                if seen[process.pid] > 15:
-                    process.kill()
-
-    hunter = threading.Thread(target=hunt)
-    hunter.start()
-    try:
-        report = on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted)
-    finally:
-        over.set()
-        hunter.join()
+    wanted = replace(wanted, images=Deadly(**vars(wanted.images), deadly=str(images[9])))
+    report = on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted)
     assert report.encoded == 31
     assert [path for path, _ in report.failed] == [str(images[9])]
     assert "the process that decodes it ended again and again" in report.failed[0][1]

@@ -7,6 +7,10 @@ brings a shard writes it under a temporary name, and makes that file as long as 
 it removes the least recently used shards until all fits, or gives up. Since each looks after its own counts, two that
 begin at one instant see each other. What a killed process left goes once no byte came for a minute.
 
+fsspec's `filecache` (2026.9) has no limit in bytes and does not know of other processes: four that began at once
+brought a shard four times, and one of them, in one of three rounds, read a file that another was writing. It served a
+copy that was cut to half, and no row before the shard's last byte was there.
+
 Only what is ours is removed: files named like shards and their temporary ones, in folders named like stores', in a
 folder of our own name that holds our marker.
 """
