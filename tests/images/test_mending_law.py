@@ -325,3 +325,26 @@ def test_a_run_that_cannot_be_undone_blocks_no_other(tmp_path: Path) -> None:
     (data / "later.png").unlink()
     assert not mend_log.undo(str(data)).failed
     assert worlds.without_aside(worlds.seen(tmp_path)) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_that_are_killed_or_meet_lose_nothing(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    worlds.fill(tmp_path, draw, odd=False, links=os.name != "nt")
+    data = tmp_path / "data"
+    for k in range(60):
+        (data / f"m{k}.gif").write_bytes(worlds.pictures()["moves.gif"] + bytes([k]))
+    before = worlds.without_aside(worlds.seen(tmp_path))
+    command = [sys.executable, "-m", "kohya_bucket", "fix", "--quiet", str(data)]
+    runs = [subprocess.Popen([*command, "--apply"], stderr=subprocess.DEVNULL) for _ in range(1 + seed % 2)]
+    wanted = draw.randrange(1, 60)
+    while all(run.poll() is None for run in runs):
+        if any(log.read_bytes().count(b"\n") > wanted for log in data.glob(".set-aside/*/log.jsonl")):
+            runs[0].kill()
+    for run in runs:
+        run.wait()
+    for _ in range(3):  # of both runs; the last has nothing to do
+        last = subprocess.run([*command, "--undo"], capture_output=True, text=True, encoding="utf-8")
+    assert "no run to undo" in last.stderr
+    assert worlds.without_aside(worlds.seen(tmp_path)) == before
