@@ -20,6 +20,7 @@ from several_sizes import (
     trained,
 )  # fmt: skip
 
+from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.trainers.sdscripts.config import read_config
 from kohya_bucket.trainers.sdscripts.make_buckets import bucket_info
 from kohya_bucket.trainers.sdscripts.plan import overview
@@ -201,6 +202,20 @@ def test_files_at_other_sizes_are_not_taken_for_the_usual_ones(patched, tmp_path
     group = cached(patched, config_of(tmp_path, None), encoder, True)
     assert encoder.encoded == before
     assert all(info.latents_npz.endswith("_sd.npz") for info in group.datasets[0].image_data.values())
+
+
+@pytest.mark.parametrize("length", [226, 232, 238])
+def test_names_that_only_a_further_cache_would_make_too_long(patched, tmp_path, length):
+    config = config_of(tmp_path, None)
+    image = next((tmp_path / "a").glob("*.png"))
+    image.rename(image.with_name("n" * length + ".png"))
+    encoder = MeanVAE()
+    cached(patched, config, encoder, True)
+    assert encoder.encoded == COUNT
+    encoder = MeanVAE()
+    with pytest.raises(LatentStoreError, match="shorten the image's name"):
+        cached(patched, config_of(tmp_path, TABLES["all"]), encoder, True)
+    assert not encoder.encoded
 
 
 # -- what is refused -------------------------------------------------------------------------------

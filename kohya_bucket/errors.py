@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -83,11 +84,19 @@ class FileChangedError(KohyaBucketError):
     """A container of images that has changed since it was looked at."""
 
 
+_LASTING = {
+    errno.ELOOP: "is a link that leads in a circle, or through too many others: correct it",
+    errno.ENODEV: "cannot be mapped into memory on its file system: copy it to another disk",
+}  # all others may pass
+
+
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Around whatever asks the system for a file: its refusals, which may pass, become `UnreadableError`.
+    """Around whatever asks the system for a file: its refusals become `UnreadableError`, which says whether they may
+    pass.
 
-    `FileNotFoundError` passes as it is, and so do errors of parsers, which have no number.
+    `FileNotFoundError` passes as it is, and so do errors of parsers, which have no number. A name that is longer than
+    the file system takes is one of a file that is not there.
     """
     try:
         yield
@@ -96,6 +105,10 @@ def reading(path: object) -> Iterator[None]:
     except OSError as error:
         if error.errno is None:
             raise
+        if error.errno == errno.ENAMETOOLONG:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
+        if error.errno in _LASTING:
+            raise UnreadableError(f"{path}: {_LASTING[error.errno]}") from error
         if isinstance(error, OddFileError):
             raise UnreadableError(f"{path}: is {error.strerror}, where a file is needed: move it away") from error
         raise UnreadableError(
@@ -127,6 +140,8 @@ _REASONS = {
     errno.EACCES: f"it is not writable, or held open by a program; change its permissions or {_ELSEWHERE}",
     errno.EPERM: f"the folder or file is not writable; change its permissions or {_ELSEWHERE}",
     errno.ENOENT: "its folder does not exist",
+    errno.ENAMETOOLONG: "its name is longer than the file system allows: shorten it",
+    errno.EXDEV: "it lies on another disk",
 }
 
 

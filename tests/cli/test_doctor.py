@@ -356,10 +356,19 @@ def test_a_checkout_is_found_where_one_is(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("cloned", "remedy"), [(True, "submodule update --init"), (False, "clone --recursive")])
 def test_a_gui_without_its_submodule_is_told_how_to_get_it(tmp_path, cloned, remedy):
     (tmp_path / "sd-scripts").mkdir()
-    (tmp_path / ".gitmodules").touch()
+    (tmp_path / ".gitmodules").touch()  # as in ai-toolkit, which has none any more
+    assert "is not an sd-scripts checkout" in str(run("--sd-scripts", tmp_path).exception)
+    (tmp_path / ".gitmodules").write_text('[submodule "sd-scripts"]\n\tpath = sd-scripts\n', encoding="utf-8")
     if cloned:
         (tmp_path / ".git").mkdir()
     assert remedy in str(run("--sd-scripts", tmp_path).exception)
+
+
+@pytest.mark.posix("names of 255 bytes")
+def test_names_that_are_too_long_to_be_cached(folder):
+    (folder / "0.png").rename(folder / ("n" * 238 + ".png"))
+    found = findings(write(folder))[0]["long-names"]
+    assert found["names"] == [str(folder / ("n" * 238 + ".png"))]
 
 
 def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):

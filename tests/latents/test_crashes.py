@@ -357,3 +357,14 @@ def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, t
         save_latents(path, item, ARCHITECTURES["sd"], np.ones((4, 8, 8), np.float32), (0, 0, 64, 64))
     assert path.read_bytes() == before
     assert [p.name for p in no_room.folder.iterdir()] == [path.name]
+
+
+@pytest.mark.posix("names of 255 bytes")
+def test_a_name_that_is_too_long_for_a_cache_is_known_before_encoding(tmp_path, images) -> None:
+    long = images[0].with_name("n" * 240 + images[0].suffix)
+    images[0].rename(long)
+    encoder, paths = PosteriorStub(), [long, *images[1:]]
+    report = precompute_latents(dataset_of(paths), encoder, NpzFiles("sd"), batch_size=4)
+    assert [path for path, _ in report.failed] == [str(long)]
+    assert "shorten the image's name" in report.failed[0][1]
+    assert len(list(long.parent.glob("*.npz"))) == len(paths) - 1

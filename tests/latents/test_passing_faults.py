@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -12,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading  # noqa: E402
 from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
 from tests.faults import PASSING, Faults  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
@@ -125,3 +126,16 @@ def test_too_few_open_files_are_no_damage(good, command_line, monkeypatch):
         code, _, errors = command_line("cache", "prune", good, "--damaged")
     assert (code, "Too many open files" in errors) == (1, True)
     assert files(good) == before
+
+
+@pytest.mark.parametrize("code", [errno.ELOOP, errno.ENODEV, *PASSING])
+def test_what_does_not_pass_is_not_said_to_pass(code):
+    with pytest.raises(UnreadableError) as refused, reading("a"):
+        raise OSError(code, os.strerror(code))
+    assert ("run again" in str(refused.value)) == (code in PASSING)
+
+
+@pytest.mark.posix("names of 255 bytes")
+def test_a_name_that_no_file_can_have_is_that_of_none(tmp_path):
+    with pytest.raises(FileNotFoundError), reading(tmp_path / ("n" * 256)):
+        (tmp_path / ("n" * 256)).stat()

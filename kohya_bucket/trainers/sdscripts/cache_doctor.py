@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -19,13 +20,14 @@ from kohya_bucket.latents.items import Comparison, EncodeOptions, LatentItems, c
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath, is_there
+from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.config import Config
 from kohya_bucket.trainers.sdscripts.doctor import version_of
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.check import find_npz
-from kohya_bucket.trainers.sdscripts.npz.names import paths_of_run
+from kohya_bucket.trainers.sdscripts.npz.names import paths_of_run, why_too_long
 from kohya_bucket.trainers.sdscripts.wanted_latents import items_of, wanted_by_config
 
 _NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
@@ -83,9 +85,16 @@ def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
     needed: list[int] = []
     lacking: list[LatentItems] = []
+    longest: dict[str, str] = {}
     for arch in ARCHITECTURES.values():
         files = paths_of_run(parts, arch, None, root)
-        if not any(path.exists() for paths in files for path in paths):
+        long = {
+            part.paths[i]: unnameable for part, paths in zip(parts, files, strict=True) for i, path in enumerate(paths)
+            if (unnameable := why_too_long(path))
+        }  # fmt: skip
+        if len(long) > len(longest):
+            longest = long
+        if not any(map(os.path.exists, (path for paths in files for path in paths))):
             continue
         reasons: Counter[str] = Counter()
         wrong: list[LatentItems] = []
@@ -99,6 +108,10 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
         _say(section, arch.name, sum(map(len, parts)), reasons)
         lacking += wrong
         needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))
+    if longest:
+        first = next(iter(longest.values()))
+        message = f"{counted(len(longest), 'image', 'has', 'have')} a name that is too long to be cached: {first}"
+        section.findings.warning("long-names", "", message, 'or set latent_cache = "shards"', longest)
     lacking = lacking if needed else list(parts)
     folders = {Path(path).parent for part in lacking for path in part.paths}
     elsewhere = 'latent_cache = "shards" with another latent_cache_dir'

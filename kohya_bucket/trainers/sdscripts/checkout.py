@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
 from kohya_bucket.trainers.door.trial import Trial, try_adapter
 from kohya_bucket.trainers.sdscripts.families import NEEDED
 
@@ -59,7 +60,7 @@ def find_checkout(folder: Path) -> Path:
                 raise OldCheckoutError(f"{candidate} is too old: {NEEDED}")
             return candidate
     submodule = folder / "sd-scripts"
-    if (folder / ".gitmodules").is_file() and not (submodule.is_dir() and any(submodule.iterdir())):
+    if _has_submodule(folder) and not (submodule.is_dir() and any(submodule.iterdir())):
         there = (folder / ".git").exists()
         remedy = f"git -C {folder} submodule update --init" if there else "git clone --recursive, not a .zip file"
         raise CheckoutError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
@@ -69,6 +70,11 @@ def find_checkout(folder: Path) -> Path:
         f"{folder} is not an sd-scripts checkout: neither it nor its sd-scripts folder has library/ beside "
         f"train_network.py; name the folder that train_network.py lies in"
     )
+
+
+def _has_submodule(folder: Path) -> bool:
+    modules = folder / ".gitmodules"
+    return modules.is_file() and b"sd-scripts" in read_input(modules, MAX_CONFIG_BYTES)
 
 
 def try_checkout(root: Path) -> Trial:

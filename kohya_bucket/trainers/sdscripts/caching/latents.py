@@ -30,7 +30,7 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_run
 from kohya_bucket.trainers.sdscripts.config.files import written_ns
 from kohya_bucket.trainers.sdscripts.families import Family
-from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
+from kohya_bucket.trainers.sdscripts.npz.names import NpzNames, refuse_too_long
 from kohya_bucket.trainers.sdscripts.wording import say_recached
 
 logger = logging.getLogger("kohya_bucket")
@@ -180,7 +180,9 @@ class CachingSession:
         sizes, buckets, resized = ([as_pair(getattr(info, name)) for info in infos] for name in names)
         further = [isinstance(info.absolute_path, SizedPath) for info in infos]
         name_of = self.strategy.get_latents_npz_path
-        return list(map(str, shared.names.add(images, sizes, buckets, resized, further, name_of)))
+        paths = list(map(str, shared.names.add(images, sizes, buckets, resized, further, name_of)))
+        refuse_too_long(zip(images, paths, strict=True), "set [kohya_bucket] latent_cache = 'shards'")
+        return paths
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Replacements for the strategy's methods, by name."""

@@ -29,6 +29,7 @@ from kohya_bucket.trainers.door.ranks import (
     warn_once,
 )
 from kohya_bucket.trainers.sdscripts.caching.session import arrays_in, replaced, shared_by
+from kohya_bucket.trainers.sdscripts.npz.names import refuse_too_long
 from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, text_marks, write_text_npz
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.trainers.sdscripts.wording import say_recached
@@ -88,6 +89,7 @@ class TextSession:
             path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), caption, taken)
             self._paths[info.absolute_path] = path
             self.captions[path] = caption
+        refuse_too_long(self._paths.items(), "leave --cache_text_encoder_outputs_to_disk out")
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Replacements for the strategy's methods, by name."""

@@ -24,7 +24,7 @@ from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.vae.encoder import VAEEncoder
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current
-from kohya_bucket.trainers.sdscripts.npz.names import has_whole_name, paths_of_run
+from kohya_bucket.trainers.sdscripts.npz.names import has_whole_name, paths_of_run, why_too_long
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
     NpzLatents,
     convert_values,
@@ -134,6 +134,9 @@ class NpzSink:
         found: list[list[StaleReason]] = []
         for i, (path, image) in enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True)):
             found.append([])
+            if why := why_too_long(path):
+                self.refused[i] = why
+                continue
             try:
                 found[i] = ensure_current(path, self._wanted.entry(i), self._arch, image)[0]
                 if any(reason.kind is Stale.BROKEN for reason in found[i]):

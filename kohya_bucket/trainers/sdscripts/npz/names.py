@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,6 +153,32 @@ def paths_beside(images: Sequence[str], root: Path | None, images_root: Path) ->
                 "all images, or leave out the output, and npz go beside the images"
             )
     return [str(root / name) for name in inside]
+
+
+def why_too_long(path: str | os.PathLike[str]) -> str:
+    """Why no cache can have this name, and what to do; "" where one can."""
+    folder, name = os.path.split(path)
+    length = len(name if os.name == "nt" else os.fsencode(name))
+    try:
+        most = int(os.pathconf(folder, "PC_NAME_MAX"))
+    except (AttributeError, OSError, ValueError):  # Windows, or the folder is not there yet
+        most = 255
+    if length <= most:
+        return ""
+    return f"its cache …{name[-40:]} would need a name of {length} bytes, {length - most} more than there can be: " \
+           "shorten the image's name"  # fmt: skip
+
+
+def refuse_too_long(files: Iterable[tuple[str, str]], otherwise: str) -> None:
+    """Raise `LatentStoreError` for pairs of an image and its cache of which some cannot be named; before encoding.
+
+    Args:
+        otherwise: what helps too.
+    """
+    long = [(image, why) for image, path in files if (why := why_too_long(path))]
+    if long:
+        more = f", and {len(long) - 1} more like it" if len(long) > 1 else ""
+        raise LatentStoreError(f"{long[0][0]}{more}: {long[0][1]}, or {otherwise}")
 
 
 def has_whole_name(path: Path, image: str) -> bool:
