@@ -362,6 +362,11 @@ def test_latents_of_other_files_are_made_anew(pictures, tmp_path):
         save_file({"latent": np.ones(4, np.float32)}, second[name])
         os.utime(second[name], (later + 5, later + 5))
     assert named()[0] == second
+    os.utime(folder / edited, (4e9, 4e9))  # dated in the future
+    third = named()[0]
+    assert {name for name in first if third[name] != second[name]} == {edited}
+    save_file({"latent": np.ones(4, np.float32)}, third[edited])
+    assert named()[0] == third
 
 
 def test_a_cache_that_grows_is_named(pictures, tmp_path):

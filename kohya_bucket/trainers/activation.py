@@ -115,7 +115,10 @@ def deactivate(folder: Path) -> None:
 
 def _check_ours(folder: Path) -> None:
     for name, start in _STARTS.items():
-        if (folder / name).exists() and not _text(folder / name).startswith(start):
+        text = _text(folder / name)
+        cut_off = name == SEEN and start.startswith(text)  # by a full disk; the others are written whole
+        is_ours = text.startswith(start) or cut_off
+        if (folder / name).exists() and not (is_ours and (folder / name).is_file()):
             raise KohyaBucketError(f"{folder / name} was not written by kohya_bucket: move it away first")
 
 

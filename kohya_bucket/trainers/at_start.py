@@ -77,9 +77,12 @@ class AtStart:
         try:
             with open(os.path.join(os.path.dirname(__file__), SEEN), "a+", encoding="utf-8") as seen:
                 seen.seek(0)
-                lines = seen.readlines()
-                if line not in lines:
-                    seen.write(line if lines else SEEN_HEAD + line)
+                text = seen.read()
+                if SEEN_HEAD.startswith(text):  # new, or cut off by a full disk
+                    seen.truncate(0)
+                    seen.write(SEEN_HEAD + line)
+                elif line not in text.splitlines(keepends=True):
+                    seen.write(line)
         except (OSError, ValueError):
             pass
 

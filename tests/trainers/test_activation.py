@@ -63,6 +63,16 @@ def test_it_is_two_files_and_taken_away_with_what_came_of_them(folder):
     deactivate(folder)
 
 
+@pytest.mark.parametrize("left", [0, 12])
+def test_what_a_full_disk_cut_off_is_still_ours(folder, trainer, left):
+    (folder / SEEN).write_text(SEEN_HEAD[:left], encoding="utf-8")
+    start(folder, f"sys.path.insert(0, {str(trainer)!r}); import library.train_util")
+    assert (folder / SEEN).read_text(encoding="utf-8") == f"{SEEN_HEAD}sdscripts\t{trainer}\n"
+    (folder / SEEN).write_text(SEEN_HEAD[:left], encoding="utf-8")
+    deactivate(folder)
+    assert {path.name for path in folder.rglob("*")} <= {"__pycache__"}
+
+
 @pytest.mark.parametrize("words", [["activate", "--off"], ["deactivate"]])
 def test_the_command_undoes_it_by_its_old_name_too(folder, monkeypatch, words):
     monkeypatch.setattr("kohya_bucket.trainers.activation.site_packages", lambda: folder)
@@ -73,8 +83,10 @@ def test_the_command_undoes_it_by_its_old_name_too(folder, monkeypatch, words):
     assert CliRunner().invoke(app, ["activate", "--status"]).exit_code == 1
 
 
-@pytest.mark.parametrize("text", ["mine\n", ""])
-@pytest.mark.parametrize("name", ["kohya_bucket.pth", f"{NAME}.py", SEEN])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("kohya_bucket.pth", "mine\n"), ("kohya_bucket.pth", ""), (f"{NAME}.py", ""), (SEEN, "mine\n")],
+)
 def test_a_file_of_somebody_else_stays(folder, name, text):
     (folder / name).write_text(text, encoding="utf-8")
     for change in (activate, deactivate):

@@ -7,6 +7,7 @@ off, would be trained on. Such an image gets another name, under which ai-toolki
 from __future__ import annotations
 
 import os
+import time
 from itertools import count
 from typing import Any
 
@@ -29,11 +30,17 @@ def _serves(path: str, image: str) -> bool:
     """Whether nothing lies there yet, or whole latents that are no older than the image."""
     try:
         with safe_open(path, framework="np"):
-            return os.path.getmtime(path) >= os.path.getmtime(image)
+            return os.path.getmtime(path) >= _changed(image)
     except SafetensorError:
         return False  # cut off
     except OSError:
         return True  # not there; or it cannot be read now, which ai-toolkit says itself
+
+
+def _changed(image: str) -> float:
+    """When an image was changed; of one that is dated in the future, when it came to be there."""
+    status = os.stat(image)
+    return status.st_mtime if status.st_mtime <= time.time() else status.st_ctime
 
 
 def encoded_anew(items: list[Any]) -> int:
