@@ -389,6 +389,16 @@ def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):
         assert len(doctor.packages_section().findings) == count
 
 
+def test_a_torch_whose_3d_convolutions_are_slow(monkeypatch):
+    for version, model, count in (
+        ("2.9.0", "anima", 1), ("2.9.0+cu128", "qwen-image", 1), ("2.9.1", "anima", 0), ("2.10.0", "wan", 0),
+        ("2.9.0", "sdxl", 0), ("2.9.0", "", 0),
+    ):  # fmt: skip
+        monkeypatch.setattr(doctor, "version_of", lambda _, version=version: version)
+        found = [one for one in doctor.packages_section(model).findings if one.code == "slow-conv3d"]
+        assert len(found) == count
+
+
 def test_bytes_in_words():
     assert [human(n) for n in (0, 1500, 2_500_000, 3 * 10**9, 4 * 10**12)] == [
         "0.0 kB", "1.5 kB", "2.5 MB", "3.0 GB", "4.0 TB",

@@ -72,7 +72,7 @@ def _sections(
 
     release, checkout = release_at_hand(sd_scripts)
     trainer = trainer_at_hand(arch, checkout, config)
-    yield packages_section()
+    yield packages_section(trainer.family)
     if checkout is not None:
         if not quick:
             say("importing sd-scripts in a process of its own …", err=True)
@@ -92,7 +92,7 @@ def _other_sections(config: Path, trainer: str, arch: str | None, quick: bool) -
     from kohya_bucket.trainers.sdscripts.doctor import packages_section
 
     model = architecture_named(arch)
-    yield packages_section()
+    yield packages_section(model.full_name)
     if trainer == AI_TOOLKIT:
         yield job_section(config, scan_progress, decode=not quick)
     else:

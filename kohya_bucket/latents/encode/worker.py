@@ -279,35 +279,33 @@ class Sink(Protocol):
 
 
 class Background:
-    """Runs a sink on one thread, so that the encoder never waits for the disk until some batches are behind.
+    """Writes on one thread, so that the encoder never waits for the disk until some batches are behind.
 
-    After an error of the sink it is given nothing more, and the error is raised by the next call here.
+    After an error of `write` it is given nothing more, and the error is raised by the next call here.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink, self._failed = sink, False
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self._write_batch, self._failed = write, False
         self._thread = ThreadPoolExecutor(1, "kohya-bucket-writer")
         self._behind: deque[Future[None]] = deque()
 
-    def put(self, batch: EncodedBatch) -> None:
+    def put(self, batch: Any) -> None:
         while self._behind and (self._behind[0].done() or len(self._behind) == _MOST_BEHIND):
             self._behind.popleft().result()
         self._behind.append(self._thread.submit(self._write, batch))
 
     def close(self) -> None:
-        """Finish what was given, or after an error what is being written, and end all threads."""
+        """Finish what was given, or after an error what is being written, and end the thread."""
         try:
             while self._behind:
                 self._behind.popleft().result()
-            self._sink.flush()
         finally:
             self._thread.shutdown(cancel_futures=True)
-            self._sink.close()
 
-    def _write(self, batch: EncodedBatch) -> None:
+    def _write(self, batch: Any) -> None:
         if not self._failed:
             self._failed = True  # unless this goes well
-            self._sink.write(batch)
+            self._write_batch(batch)
             self._failed = False
 
 
@@ -414,7 +412,7 @@ def encode_missing(
     order = read_order(wanted)
     items = iter(order[missing[order]].tolist())
     ahead = 3 * batch_size + 2 * workers
-    writer = Background(sink)
+    writer = Background(sink.write)
     with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=lower_priority) as pool:
         try:
             started = time.monotonic()
@@ -425,7 +423,11 @@ def encode_missing(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         finally:
-            writer.close()
+            try:
+                writer.close()
+                sink.flush()
+            finally:
+                sink.close()
 
 
 def encode_batches(

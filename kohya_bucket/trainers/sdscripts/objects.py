@@ -170,10 +170,12 @@ class LatentsStrategy(Protocol):
     """How a model family caches latents."""
 
     cache_suffix: str
+    batch_size: int
     cache_to_disk: bool
     skip_disk_cache_validity_check: bool
     get_latents_npz_path: Any
     is_disk_cached_latents_expected: Any
+    cache_batch_latents: Any
     save_latents_to_disk: Any
     load_latents_from_disk: Any
 

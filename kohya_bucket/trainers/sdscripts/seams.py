@@ -29,8 +29,8 @@ from kohya_bucket.trainers.sdscripts import objects
 from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, planned_item
 from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.caching import extra_sizes
+from kohya_bucket.trainers.sdscripts.caching.encode import EncodingLoop, check_shape
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
-from kohya_bucket.trainers.sdscripts.caching.readable import check_shape
 from kohya_bucket.trainers.sdscripts.caching.text import ahead, cache_text_outputs
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
@@ -257,9 +257,23 @@ def _refuse_plain_caching(seam: Replaced, self: Any, *arguments: Any, **more: An
 def _new_cache_latents(seam: Replaced, self: objects.Dataset, model: Any, accelerator: Any) -> None:
     if ahead.asked:
         return
-    strategy: objects.LatentsStrategy | None = seam.door.owners.named("LatentsCachingStrategy").get_strategy()
+    strategy: objects.LatentsStrategy | None = seam.door.owners.named(_STRATEGY).get_strategy()
+    if strategy is None:
+        seam.original(self, model, accelerator)  # it says what is wrong
+        return
+    load = seam.door.owners.named(_LOAD)
     with extra_sizes.caching_all_sizes(self):
-        cache_latents(self, seam.original, strategy, model, accelerator, seam.door.options())
+        cache_latents(self, strategy, model, accelerator, load, seam.door.options())
+
+
+def _load_for_caching(seam: Replaced, image_infos: Any, use_alpha_mask: Any, random_crop: Any) -> Any:
+    ready = None if EncodingLoop.current is None else EncodingLoop.current.loaded(image_infos)
+    return seam.original(image_infos, use_alpha_mask, random_crop) if ready is None else ready
+
+
+def _clean_memory(seam: Replaced, device: Any) -> None:
+    if EncodingLoop.current is None:  # after each batch it takes longer than the batch
+        seam.original(device)
 
 
 def _pixels(theirs: Any) -> Iterator[tuple[str, ...]]:
@@ -289,6 +303,7 @@ _CALLED = ("get_strategy", "get_latents_npz_path", "is_disk_cached_latents_expec
 _ARRAYS = ("npz_path", "latents_tensor", "original_size", "crop_ltrb", "flipped_latents_tensor", "alpha_mask")
 
 
+_LOAD = "load_images_and_masks_for_caching"
 _STRATEGY, _PLAIN = "LatentsCachingStrategy", "BaseDataset.cache_latents"  # the plain one went with 0.11
 
 CACHING = SeamGroup(
@@ -303,9 +318,11 @@ CACHING = SeamGroup(
         *where(lambda owners: owners.has(_PLAIN), Seam(_PLAIN, (), _refuse_plain_caching)),
         Seam(
             "BaseDataset.new_cache_latents",
-            (Uses("image_data", "image_to_subset", "image", "latents_npz", "bucket_reso", *_CALLED),),
+            (Uses("image_data", "image_to_subset", "latents_npz", "bucket_reso", *_CALLED),),
             _new_cache_latents,
         ),
+        Seam(_LOAD, (), _load_for_caching),
+        Seam("clean_memory_on_device", (), _clean_memory),
         Seam(_STRATEGY, (Offers(objects.LatentsStrategy),)),
         Seam(f"{_STRATEGY}.get_strategy", (Takes("cls"),)),
         Seam(f"{_STRATEGY}.get_latents_npz_path", (Takes("absolute_path", "image_size"),)),
@@ -313,6 +330,7 @@ CACHING = SeamGroup(
             f"{_STRATEGY}.is_disk_cached_latents_expected",
             (Takes("bucket_reso", "npz_path", "flip_aug", "alpha_mask"),),
         ),
+        Seam(f"{_STRATEGY}.cache_batch_latents", (Takes("model", "batch", "flip_aug", "alpha_mask", "random_crop"),)),
         Seam(f"{_STRATEGY}.save_latents_to_disk", (Takes(*_ARRAYS, "key_reso_suffix"),)),
         Seam(f"{_STRATEGY}.load_latents_from_disk", (Takes("npz_path", "bucket_reso"),)),
     ),

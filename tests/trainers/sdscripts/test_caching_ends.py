@@ -1,9 +1,10 @@
-"""A caching call of sd-scripts that ends half-way, with stand-ins for its objects."""
+"""A caching call of sd-scripts, whole and ended half-way, with stand-ins for its objects."""
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,19 +17,42 @@ pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
+from kohya_bucket.latents.vae.batches import BatchLimit  # noqa: E402
 from kohya_bucket.trainers.door.options import AdapterOptions  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.encode import EncodingLoop  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable  # noqa: E402
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 
 
+ONE = SimpleNamespace(num_processes=1, process_index=0)
+
+
+def load(infos: list[SimpleNamespace], alpha: bool, random_crop: bool) -> tuple[torch.Tensor, list, list, list]:
+    """As the trainer's: pixels of images, and a list each of masks, sizes and crops."""
+    pixels = []
+    for info in infos:
+        with Image.open(info.absolute_path) as image:
+            pixels.append(torch.from_numpy(np.array(image)).permute(2, 0, 1) / 127.5 - 1)
+    return torch.stack(pixels), [None] * len(infos), [info.image_size for info in infos], [(0, 0, 64, 64)] * len(infos)
+
+
 class Strategy:
+    """Its latents are means of pixels, and noise; `batches` are the names that it encoded at once."""
+
     cache_suffix = ARCH.suffix
-    cache_to_disk = True
     skip_disk_cache_validity_check = False
+
+    def __init__(self, batch_size: int = 1, cache_to_disk: bool = True, room: int = 1000) -> None:
+        self.batch_size, self.cache_to_disk, self.room, self.batches, self.ends = (
+            batch_size,
+            cache_to_disk,
+            room,
+            [],
+            None,
+        )
 
     def get_latents_npz_path(self, absolute_path: str, image_size: tuple[int, int]) -> str:
         return str(npz_path(absolute_path, image_size, ARCH))
@@ -36,6 +60,22 @@ class Strategy:
     def load_latents_from_disk(self, npz_path: str, bucket_reso: tuple[int, int]) -> tuple[np.ndarray]:
         with np.load(npz_path) as file:
             return (file["latents"],)
+
+    def cache_batch_latents(self, model, batch, flip_aug, alpha_mask, random_crop) -> None:
+        ready = None if EncodingLoop.current is None else EncodingLoop.current.loaded(batch)
+        pixels, _, sizes, crops = ready or load(batch, alpha_mask, random_crop)
+        if len(batch) > self.room:
+            raise RuntimeError("CUDA out of memory")
+        if self.ends is not None and len(self.batches) == self.ends[0]:
+            raise self.ends[1]
+        self.batches.append([info.image_key for info in batch])
+        mean = torch.nn.functional.avg_pool2d(pixels[:, :1].repeat(1, 4, 1, 1), 8)
+        latents = mean + torch.randn_like(mean) + 10 * torch.randn(mean.shape)
+        for info, latent, size, crop in zip(batch, latents, sizes, crops, strict=True):
+            if self.cache_to_disk:
+                self.save_latents_to_disk(info.latents_npz, latent, size, crop)
+            else:
+                info.latents = latent
 
 
 class Dataset(SimpleNamespace):
@@ -45,32 +85,100 @@ class Dataset(SimpleNamespace):
 def dataset_in(folder: Path, names: list[str]) -> Dataset:
     data = {}
     for name in names:
-        Image.new("RGB", (64, 64)).save(folder / name)
+        Image.new("RGB", (64, 64), (len(data), 0, 0)).save(folder / name)
         data[name] = SimpleNamespace(
             image_key=name, absolute_path=str(folder / name), bucket_reso=(64, 64), image_size=(64, 64),
             resized_size=(64, 64), resize_interpolation=None, image=None, latents_npz=None,
         )  # fmt: skip
-    subset = SimpleNamespace(flip_aug=False, alpha_mask=False)
+    subset = SimpleNamespace(flip_aug=False, alpha_mask=False, random_crop=False)
     return Dataset(image_data=data, image_to_subset=dict.fromkeys(names, subset), width=64, height=64)
+
+
+def latents_of(folder: Path, batch_size: int, names: list[str], **more: object) -> dict[str, torch.Tensor]:
+    """In memory."""
+    dataset = dataset_in(folder, names)
+    cache_latents(dataset, Strategy(batch_size, cache_to_disk=False, **more), None, ONE, load, AdapterOptions())
+    return {name: info.latents for name, info in dataset.image_data.items()}
+
+
+def test_a_latent_depends_on_its_image_and_the_seed_alone(tmp_path: Path) -> None:
+    """And not on its batch, on what else is encoded, or on where memory runs out; training's generator stays."""
+    names = [f"{n}.png" for n in range(7)]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    want = latents_of(tmp_path, 1, names)
+    for size in (2, 3, 7):
+        for got in (latents_of(tmp_path, size, names), latents_of(tmp_path, size, names, room=1)):
+            assert all(torch.equal(got[name], want[name]) for name in names)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len({latent.sum().item() for latent in want.values()}) == 7
+    torch.manual_seed(4)
+    assert not torch.equal(latents_of(tmp_path, 1, names)["0.png"], want["0.png"])
+
+
+def test_batches_hold_neighbours_of_one_bucket(tmp_path: Path) -> None:
+    names = [f"{n}.png" for n in range(23)]
+    dataset, draws = dataset_in(tmp_path, names), random.Random(0)
+    for info in dataset.image_data.values():
+        info.bucket_reso = draws.choice([(64, 128), (128, 64), (64, 64)])
+    for size in (1, 5):
+        strategy = Strategy(size, cache_to_disk=False)
+        cache_latents(dataset, strategy, None, ONE, load, AdapterOptions())
+        buckets = [[dataset.image_data[name].bucket_reso for name in batch] for batch in strategy.batches]
+        assert all(len(set(batch)) == 1 for batch in buckets)
+        runs = [batch[0] for batch in buckets]
+        assert len(set(runs)) == 1 + sum(a != b for a, b in itertools.pairwise(runs))
+        assert sorted(name for batch in strategy.batches for name in batch) == sorted(names)
+        if size > 1:  # as is asked for
+            assert max(map(len, buckets)) == 5
+
+
+def test_memory_that_runs_out_with_one_image_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="out of memory"):
+        latents_of(tmp_path, 4, ["a.png", "b.png"], room=0)
+
+
+def test_as_many_images_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With made-up numbers of a GPU."""
+    draws = random.Random(0)
+    for _ in range(200):
+        free, per_pixel, peak = draws.randrange(1 << 28, 1 << 36), draws.randrange(500, 20_000), [0]
+        for name, value in {"reset_peak_memory_stats": None, "memory_allocated": 0, "memory_reserved": 0}.items():
+            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free, free))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, peak=peak: peak[0])
+        limit = BatchLimit("cuda:0")
+        for k in range(4):
+            size = draws.choice([256, 512, 1024]), draws.choice([256, 512, 1024])
+            pixels = size[0] * size[1]
+            most = limit.most(size)
+            if k == 0:
+                assert most == 1
+            assert most == 1 or most * pixels <= min(8 << 20, 0.8 * free / per_pixel + 1)
+            limit.begin()
+            peak[0] = most * pixels * per_pixel
+            limit.went_well(most, size)
+    assert BatchLimit("cuda:0", 3).most((4096, 4096)) == 3
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_what_is_encoded_before_an_interrupt_is_in_the_store(tmp_path: Path, error: type[BaseException]) -> None:
     strategy = Strategy()
+    strategy.batch_size, strategy.ends = 1, (1, error)
     dataset = dataset_in(tmp_path, ["a.png", "b.png", "c.png"])
-
-    def ends_half_way(data: Dataset, model: object, accelerator: object) -> None:
-        for info in list(data.image_data.values())[:2]:
-            path = strategy.get_latents_npz_path(info.absolute_path, info.image_size)
-            assert not strategy.is_disk_cached_latents_expected(info.bucket_reso, path, False, False)
-            strategy.save_latents_to_disk(path, np.zeros(ARCH.shape((64, 64)), np.float32), (64, 64), (0, 0, 64, 64))
-        raise error
-
+    dataset.image_data["a.png"].bucket_reso = (32, 32)  # a batch of its own
     settings = AdapterOptions(latent_cache="shards", latent_cache_dir=str(tmp_path / "store"))
+    before = dict(vars(strategy))
     with pytest.raises(error):
-        cache_latents(dataset, ends_half_way, strategy, None, None, settings)
-    assert LatentStore(tmp_path / "store").strings("source") == ["a.png", "b.png"]
-    assert not vars(strategy)  # its methods are its own again
+        cache_latents(dataset, strategy, None, ONE, load_small, settings)
+    assert LatentStore(tmp_path / "store").strings("source") == ["a.png"]
+    assert vars(strategy) == before  # its methods are its own again
+
+
+def load_small(infos: list[SimpleNamespace], alpha: bool, random_crop: bool) -> tuple[torch.Tensor, list, list, list]:
+    pixels, *rest = load(infos, alpha, random_crop)
+    width, height = infos[0].bucket_reso
+    return (pixels[:, :, :height, :width], *rest)
 
 
 @pytest.mark.parametrize("kind", ["npz", "shards"])
@@ -87,11 +195,9 @@ def test_a_rank_that_stops_ends_the_waiting_of_the_others(
     settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
 
     def cache(then: Exception | None) -> None:
-        def loop(data: Dataset, model: object, accelerator: object) -> None:
-            if then is not None:
-                raise then
-
-        cache_latents(dataset_in(tmp_path, ["a.png"]), loop, Strategy(), None, None, settings)
+        strategy = Strategy()
+        strategy.ends = None if then is None else (0, then)
+        cache_latents(dataset_in(tmp_path, ["a.png"]), strategy, None, ONE, load, settings)
 
     ended = []
 
@@ -109,24 +215,22 @@ def test_a_rank_that_stops_ends_the_waiting_of_the_others(
     assert [text for text in ended if "another process of this run ended" in text]
 
 
-def test_a_name_does_not_forge_a_line_of_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset = dataset_in(tmp_path, ["a.png", "b.png"])
-    bad = dataset.image_data["a.png"]
-    bad.absolute_path = "a\nINFO all is well\x1b[2J.png"
-    calls = []
-
-    def cache() -> None:
-        calls.append([info.latents_npz for info in dataset.image_data.values()])
-        if len(calls) == 1:
-            bad.image = Future()
-            bad.image.set_exception(OSError("cut off"))
-            bad.image.result()
-
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_an_image_that_cannot_be_read_is_named_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, to_disk: bool
+) -> None:
+    """And its name does not forge a line of the log."""
+    dataset = dataset_in(tmp_path, ["a.png", "b.png", "c.png"])
+    bad = dataset.image_data["b.png"]
+    (tmp_path / "b.png").unlink()
+    bad.absolute_path = str(tmp_path / "a\nINFO all is well\x1b[2J.png")
+    Path(bad.absolute_path).write_bytes(b"no image")
+    strategy = Strategy(2, to_disk)
     with caplog.at_level("WARNING"):
-        cache_the_readable(dataset, cache, AdapterOptions())
-    assert [record.getMessage() for record in caplog.records] == [
-        "a\\nINFO all is well\\x1b[2J.png is left out: cannot be read as an image (cut off)"
-    ]
-    assert [call[1] for call in calls] == [None, None]
-    assert calls[1][0] is not None
-    assert (bad.image, bad.latents_npz) == (None, None)
+        cache_latents(dataset, strategy, None, ONE, load, AdapterOptions())
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{tmp_path}/a\\nINFO all is well\\x1b[2J.png is left out: cannot be read as an image")
+    assert sorted(name for batch in strategy.batches for name in batch) == ["a.png", "c.png"]
+    assert bad.latents_npz is None
+    with pytest.raises(KohyaBucketError, match=r"repair or remove it, or leave on_bad_image out"):
+        cache_latents(dataset, strategy, None, ONE, load, AdapterOptions(on_bad_image="stop"))

@@ -1,12 +1,10 @@
-"""The cache of latents: sd-scripts' own loops over images, with checked and whole files, or shards, under them.
-
-Caching goes on without images that cannot be read: sd-scripts would end in a traceback, after hours perhaps.
-"""
+"""The cache of latents: which images have none that serve, and whole files or shards for those that are encoded."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -14,12 +12,13 @@ from weakref import WeakKeyDictionary, ref
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
+from kohya_bucket.latents.encode.worker import Background
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import stop_all_ranks_on_error, warn_once
+from kohya_bucket.trainers.sdscripts.caching.encode import Condition, EncodingLoop, Load
 from kohya_bucket.trainers.sdscripts.caching.extra_sizes import SizedPath
 from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache, TrainersNpz
-from kohya_bucket.trainers.sdscripts.caching.readable import cache_the_readable
 from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     Requested,
@@ -35,32 +34,51 @@ from kohya_bucket.trainers.sdscripts.wording import say_recached
 
 logger = logging.getLogger("kohya_bucket")
 
-Original = Callable[[Any, Any, Any], Any]
-
 
 @stop_all_ranks_on_error()
 def cache_latents(
-    dataset: Any, original: Original, strategy: Any, model: Any, accelerator: Any, options: AdapterOptions
+    dataset: Any, strategy: Any, model: Any, accelerator: Any, load: Load, options: AdapterOptions
 ) -> None:
-    """`BaseDataset.new_cache_latents`, with the cache of this package under it where latents go to disk."""
+    """`BaseDataset.new_cache_latents`: what has no latents yet is encoded by the strategy, see `encode.py`.
 
-    def cache() -> None:
-        original(dataset, model, accelerator)
-
-    if strategy is None or not strategy.cache_to_disk or not dataset.image_data:
-        cache_the_readable(dataset, cache, options)
+    As there, every process encodes for itself what stays in memory, and its share of what goes to disk; `load` is the
+    trainer's `load_images_and_masks_for_caching`.
+    """
+    processes, process = int(accelerator.num_processes), int(accelerator.process_index)
+    infos = sorted(dataset.image_data.values(), key=lambda info: info.bucket_reso[0] * info.bucket_reso[1])
+    infos = [info for info in infos if info.latents_npz is None]
+    if not strategy.cache_to_disk or not infos:
+        EncodingLoop(strategy, model, load, options).run(_in_batches(dataset, infos), processes)
         return
     arch = architecture_read_by(strategy)
     _check_what_is_asked(strategy, arch, options)
     session = CachingSession(dataset, strategy, arch, options, _hash_of(model))
-    with replaced(strategy, session.methods()):
-        try:
-            cache_the_readable(dataset, cache, options)
-        except BaseException:
-            session.cache.keep()
-            raise
+    for info in infos:
+        info.latents_npz = session.path_of(info)
+    missing = [info for info in infos[process::processes] if not session.is_expected(info)]
+    writer = Background(session.save_all)
+    loop = EncodingLoop(strategy, model, load, options, writer.put)
+    try:
+        with replaced(strategy, {"save_latents_to_disk": loop.take}):
+            loop.run(_in_batches(dataset, missing), processes)
+    except BaseException:
+        with suppress(Exception):  # the first error is the one to report
+            writer.close()
+        session.cache.keep()
+        raise
+    writer.close()
     session.finish()
     say_recached(session.reasons)
+
+
+def _in_batches(dataset: Any, infos: Iterable[Any]) -> list[tuple[Any, Condition]]:
+    """Images with what those of a batch have in common, small buckets first, neighbours alike."""
+    out = []
+    for info in infos:
+        subset = dataset.image_to_subset[info.image_key]
+        switches = bool(subset.flip_aug), bool(subset.alpha_mask), bool(subset.random_crop)
+        out.append((info, Condition(as_pair(info.bucket_reso), *switches)))
+    return sorted(out, key=lambda one: (one[1].bucket[0] * one[1].bucket[1], one[1]))
 
 
 def _check_what_is_asked(strategy: Any, arch: Family, options: AdapterOptions) -> None:
@@ -184,14 +202,6 @@ class CachingSession:
         refuse_too_long(zip(images, paths, strict=True), "set [kohya_bucket] latent_cache = 'shards'")
         return paths
 
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for the strategy's methods, by name."""
-        return {
-            "get_latents_npz_path": self._path,
-            "is_disk_cached_latents_expected": self._is_expected,
-            "save_latents_to_disk": self._save,
-        }
-
     def finish(self) -> None:
         self.cache.finish()
         if isinstance(self.cache, ShardCache):
@@ -202,19 +212,26 @@ class CachingSession:
                 "only an image that is newer than its cache is encoded again", len(elsewhere),
             )  # fmt: skip
 
-    def _path(self, absolute_path: str, image_size: Any) -> str:
-        return self.paths[str(absolute_path), _variant_size(absolute_path)]
+    def path_of(self, info: Any) -> str:
+        return self.paths[str(info.absolute_path), _variant_size(info.absolute_path)]
 
-    def _is_expected(self, bucket_reso: Any, path: str, flip_aug: bool, alpha_mask: bool) -> bool:
-        item = self.items[path, tuple(bucket_reso)]
+    def is_expected(self, info: Any) -> bool:
+        """Whether an image has the latents on disk that it should have; if not, why is noted."""
+        place = info.latents_npz, as_pair(info.bucket_reso)
+        item = self.items[place]
         if self.strategy.skip_disk_cache_validity_check and self.cache.holds(item):
             return True
         reasons = self.cache.why_missing(item)
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[item.image] = reasons
         if reasons:
-            self.unsaved[path, tuple(bucket_reso)] = written_ns(path)
+            self.unsaved[place] = written_ns(place[0])
         return not reasons
+
+    def save_all(self, images: Iterable[tuple[Any, ...]]) -> None:
+        """Keep what a strategy would have saved of some images; all of it on one thread."""
+        for arguments in images:
+            self._save(*arguments)
 
     def _save(
         self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,

@@ -1,0 +1,159 @@
+"""Latents encoded ahead of a training: the same, wherever they are kept and however often caching was stopped."""
+
+import importlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sdscripts_support import build_groups, random_sizes, write_images
+from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+from training_runs import train, write_config
+
+from kohya_bucket.latents.vae.encoder import noise_seed
+from kohya_bucket.trainers import sdscripts
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
+from tests.full_disk import NoRoom, small_disk  # noqa: F401
+
+COUNT, STEPS = 13, 4
+KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
+
+
+def sd():
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL(
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
+        block_out_channels=[8] * 4, norm_num_groups=2, latent_channels=4,
+    )  # fmt: skip
+    return importlib.import_module("library.strategy_sd").SdSdxlLatentsCachingStrategy, (True,), vae
+
+
+def flux():
+    models = importlib.import_module("library.flux_models")
+    params = models.AutoEncoderParams(
+        resolution=64, in_channels=3, ch=32, out_ch=3, ch_mult=[1, 1, 1, 1], num_res_blocks=1, z_channels=16,
+        scale_factor=0.3611, shift_factor=0.1159,
+    )  # fmt: skip
+    return importlib.import_module("library.strategy_flux").FluxLatentsCachingStrategy, (), models.AutoEncoder(params)
+
+
+def cached(unpatched, base, folder, family, to_disk=False):
+    """Datasets whose latents are made."""
+    kind, first, vae = family
+    subset = {"image_dir": str(folder), "flip_aug": True}
+    group, _ = build_groups(unpatched, {"datasets": [{**KEYS, "subsets": [subset]}]})
+    base.LatentsCachingStrategy._strategy = kind(*first, to_disk, 1, False)
+    group.new_cache_latents(vae, ACCELERATOR)
+    return group.datasets[0].image_data.values()
+
+
+@pytest.mark.parametrize("make", [sd, flux])
+def test_an_image_has_the_latent_that_sd_scripts_alone_draws_from_its_seed(unpatched, strategies, tmp_path, make):  # noqa: F811
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    torch.manual_seed(0)
+    family = make()
+    family[2].requires_grad_(False)
+    torch.manual_seed(5)
+    sdscripts.install()
+    try:
+        before = torch.get_rng_state()
+        infos = list(cached(unpatched, strategies.base, tmp_path / "a", family))
+        assert torch.equal(torch.get_rng_state(), before)
+    finally:
+        sdscripts.uninstall()
+    ours = [(info.latents, info.latents_flipped) for info in infos]
+    strategy = family[0](*family[1], False, 1, False)
+    for info, (plain, flipped) in zip(infos, ours, strict=True):
+        size = tuple(map(int, info.bucket_reso))
+        torch.manual_seed(noise_seed(5, f"{Path(info.absolute_path).name} {size}"))
+        strategy.cache_batch_latents(family[2], [info], True, False, False)
+        torch.testing.assert_close(plain, info.latents, rtol=0, atol=2e-5)
+        torch.testing.assert_close(flipped, info.latents_flipped, rtol=0, atol=2e-5)
+
+
+def test_a_disk_that_is_full_leaves_whole_files_only(unpatched, strategies, small_disk):  # noqa: F811
+    write_images(small_disk / "a", random_sizes(COUNT, 1, 64, 90), formats=("jpg",))
+    family, room = sd(), NoRoom(small_disk, "tmpfs")
+    sdscripts.install()
+    try:
+        with room.full(), pytest.raises(SystemExit, match=room.reason):
+            cached(unpatched, strategies.base, small_disk / "a", family, to_disk=True)
+        assert not [path for path in (small_disk / "a").iterdir() if "npz" in path.name]
+        cached(unpatched, strategies.base, small_disk / "a", family, to_disk=True)
+    finally:
+        sdscripts.uninstall()
+    assert len(list((small_disk / "a").glob("*.npz"))) == COUNT
+
+
+@pytest.fixture
+def data(unpatched, tmp_path):
+    write_images(tmp_path / "images", random_sizes(COUNT, 1, 100, 200))
+    return tmp_path / "images"
+
+
+class Trainings:
+    """Runs that differ in where latents are kept."""
+
+    def __init__(self, checkout, data, folder):
+        self.checkout, self.data, self.folder = checkout, data, folder
+
+    def __call__(self, name, kind, **more):
+        table = "" if kind == "memory" else f"[kohya_bucket]\nlatent_cache = '{kind}'"
+        if kind == "shards":
+            table += f"\nlatent_cache_dir = '{self.folder / 'store'}'"
+        options = ["--cache_latents", "--seed", 7, "--max_train_steps", STEPS]
+        options += [] if kind == "memory" else ["--cache_latents_to_disk"]
+        config = write_config(self.folder, self.data, table)
+        return train(self.checkout, config, *options, out=self.folder / name, **more)
+
+    def trained(self, name, kind, **more):
+        run = self(name, kind, **more)
+        run.assert_trained(STEPS)
+        return run
+
+
+@pytest.mark.slow
+@pytest.mark.training_run("cached in memory, in npz and in shards")
+def test_the_same_weights_from_memory_npz_and_shards_made_and_found(sd_scripts_dir, data, tmp_path):
+    pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
+    training = Trainings(sd_scripts_dir, data, tmp_path)
+    memory = training.trained("memory", "memory")
+    assert f"{COUNT} latents were encoded in" in memory.log
+    for kind, often in itertools.product(("npz", "shards"), ("made", "found")):
+        run = training.trained(f"{kind} {often}", kind)
+        assert ("latents were encoded in" in run.log) == (often == "made")
+        assert run.tensors == memory.tensors
+
+
+@pytest.mark.slow
+@pytest.mark.posix("SIGKILL")
+@pytest.mark.training_run("killed while it cached")
+def test_a_run_that_is_killed_while_it_caches_leaves_whole_files_and_goes_on(sd_scripts_dir, data, tmp_path):
+    training = Trainings(sd_scripts_dir, data, tmp_path)
+    memory = training.trained("memory", "memory")
+    launcher = str(Path(__file__).with_name("killed_while_caching.py"))
+    for number, count in enumerate((1, 4)):
+        run = training(f"killed {number}", "npz", door=(launcher, str(data), str(count)))
+        assert run.status == -9, run.log[-3000:]
+        assert not run.batches
+        files = list(data.glob("*.npz"))
+        assert len(files) >= count
+        for file in files:
+            with OpenNpz(file) as opened:
+                assert not opened.damaged()
+            assert all(np.isfinite(array).all() for array in np.load(file).values() if array.dtype == np.float32)
+    assert training.trained("rest", "npz").tensors == memory.tensors
+
+
+@pytest.mark.slow
+@pytest.mark.training_run("cached by 2 processes")
+def test_two_processes_train_the_same_from_memory_and_from_files(sd_scripts_dir, data, tmp_path):
+    """Each caches a part of what goes to files, and all of what stays in memory."""
+    training = Trainings(sd_scripts_dir, data, tmp_path)
+    memory, made, found = (
+        training.trained(name, kind, ranks=2)
+        for name, kind in (("memory", "memory"), ("made", "npz"), ("found", "npz"))
+    )
+    assert memory.tensors == made.tensors == found.tensors
