@@ -26,6 +26,7 @@ from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.families import MODEL_FAMILIES, ModelFamily
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.hub import only_local
+from kohya_bucket.latents.vae.single_frames import fold_single_frames
 
 if TYPE_CHECKING:
     import torch
@@ -348,10 +349,15 @@ class QwenImageEncoder(DiffusersEncoder):
     """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as Anima is trained with it.
 
     The most probable latent, each channel less its mean and divided by its deviation, which the model's config
-    states. There is no one scale, and no sample is drawn, so there is no `posterior` either.
+    states. There is no one scale, and no sample is drawn, so there is no `posterior` either. Its 3D convolutions are
+    computed as the 2D ones that they are for single frames.
     """
 
     posterior = None  # type: ignore[assignment]
+
+    def __init__(self, vae: Any, **options: Any) -> None:
+        fold_single_frames(vae)
+        super().__init__(vae, **options)
 
     def _describe(self, config: Any, family: ModelFamily | None) -> None:
         self.downsample_factor = 2 ** len(config.temperal_downsample)
@@ -366,7 +372,10 @@ class QwenImageEncoder(DiffusersEncoder):
 
         with torch.inference_mode():
             frames = pixels.to(device=self.device, dtype=self.dtype)[:, :, None]
-            mode: torch.Tensor = self.vae.encode(frames).latent_dist.mode()
+            if self.vae.use_tiling or self.vae.use_slicing:
+                mode = self.vae.encode(frames).latent_dist.mode()
+            else:  # without the activations of each convolution that would be kept for the frames to come
+                mode = self.vae.quant_conv(self.vae.encoder(frames)).chunk(2, dim=1)[0]
             config = self.vae.config
             # the inverse first, in the model's type: so trainers compute it, and low precision agrees
             return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
@@ -417,13 +426,17 @@ def load_encoder(
         if architecture:
             _refuse_other_family(str(name), vae, MODEL_FAMILIES[architecture])
         architecture = architecture or _family(vae)
-    kind = {"AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder}.get(type(vae).__name__)
+    kinds: dict[str, type[DiffusersEncoder]] = {
+        "AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder,
+    }  # fmt: skip
     fitting, why = fitting_dtype(device, architecture in _WITHIN_FLOAT16)
     if str(dtype) != "auto":
         asked = dtype_name(dtype)
         if not (fitting == "float32" and str(device).startswith("cpu")):
             fitting, why = asked, "as asked"
-    encoder = (kind or DiffusersEncoder)(vae, device=device, dtype=fitting, architecture=architecture, **options)
+    encoder = kinds.get(type(vae).__name__, DiffusersEncoder)(
+        vae, device=device, dtype=fitting, architecture=architecture, **options
+    )
     encoder.computes = f"{fitting} ({why})"
     return encoder
 
