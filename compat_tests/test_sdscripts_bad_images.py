@@ -154,3 +154,14 @@ def test_a_size_that_metadata_states_is_what_images_are_scaled_by(patched, tmp_p
     edit(files[0], turn=True)
     (counts,) = trained_of(batches_of(patched, group, epochs=1))
     assert sum(counts.values()) == COUNT == len(counts)
+
+
+@pytest.mark.parametrize(("caption", "words"), [(b"caf\xe9", "`kohya-bucket fix"), (b"", "it is empty")])
+def test_a_caption_at_which_sd_scripts_stops_is_one_line(patched, tmp_path, data, caption, words, capsys):
+    (tmp_path / "a" / "img_003.txt").write_bytes(caption)
+    with pytest.raises(SystemExit) as end:
+        build_groups(patched, config_of(tmp_path, {}))
+    assert end.value.code == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("kohya_bucket: ")]
+    assert str(tmp_path / "a" / "img_003.txt") in line
+    assert words in line

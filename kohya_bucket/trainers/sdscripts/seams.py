@@ -32,7 +32,7 @@ from kohya_bucket.trainers.sdscripts.caching import extra_sizes
 from kohya_bucket.trainers.sdscripts.caching.encode import EncodingLoop, check_shape
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
 from kohya_bucket.trainers.sdscripts.caching.text import ahead, cache_text_outputs
-from kohya_bucket.trainers.sdscripts.config.files import read_folder
+from kohya_bucket.trainers.sdscripts.config.files import read_folder, refuse_broken_captions
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.trainers.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
 from kohya_bucket.trainers.sdscripts.resuming import is_known
@@ -76,6 +76,14 @@ def _glob_images(seam: Replaced, directory: str, base: str = "*") -> list[str]:
 def _size_by_cache_name(seam: Replaced, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
     # where it is asked of an image, the cache may be another one's: its name only begins like the image's
     return seam.original(self, absolute_path, npz_path) if absolute_path == npz_path else (None, None)
+
+
+def _list_folders(seam: Replaced, self: Any, subsets: Any, *args: Any, **keys: Any) -> None:
+    try:
+        seam.original(self, subsets, *args, **keys)
+    except (UnicodeDecodeError, AssertionError):  # of a caption, without a word on which and what to do
+        refuse_broken_captions((str(one.image_dir), one.caption_extension) for one in subsets)
+        raise
 
 
 def _list_metadata(seam: Replaced, self: Any, *args: Any, skip_image_resolution: Any = None, **keys: Any) -> None:
@@ -137,7 +145,7 @@ BUCKETS = SeamGroup(
         Seam("BaseDataset.get_image_size", (), get_image_size),
         Seam("BaseDataset.make_buckets", (Uses(*_SWITCHES, *_TABLES),), make_buckets),
         Seam("ControlNetDataset.make_buckets", (Uses(_DELEGATE, "buckets_indices"),), _make_control_buckets),
-        _made("DreamBoothDataset", (Uses("is_training_dataset"),)),
+        _made("DreamBoothDataset", (Uses("is_training_dataset"),), _list_folders),
         _made("FineTuningDataset", (), _list_metadata),
         _made("ControlNetDataset"),
         Seam("DatasetGroup.get_resolutions", (), get_resolutions),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -169,7 +169,7 @@ def read_captions(
             subset, folder, images = folders[i]
             start, end = end, end + len(images)
             found = job.rows["caption"][start:end].tolist()
-            _report_broken(job.rows[start:end], subset, findings)
+            _report_broken(job.rows[start:end], subset.place, findings)
             if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
                 _report_missing(missing, folder.names, len(images), subset, findings)
             # 0 of a broken one
@@ -195,18 +195,29 @@ def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | int | N
     return ("\n".join(filter(None, lines)), False, "", "") if whole else (lines[0], any(lines[1:]), "", "")
 
 
-def _report_broken(rows: npt.NDArray[Any], subset: SubsetConfig, findings: Findings) -> None:
+def refuse_broken_captions(folders: Iterable[tuple[str, str]]) -> None:
+    """Raise `ConfigError` where (folder, ending of its captions) hold caption files at which sd-scripts stops."""
+    findings = Findings()
+    for folder, ending in dict.fromkeys(folders):
+        images = read_folder(folder).images if os.path.isdir(folder) else []
+        job = Job(ScanTask(partial(_caption_row, extension=ending, whole=False), _CAPTION_COLUMNS), images).run()
+        _report_broken(job.rows, "", findings)
+    if len(findings):
+        raise ConfigError("; ".join(finding.text for finding in findings))
+
+
+def _report_broken(rows: npt.NDArray[Any], place: str, findings: Findings) -> None:
     """Name caption files at which sd-scripts stops: those that `fix` writes as UTF-8, and the others."""
     broken = {row["file"]: row["why"] for row in rows if row["file"]}
     if encoded := [file for file, why in broken.items() if not why]:
         message = (
             f"{counted(len(encoded), 'caption file')} not in UTF-8, at which sd-scripts stops ({some(encoded, 2)})"
         )
-        findings.error("broken-caption", subset.place, message, f"{fix_command(encoded)} writes them as UTF-8", encoded)
+        findings.error("broken-caption", place, message, f"{fix_command(encoded)} writes them as UTF-8", encoded)
     if others := {file: why for file, why in broken.items() if why}:
         first = some([f"{file}: {why}" for file, why in others.items()], 1)
         message = f"{counted(len(others), 'caption file')} at which sd-scripts stops ({first})"
-        findings.error("broken-caption", subset.place, message, "write a caption, or delete the file", others)
+        findings.error("broken-caption", place, message, "write a caption, or delete the file", others)
 
 
 def _report_missing(
