@@ -7,6 +7,7 @@ import ast
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -21,6 +22,7 @@ from safetensors.numpy import save_file
 
 from kohya_bucket.originals.loaders import run_loader
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
+from kohya_bucket.trainers.ai_toolkit.companions import without_companion
 from kohya_bucket.trainers.ai_toolkit.config import KEYS, OTHER_KEYS, read_job
 from kohya_bucket.trainers.ai_toolkit.plan import overview
 
@@ -372,3 +374,52 @@ def test_latents_of_other_files_are_made_anew(pictures, tmp_path):
 def test_a_cache_that_grows_is_named(pictures, tmp_path):
     _, said = run(tmp_path / "out", [data(pictures, random_crop=True)], 1, latent_names=True)
     assert "the cache grows with every run" in said
+
+
+_COMPANIONS = """
+import json, os, random, sys
+sys.path.insert(0, os.environ["AI_TOOLKIT_DIR"])
+from types import SimpleNamespace
+from absent_packages import pass_over_absent
+pass_over_absent()
+from toolkit import dataloader_mixins as mixins
+from toolkit.config_modules import DatasetConfig
+CLASSES = {"control_path": "ControlFileItemDTOMixin", "mask_path": "MaskFileItemDTOMixin",
+           "inpaint_path": "InpaintControlFileItemDTOMixin", "clip_image_path": "ClipImageFileItemDTOMixin",
+           "unconditional_path": "UnconditionalFileItemDTOMixin"}
+HAS = {"control_path": "has_control_image", "mask_path": "has_mask_image", "inpaint_path": "has_inpaint_image",
+       "clip_image_path": "has_clip_image", "unconditional_path": "has_unconditional"}
+class Base:
+    def __init__(self, dataset_config, **keys): self.dataset_config = dataset_config
+    def __getattr__(self, name): return lambda *args: None
+model, out = SimpleNamespace(adapter=None, use_raw_control_images=False), {}
+for key, images, folder in json.load(open(sys.argv[1])):
+    kind = type(key, (getattr(mixins, CLASSES[key]), Base), {"dataloader_transforms": None})
+    config = DatasetConfig(folder_path=".", **{key: folder})
+    items = [(i, kind(path=i, dataset_config=config, sd=model)) for i in images]
+    out.setdefault(key, []).append([i for i, item in items if not getattr(item, HAS[key])])
+print("FOUND" + json.dumps(out))
+"""
+
+
+def test_companions_are_those_that_its_own_items_find(tmp_path):
+    """Control and inpaint images, masks and the others, in 40 made-up folders for each key."""
+    draws, cases = np.random.default_rng(0), []
+    for number in range(200):
+        key = ("control_path", "mask_path", "inpaint_path", "clip_image_path", "unconditional_path")[number % 5]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for i in range(6):
+            for ending in draws.choice([".png", ".jpg", ".webp", ".PNG", ".gif", ".bmp", ".jpeg"], draws.integers(3)):
+                (folder / f"im.{i}{ending}").touch()
+        cases.append([key, [f"/data/im.{i}.png" for i in range(6)], str(folder)])
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent)}
+    command = [sys.executable, "-c", _COMPANIONS, str(tmp_path / "cases.json")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = json.loads(done.stdout.rpartition("FOUND")[2])
+    for key, found in theirs.items():
+        own = [list(without_companion(images, folder, one)) for one, images, folder in cases if one == key]
+        assert own == found
+        assert 20 < sum(map(len, found)) < 220

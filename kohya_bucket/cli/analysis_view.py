@@ -21,6 +21,17 @@ _MOST, _MOST_NAMED = 60, 12
 _NARROW = 76  # columns that all of a bucket's numbers take
 
 
+def measured_for(analysis: Analysis) -> str:
+    """For what a folder without a config is measured, and how to name something else."""
+    trainer, rule = analysis.subject.trainer, analysis.subject.rule
+    size = getattr(rule, "max_reso", None)
+    at = f" at {size[0]}x{size[1]}" if size else ""
+    return (
+        f"Measured for {trainer.title or 'any model'}{at}, {analysis.subject.batches_of}; others: --arch sdxl, "
+        "--resolution 1024, --batch-size 4, or --config FILE"
+    )
+
+
 def print_analysis(analysis: Analysis, console: Console, limit: int = 5, *, decoded: bool = False) -> None:
     """Print one dataset; lists of images show the first `limit`. `decoded`: every image was, not its header alone."""
     wrap, narrow = console.is_terminal, console.width < _NARROW

@@ -43,6 +43,13 @@ def test_a_folder_in_which_nothing_can_be_read(tmp_path) -> None:
     assert "none can be trained" in run(tmp_path).stdout
 
 
+def test_the_first_line_says_what_is_measured_for(folder) -> None:
+    first = run(folder).output.splitlines()[0]
+    assert first.startswith("Measured for any model at 512x512, batch size 1; others: --arch")
+    first = run(folder, "--arch", "sdxl", "-b", 4).output.splitlines()[0]
+    assert first.startswith("Measured for SDXL trainers at 1024x1024, batch size 4;")
+
+
 def test_json_counts_what_is_there(folder) -> None:
     data = read(folder, "--hash", "--batch-size", 4)
     assert data["images"] == {

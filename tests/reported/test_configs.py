@@ -299,3 +299,28 @@ def test_one_finding_for_many_of_a_kind(command_line: Command) -> None:  # noqa:
     found = [one for one in json.loads(out)["findings"] if one["code"] == "unknown-key"]
     assert [one["count"] for one in found] == [1] * 23 + [37]
     assert found[-1]["names"] == [f"wrong_{i}" for i in range(23, 60)]
+
+
+@reported(
+    "a preset or a config with `C:\\…` on Linux, in WSL or in a container",
+    trainer="finds no images, or says that the folder does not exist",
+    here="every command says that it is a Windows path, and names the folder under /mnt if it is there",
+    command="kohya-bucket plan preset.json",
+    origin="the same path in five kinds of files",
+)
+@pytest.mark.posix("the path is right on Windows")
+def test_windows_paths_elsewhere(command_line: Command) -> None:  # noqa: F811
+    path, keys = r"C:\data\cats", "resolution = 512\ncaption_extension = '.txt'\n"
+    preset = {"train_data_dir": path, "max_resolution": "512,512", "LoRA_type": "Standard"}
+    job = {"job": "extension", "config": {"name": "x", "process": [{"datasets": [{"folder_path": path}]}]}}
+    files = {
+        "p.json": json.dumps(preset), "j.json": json.dumps(job),
+        "s.toml": f"[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = '{path}'\n",
+        "m.toml": f"[[datasets]]\n{keys}image_directory = '{path}'\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+        for command in ("plan", "doctor"):
+            assert "this is a Windows path" in "".join(map(str, command_line(command, name)[1:])), (command, name)
+    for more in (("plan", "--train-data-dir", path), ("analyze", path)):
+        assert "this is a Windows path" in "".join(map(str, command_line(*more)[1:]))

@@ -78,7 +78,7 @@ def analyze(
         analyses = _write_page(analyses, html, "" if config is None else config.name, thumbnails, limit or 300, quiet)
     if list_bad is not None:
         _write_list(analyses, list_bad)
-    from kohya_bucket.cli.analysis_view import print_analysis
+    from kohya_bucket.cli.analysis_view import measured_for, print_analysis
     from kohya_bucket.reports.output import report_as_dict
 
     if as_json:
@@ -89,6 +89,8 @@ def analyze(
     for finding in findings:
         console.print(f"{finding.severity.value}: ", style="yellow", end="")
         console.print(finding.text, markup=False, soft_wrap=True)
+    if config is None and analyses:
+        console.print(measured_for(analyses[0]), markup=False, soft_wrap=True)
     for analysis in analyses:
         print_analysis(analysis, console, limit or 5, decoded=decode)
 

@@ -12,6 +12,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.texts import counted, parse_json, read_text
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
+from kohya_bucket.trainers.ai_toolkit.companions import Companions, check_editing, companions_in
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
     NUMBER,
@@ -54,6 +55,7 @@ class JobKeys:
     Attributes:
         number: which of the job's, from 1.
         source: a folder, or a JSON file whose keys are paths.
+        companions: folders with files that belong to its images.
     """
 
     number: int
@@ -74,6 +76,7 @@ class JobKeys:
     cache_latents: bool = False
     cache_latents_to_disk: bool = False
     random_crop: bool = False
+    companions: Companions = ()
 
     @property
     def place(self) -> str:
@@ -94,7 +97,7 @@ class JobKeys:
 
 _TYPES = {"bool": FLAG, "int": WHOLE, "float": NUMBER, "str": TEXT}
 KEYS: dict[str, Type] = {"folder_path": TEXT, "dataset_path": TEXT} | {
-    one.name: _TYPES[str(one.type)] for one in fields(JobKeys) if one.name not in ("number", "source")
+    one.name: _TYPES[str(one.type)] for one in fields(JobKeys) if one.name not in ("number", "source", "companions")
 }
 
 
@@ -190,7 +193,7 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
     tables = [found[TABLE] for found in (data, data["config"]) if TABLE in found]
     options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}), findings)
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
-                for keys in _datasets(one, i + 1, batch_size, source, findings)]  # fmt: skip
+                for keys in _datasets(one, i + 1, batch_size, arch, source, findings)]  # fmt: skip
     return JobConfig(
         file, tuple(datasets), arch, step, _whole(train.get("gradient_accumulation")),
         JobLength(steps) if isinstance(steps, int) else None, options, findings,
@@ -232,7 +235,9 @@ def _arch(model: Mapping[str, Any]) -> str:
     return next((arch for key, arch in _LEGACY.items() if model.get(key)), "sd1")
 
 
-def _datasets(table: Any, number: int, batch_size: Any, source: ConfigSource, findings: Findings) -> Iterator[JobKeys]:
+def _datasets(
+    table: Any, number: int, batch_size: Any, arch: str, source: ConfigSource, findings: Findings
+) -> Iterator[JobKeys]:
     """One dataset at each of its resolutions."""
     name = f"dataset {number}"
     if not isinstance(table, Mapping):
@@ -251,11 +256,14 @@ def _datasets(table: Any, number: int, batch_size: Any, source: ConfigSource, fi
         findings.error("no-source", name, "it names no images", "set folder_path")
         return
     taken["batch_size"] = taken.get("batch_size", _whole(batch_size))
+    companions = companions_in(table, name, findings)
+    if not taken.get("is_reg"):
+        check_editing(table, companions, arch, name, findings)
     for resolution in resolutions:
         if not WHOLE.fits(resolution) or isinstance(resolution, bool) or resolution < 1:
             findings.error("wrong-type", name, f"resolution is {resolution!r}, but must be whole numbers of 1 or more")
             continue
-        keys = JobKeys(number, path, **{**taken, "resolution": resolution})
+        keys = JobKeys(number, path, **{**taken, "resolution": resolution, "companions": companions})
         if _check(keys, findings):
             yield keys
 

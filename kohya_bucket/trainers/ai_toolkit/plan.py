@@ -22,6 +22,7 @@ from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
 from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.group import GpuRow, Overview, epoch_of
@@ -29,7 +30,6 @@ from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
 from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
 from kohya_bucket.trainers.door.sizes import scan_sizes
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 _CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
 
 
@@ -102,8 +102,8 @@ def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     """The images, and where clips are trained the clips, of a dataset, in an order that no file system decides."""
     if os.path.isdir(keys.source):
-        found = sorted(_files_below(keys.source, _IMAGES + _CLIPS if keys.of_clips else _IMAGES))
-        others = tuple(ending for ending in IMAGE_EXTENSIONS if ending not in _IMAGES)
+        found = sorted(_files_below(keys.source, IMAGES + _CLIPS if keys.of_clips else IMAGES))
+        others = tuple(ending for ending in IMAGE_EXTENSIONS if ending not in IMAGES)
         check_ignored(sorted(_files_below(keys.source, others)), "ai-toolkit", keys.place, findings)
     else:
         try:
@@ -115,7 +115,7 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     found = [path for path in found if os.path.basename(os.path.dirname(path)) != "_controls"]
     if not found:
         kinds = "images or clips" if keys.of_clips else "images"
-        message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(_IMAGES)})"
+        message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(IMAGES)})"
         findings.error("no-images", keys.place, message, "correct folder_path, or convert them")
     return found
 
@@ -137,6 +137,7 @@ def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
 
 def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | None) -> JobData:
     paths = files_of(keys, findings)
+    check_companions(keys.companions, paths, f"dataset {keys.number}", findings)
     is_clip = np.array([keys.of_clips and path.lower().endswith(_CLIPS) for path in paths], dtype=np.bool_)
     sizes, orientation = np.zeros((len(paths), 2), dtype=np.int32), np.ones(len(paths), dtype=np.uint8)
     reasons: dict[int, str] = {}
@@ -224,7 +225,7 @@ def job_section(path: Path, show: ShowProgress, *, decode: bool) -> Section:
         section.facts.append((data.keys.place, f"{text}{counted(batches, 'batch')} an epoch"))
     if decode:
         known = {path for data in seen.datasets for path, _ in data.left_out}
-        files = (path for data in seen.datasets for path in data.paths if path.lower().endswith(_IMAGES))
+        files = (path for data in seen.datasets for path in data.paths if path.lower().endswith(IMAGES))
         then = ", for which ai-toolkit trains another one, drawn at random"
         section.decode((path for path in files if path not in known), show, then, stops=False)
     return section

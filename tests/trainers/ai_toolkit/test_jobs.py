@@ -41,6 +41,40 @@ def job(tmp_path):
     return make
 
 
+@pytest.mark.parametrize(
+    "key", ["control_path", "control_path_2", "mask_path", "inpaint_path", "clip_image_path", "unconditional_path"]
+)
+def test_companions_that_are_missing_are_named(job, command_line, tmp_path, key):
+    folder = tmp_path / "beside"
+
+    def found(**more):
+        data = json.loads(command_line("plan", job({key: str(folder), "resolution": [64, 128], **more}), "--json")[1])
+        return [(one["count"], sorted(Path(name).name for name in one["names"])) for one in data["findings"]]
+
+    assert found() == [(1, ["beside"])]
+    folder.mkdir()
+    assert found() == [(5, [f"{i}.png" for i in range(5)])]
+    for i, ending in enumerate((".png", ".webp", ".jpg", ".gif")):
+        (folder / f"{i}{ending}").touch()
+    missing = [f"{i}.png" for i in ((2, 3, 4) if key == "inpaint_path" else (3, 4))]
+    assert found() == [(len(missing), missing)]
+    assert (found(alpha_mask=True) == []) == (key == "mask_path")
+    for i in range(5):
+        (folder / f"{i}.png").touch()
+    assert found() == []
+
+
+def test_a_model_that_edits_needs_control_images(job, command_line, tmp_path):
+    def found(arch, **keys):
+        data = json.loads(command_line("plan", job(keys, model={"arch": arch}), "--json")[1])
+        return [one["code"] for one in data["findings"]]
+
+    assert found("flux_kontext") == found("qwen_image_edit_plus") == ["missing-control"]
+    assert found("flux") == found("flux_kontext", controls=["depth"]) == []
+    assert found("flux_kontext", control_path=str(tmp_path / "images")) == []
+    assert found("flux", control_path=5) == ["wrong-type"]
+
+
 def test_each_resolution_and_turn_is_planned(job, command_line):
     file = job({"resolution": [128, 64], "flip_x": True, "num_repeats": 3}, model={"arch": "zimage"})
     code, out, err = command_line("plan", file, "--json", "--images", "--gpus", "1,2")

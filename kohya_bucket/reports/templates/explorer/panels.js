@@ -53,8 +53,9 @@ function lostTable(lost, reasons) {
 
 /* Folders and how often an epoch repeats them. */
 function folderTable(groups, changed) {
+  const title = (g) => g.folder || g.full?.split("/").at(-1) || "(no folder)"; // of dropped files the browser tells none
   const columns = [
-    { name: "Folder", left: true, cls: "wrap", value: (g) => g.folder, cell: (g) => g.folder || "(no folder)" },
+    { name: "Folder", left: true, cls: "wrap", value: (g) => g.folder, cell: title },
     { name: "Images", value: (g) => g.images, cell: (g) => int(g.images) },
     { name: "Repeats", value: (g) => g.repeats, cell: (g) => h("input", { type: "number", min: 1, step: 1, value: g.repeats, class: "narrow", "aria-label": `Repeats of ${g.folder || "files without a folder"}`, onchange: (event) => { const n = event.target.valueAsNumber; if (Number.isInteger(n) && n > 0) { g.repeats = n; changed(); } else event.target.value = g.repeats; } }) },
   ];

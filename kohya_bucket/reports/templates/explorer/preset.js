@@ -8,7 +8,8 @@ class Preset {
     const data = this.data();
     if (!data || !("max_resolution" in data)) throw new TomlError("it is not a preset of the GUI: it has no max_resolution");
     if (data.dataset_config) throw new TomlError(`its datasets are in ${data.dataset_config}: load that file`);
-    this.name = `${name.replace(/\.json$/i, "")}-buckets.json`; // beside the old one, never over it
+    this.name = name;
+    this.saveAs = `${name.replace(/\.json$/i, "")}-buckets.json`; // beside the old one, never over it
     this.datasets = [{ table: null, subsets: [] }]; // the folders are those in train_data_dir, with their repeats in their names
     this.chosen = { ...OURS };
   }

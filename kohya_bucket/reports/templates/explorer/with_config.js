@@ -79,7 +79,7 @@ class WithConfig {
     this.settings.into(this.config, this.dataset);
     for (const group of groups) for (const [d, s] of group.found || []) if (group.repeats !== group.own) this.config.setRepeats(d, s, group.repeats);
     const lost = groups.filter((group) => group.repeats !== group.own && !(group.found || []).length);
-    save(this.config.name, this.config.text);
+    save(this.config.saveAs || this.config.name, this.config.text);
     this.drawConfig();
     const why = this.config instanceof Preset ? "which a preset takes from the folders' names: rename them" : "which no image_dir names";
     if (lost.length) this.configNotes.append(h("p", { class: "bad" }, `Not saved: the repeats of ${lost.map((group) => group.folder).join(", ")}, ${why}.`));
