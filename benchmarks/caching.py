@@ -166,6 +166,33 @@ def run(side: str, config: Path, count: int) -> float:
     return count / float(done.stdout.strip().splitlines()[-1])
 
 
+def page(rounds: list[list[float]], images: int) -> str:
+    """What was measured; each round has a rate for each of `SIDES`."""
+    from origin import commit
+
+    names = ("sd-scripts alone", "sd-scripts behind the launcher", "`precompute --format npz`", "the VAE alone")
+    lines = [
+        "# Caching latents (`benchmarks/caching.py`)", "",
+        f"{images} JPEGs of about 640x480 at 256 px, by the real `train_network.py` with a tiny VAE on the "
+        "processor: what is around a VAE takes nearly all of the time here. sd-scripts keeps its default, one image a "
+        "batch; the others choose.", "",
+        "| who encodes | images/s | 1,000 images wait | as fast as sd-scripts alone |", "| --- | ---: | ---: | ---: |",
+    ]  # fmt: skip
+    for name, column in zip(names, zip(*rounds, strict=True), strict=True):
+        ratios = sorted(rate / row[0] for rate, row in zip(column, rounds, strict=True))
+        rate = statistics.median(column)
+        lines.append(
+            f"| {name} | {rate:.1f} | {1000 / rate:.0f} s | {statistics.median(ratios):.1f} times ({ratios[0]:.1f} to "
+            f"{ratios[-1]:.1f}) |"
+        )
+    of_precompute = sorted(row[1] / row[2] for row in rounds)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    lines += ["", f"Launched by precompute: {statistics.median(of_precompute):.2f} ({of_precompute[0]:.2f} to "
+              f"{of_precompute[-1]:.2f}). Medians of {len(rounds)} rounds; {os.cpu_count()} cores, load average "
+              f"{load:.1f} at the end; commit {commit()}."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
 def main_() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int, default=300)
@@ -181,35 +208,13 @@ def main_() -> None:
             seconds = {"precompute": precomputed, "vae": bare}[options.side](options.config)
         print(f"\n{seconds}", flush=True)
         return
-    from origin import commit
-
     with tempfile.TemporaryDirectory() as folder:
         config = make(Path(folder) / "data", options.images)
         rounds = []
         for _ in range(options.rounds):
             rounds.append([run(side, config, options.images) for side in SIDES])
             print(dict(zip(SIDES, map(round, rounds[-1], [1] * len(SIDES)), strict=True)), flush=True)
-    names = ("sd-scripts alone", "sd-scripts behind the launcher", "`precompute --format npz`", "the VAE alone")
-    lines = [
-        "# Caching latents (`benchmarks/caching.py`)", "",
-        f"{options.images} JPEGs of about 640x480 at 256 px, by the real `train_network.py` with a tiny VAE on the "
-        "processor: what is around a VAE takes nearly all of the time here. sd-scripts keeps its default, one image a "
-        "batch; the others choose.", "",
-        "| who encodes | images/s | 1,000 images wait | as fast as sd-scripts alone |", "| --- | ---: | ---: | ---: |",
-    ]  # fmt: skip
-    for name, column in zip(names, zip(*rounds, strict=True), strict=True):
-        ratios = sorted(rate / row[0] for rate, row in zip(column, rounds, strict=True))
-        rate = statistics.median(column)
-        lines.append(
-            f"| {name} | {rate:.1f} | {1000 / rate:.0f} s | {statistics.median(ratios):.1f} times ({ratios[0]:.1f} to "
-            f"{ratios[-1]:.1f}) |"
-        )
-    of_precompute = sorted(row[1] / row[2] for row in rounds)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-    lines += ["", f"Launched by precompute: {statistics.median(of_precompute):.2f} ({of_precompute[0]:.2f} to "
-              f"{of_precompute[-1]:.2f}). Medians of {options.rounds} rounds; {os.cpu_count()} cores, load average "
-              f"{load:.1f} at the end; commit {commit()}."]  # fmt: skip
-    text = "\n".join(lines) + "\n"
+    text = page(rounds, options.images)
     print(text)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(text, encoding="utf-8")
