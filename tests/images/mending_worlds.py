@@ -13,7 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,10 +139,10 @@ def is_aside(name: str) -> bool:
     return ".set-aside" in Path(name).parts
 
 
-def without_aside(there: Snapshot) -> Snapshot:
-    """The rest; which file it is by the first of its names."""
+def without_aside(there: Snapshot, named: Collection[str] = ()) -> Snapshot:
+    """The rest, but for what is named; which file it is by the first of its names."""
     first = dict[Any, str]()
-    rest = {name: what for name, what in sorted(there.items()) if not is_aside(name)}
+    rest = {name: what for name, what in sorted(there.items()) if not is_aside(name) and name not in named}
     return {name: (*what[:4], first.setdefault(what[4:] or name, name)) for name, what in rest.items()}
 
 
