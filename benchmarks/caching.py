@@ -188,7 +188,7 @@ def page(rounds: list[list[float]], images: int) -> str:
     of_precompute = sorted(row[1] / row[2] for row in rounds)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     lines += ["", f"Launched by precompute: {statistics.median(of_precompute):.2f} ({of_precompute[0]:.2f} to "
-              f"{of_precompute[-1]:.2f}). Medians of {len(rounds)} rounds; {os.cpu_count()} cores, load average "
+              f"{of_precompute[-1]:.2f}). {len(rounds)} rounds (medians); {os.cpu_count()} cores, load average "
               f"{load:.1f} at the end; commit {commit()}."]  # fmt: skip
     return "\n".join(lines) + "\n"
 
