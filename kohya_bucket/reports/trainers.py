@@ -30,11 +30,12 @@ SD_SCRIPTS, MUSUBI_TUNER, AI_TOOLKIT = "sd-scripts", "musubi-tuner", "ai-toolkit
 
 def trainer_of(config: Path | None) -> str:
     """Whose config a file is: sd-scripts' where it looks like no other trainer's, or there is none."""
-    from kohya_bucket.trainers.ai_toolkit.config import is_job
+    from kohya_bucket.trainers.ai_toolkit.config import YAML, is_job
     from kohya_bucket.trainers.musubi.config import is_musubi
 
     data = None if config is None else content_of(config)
-    return AI_TOOLKIT if is_job(data) else MUSUBI_TUNER if is_musubi(data) else SD_SCRIPTS
+    yaml = config is not None and config.suffix.lower() in YAML  # no other trainer's, and its mistakes are to be said
+    return AI_TOOLKIT if yaml or is_job(data) else MUSUBI_TUNER if is_musubi(data) else SD_SCRIPTS
 
 
 _VERSION = re.compile(r"v?\d+(\.\w+)*|main")

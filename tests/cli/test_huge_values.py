@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +189,31 @@ def test_a_command_ends_with_1_where_a_storage_does_not_answer(command_line, mon
     monkeypatch.setattr("kohya_bucket.cli.commands.cache._open", silent)
     code, _, errors = command_line("cache", "status", "s3://bucket/latents")
     assert (code, errors) == (1, "kohya-bucket: s3://bucket does not answer\n")
+
+
+_UNKNOWN = [f"keep_tokenz_{i}" for i in range(3000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sd.toml", "[[datasets]]\n{toml}[[datasets.subsets]]\nimage_dir = 'data'\n"),
+        ("musubi.toml", "[[datasets]]\nimage_directory = 'data'\ncache_directory = 'cache'\n{toml}"),
+        ("job.yaml", "job: extension\nconfig:\n  process:\n  - datasets:\n    - {{folder_path: data, {yaml}}}\n"),
+    ],
+)
+def test_thousands_of_unknown_keys_are_counted_and_not_compared(folder, command_line, monkeypatch, name, text):
+    monkeypatch.chdir(folder.parent)
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml")
+    calls = []
+    near = difflib.get_close_matches
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *args: calls.append(args) or near(*args))
+    lines = {"toml": "".join(f"{key} = 1\n" for key in _UNKNOWN), "yaml": ", ".join(f"{key}: 1" for key in _UNKNOWN)}
+    Path(name).write_text(text.format(**lines), encoding="utf-8")
+    _, out, _ = command_line("plan", name, "--json")
+    found = [one for one in json.loads(out)["findings"] if one["code"].startswith("unknown-key")]
+    rest = next((one["message"] for one in found if one["code"] == "unknown-keys"), "0 more keys")
+    counted = sum(one["count"] for one in found if one["code"] == "unknown-key")
+    assert counted + int(rest.split()[0].replace(",", "")) == len(_UNKNOWN)
+    assert len(calls) <= 300

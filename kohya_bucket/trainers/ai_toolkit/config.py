@@ -15,6 +15,7 @@ from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.ai_toolkit.companions import Companions, check_editing, companions_in
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
+    MOST_STRANGE,
     NUMBER,
     ONE_OR_MORE,
     TEXT,
@@ -30,6 +31,7 @@ from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
 
 YAML = (".yaml", ".yml")
+_MOST_PARTS = 1_000_000
 
 _OTHER = """
 alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_tolerance
@@ -143,17 +145,33 @@ def is_job(data: Any) -> bool:
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text holds, numbers as ai-toolkit reads them. ValueError for what is not YAML."""
+    """What a YAML text holds, numbers as ai-toolkit reads them. ValueError for what is not YAML, or has no end."""
     try:
         import yaml
     except ModuleNotFoundError as missing:
         raise ConfigError(f"a YAML file is read by PyYAML, which is not installed: {pip_install('yaml')}") from missing
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        data = yaml.safe_load(text)
+        parts = _parts(data, {})
+    except Exception as error:  # a scalar that does not fit its tag raises whatever PyYAML ran into
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f"line {mark.line + 1}: "
         raise ValueError(f"{where}{getattr(error, 'problem', None) or 'it is not YAML'}") from error
+    if parts > _MOST_PARTS:
+        raise ValueError("a part of it contains itself, or others over and over: write it out without & and *")
+    return data
+
+
+def _parts(value: Any, parts_of: dict[int, int]) -> int:
+    """How many parts a value has where each alias is written out; more than `_MOST_PARTS` if it contains itself."""
+    if not isinstance(value, (dict, list)):
+        str(value)  # ValueError for a number with more digits than Python shows
+        return 1
+    if id(value) not in parts_of:
+        parts_of[id(value)] = _MOST_PARTS + 1
+        inner = value.values() if isinstance(value, dict) else value
+        parts_of[id(value)] = 1 + sum(_parts(one, parts_of) for one in inner)
+    return parts_of[id(value)]
 
 
 def read_job(path: str | os.PathLike[str]) -> JobConfig:
@@ -169,10 +187,7 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         raise ConfigError(f"{file}: {error}") from error
     if not is_job(data):
         raise ConfigError(f"{file} is not a job of ai-toolkit: it has no keys job and config")
-    try:
-        config = _named(data["config"])
-    except RecursionError:
-        raise ConfigError(f"{file}: a part of it contains itself: write it out without & and *") from None
+    config = _named(data["config"])
     processes = [one for one in _list(config.get("process")) if isinstance(one, Mapping) and one.get("datasets")]
     if not processes:
         raise ConfigError(f"{file}: no process in it has datasets, so there is nothing to train")
@@ -243,8 +258,8 @@ def _datasets(
     if not isinstance(table, Mapping):
         findings.error("not-a-table", name, f"it is {table!r}, not keys with values")
         return
-    for key in [key for key in table if key not in KEYS and key not in OTHER_KEYS]:
-        near = near_key(str(key), {*KEYS, *OTHER_KEYS})
+    for i, key in enumerate(key for key in table if key not in KEYS and key not in OTHER_KEYS):
+        near = near_key(str(key), {*KEYS, *OTHER_KEYS}) if i < MOST_STRANGE else None
         message = f"ai-toolkit ignores {key!r} without a word: it has no such key"
         findings.warning("unknown-key", name, message, f"did you mean {near!r}?" if near else "remove it", (str(key),))
     resolutions = _list(table.get("resolution", 512))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -17,6 +16,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError
 from kohya_bucket.texts import one_line, parse_json, read_text
+from kohya_bucket.trainers.ai_toolkit.config import parse_yaml
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.ranks import is_first_process
@@ -157,22 +157,26 @@ def _saved_with(process: Any, name: str) -> Mapping[str, Any] | None:
         logger.warning("%s: it was saved at %s, and the run goes on at step %d: the epoch starts again from its first "
                        "image", one_line(path), why, process.step_num)  # fmt: skip
         return None
-    state: Mapping[str, Any] | None = (info.get(IN_INFO) or {}).get(name)
-    if state is None:
+    state = _table(_table(info.get(IN_INFO)).get(name))
+    if not state:
         logger.warning("%s was saved without kohya_bucket: the epoch starts again from its first image", one_line(path))
-    return state
+    return state or None
 
 
 def _training_info(path: Path) -> Mapping[str, Any]:
     """What ai-toolkit writes of a run into a LoRA's metadata, or beside a model in a folder; empty if there is none."""
-    if path.is_dir():
-        file = path / "aitk_meta.yaml"
-        meta = importlib.import_module("yaml").safe_load(read_text(file)) if file.is_file() else None
-        return (meta or {}).get("training_info") or {}
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="np") as file:
-            return dict(parse_json((file.metadata() or {}).get("training_info", "{}")))
-    except (OSError, ValueError, SafetensorError):  # it is not a file of weights, or ai-toolkit's own reading says so
+        if path.is_dir():
+            info = _table(parse_yaml(read_text(path / "aitk_meta.yaml"))).get("training_info")
+        else:
+            with safe_open(path, framework="np") as file:
+                info = parse_json((file.metadata() or {}).get("training_info", "{}"))
+    except (OSError, ValueError, SafetensorError):  # it holds no weights, or ai-toolkit's own reading says so
         return {}
+    return _table(info)
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

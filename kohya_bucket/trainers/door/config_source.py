@@ -244,6 +244,8 @@ FRACTIONS = Type("two numbers with decimal points, [smallest, largest]", _pair_o
 # Ranges: values with which a training can work, of those of the type.
 ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
 MOST_REPEATS = 100_000  # 20 images three million times took more than a minute and 4 GB, for one epoch
+MOST_STRANGE = 100
+"""Unknown keys for which a known one is looked up that was meant: each takes a millisecond."""
 SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
 
 
@@ -279,8 +281,11 @@ def read_table(
         place = (source.line_of(*at) + name).rstrip(", ")
         findings.error("not-a-table", place, f"{table!r} is not a table", "write [general] or [[datasets]]")
         return {}
-    taken = {}
+    taken, strange = {}, 0
     for key, value in table.items():
+        strange += key not in known
+        if key not in known and strange > MOST_STRANGE:
+            continue
         place = f"{source.line_of(*at, key)}{name}"
         if key not in known:
             code, message, remedy = unknown(str(key))
@@ -305,6 +310,9 @@ def read_table(
             findings.warning("bool-as-number", place, message, "write a number", (key,))
             value = int(value)
         taken[key] = wanted.taken(value)
+    if strange > MOST_STRANGE:
+        message = f"{strange - MOST_STRANGE:,} more keys are not known either"
+        findings.error("unknown-keys", f"{source.line_of(*at)}{name}", message, "remove them (left out here)")
     return taken
 
 

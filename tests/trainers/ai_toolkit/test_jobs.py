@@ -5,7 +5,9 @@ import os
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -190,10 +192,17 @@ def test_options_that_cannot_stand_there_are_refused_as_in_training(keys, whole,
     assert words in err
 
 
+_NINE_LEVELS = "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+
+
 def test_files_that_are_no_jobs(tmp_path):
     for text, words in (("a: [", "line 1"), ("a: 1", "not a job of ai-toolkit"),
                         ("{job: x, config: {process: 3}}", "nothing to train"),
                         ("{job: x, config: &a {process: [*a]}}", "contains itself"),
+                        (_NINE_LEVELS, "over and over"), ("a: !!int ''", "not YAML"), ("a: !!bool x", "not YAML"),
+                        ("a: !!timestamp x", "not YAML"), ("a: 1" + ":59" * 3000, "not YAML"),
                         ("{job: x, config: {process: [{type: y}]}}", "nothing to train")):  # fmt: skip
         file = tmp_path / "job.yaml"
         file.write_text(text, encoding="utf-8")
@@ -274,3 +283,24 @@ def test_a_list_of_paths_and_square_crops(tmp_path, job, command_line):
     listed = {"folder_path": None, "dataset_path": str(tmp_path / "list.json"), "resolution": 64, "square_crop": True}
     found = json.loads(command_line("plan", job(listed), "--json")[1])["datasets"][0]
     assert [(row["bucket"], row["items"]) for row in found["buckets"]] == [([64, 64], 3)]
+
+
+@pytest.mark.parametrize("info", ["[1]", "null", "text", "1:59:59", "{step: 3, kohya_bucket: text}", "&a [*a]",
+                                  "{step: 3, kohya_bucket: {main: [1]}}", "{step: [3]}", "}"])  # fmt: skip
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_checkpoint_that_says_nothing_usable_starts_the_epoch_again(tmp_path, caplog, monkeypatch, info, beside):
+    pytest.importorskip("torch")
+    numpy = pytest.importorskip("safetensors.numpy")
+    from kohya_bucket.trainers.ai_toolkit import loaders
+
+    path = tmp_path
+    if beside:
+        (path / "aitk_meta.yaml").write_text(f"training_info: {info}", encoding="utf-8")
+    else:
+        path /= "lora.safetensors"
+        metadata = {"training_info": json.dumps(None if info == "null" else [1] if info == "[1]" else info)}
+        numpy.save_file({"a": np.zeros(1, np.float32)}, path, metadata)
+    process = SimpleNamespace(step_num=3, get_latest_save_path=lambda: str(path))
+    monkeypatch.setattr(loaders, "is_first_process", lambda: True)
+    assert loaders._saved_with(process, "main") is None
+    assert [record.getMessage().count("starts again from its first image") for record in caplog.records] == [1]
