@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, overload, runtime_checkable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kohya_bucket.datasets.items import BucketResize
     from kohya_bucket.datasets.latents import BucketedLatentDataset
     from kohya_bucket.datasets.sampler import BucketBatchSampler
-    from kohya_bucket.latents import VAEEncoder, precompute_latents
+    from kohya_bucket.latents import PrecomputeReport, VAEEncoder
 
 __all__ = [
     "AspectRatioSummary",
@@ -216,15 +216,32 @@ def underutilized_buckets(dims: Any, bucket_set: BucketSet, *, min_count: int) -
 class ImageTooSmallError(KohyaBucketError):
     """An image is smaller than its bucket: never raised here, since such an image is enlarged."""
 
+    def __init__(
+        self, *, path: Path | str | None, actual: tuple[int, int], required: tuple[int, int], suggestion: str = ""
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.actual, self.required, self.suggestion = actual, required, suggestion
+        where = "" if path is None else f" at {path}"
+        sizes = "{}x{}, but its bucket {}x{}".format(*actual, *required)
+        super().__init__(f"image{where} is {sizes}. {suggestion}".rstrip())
+
 
 class PresetNotFoundError(ConfigError, KeyError):
-    """No preset has that name; the message lists those that exist."""
+    """No preset is called `name`; `available` are those that exist."""
+
+    def __init__(self, *, name: str, available: Iterable[str]) -> None:
+        self.name, self.available = name, sorted(available)
+        super().__init__(f"preset is {name!r}, but must be one of {', '.join(self.available)}")
 
     __str__ = ConfigError.__str__
 
 
 class InvalidPresetError(ConfigError):
-    """A file that holds no bucket set; the message says why."""
+    """A file, `source`, that holds no bucket set; `reason` says why."""
+
+    def __init__(self, *, source: str | Path, reason: str) -> None:
+        self.source, self.reason = source, reason
+        super().__init__(reason if str(source) in reason else f"{source}: {reason}")
 
 
 def load_preset(name: str) -> BucketSet:
@@ -232,7 +249,7 @@ def load_preset(name: str) -> BucketSet:
     try:
         return set_files.load_preset(name)
     except ConfigError as error:
-        raise PresetNotFoundError(str(error)) from error
+        raise PresetNotFoundError(name=name, available=list_presets()) from error
 
 
 def load_from_toml(path: str | Path) -> BucketSet:
@@ -240,7 +257,7 @@ def load_from_toml(path: str | Path) -> BucketSet:
     try:
         return set_files.load_from_toml(path)
     except KohyaBucketError as error:
-        raise InvalidPresetError(str(error)) from error
+        raise InvalidPresetError(source=path, reason=str(error)) from error
 
 
 def load_from_json(path: str | Path) -> BucketSet:
@@ -248,7 +265,7 @@ def load_from_json(path: str | Path) -> BucketSet:
     try:
         return set_files.load_from_json(path)
     except KohyaBucketError as error:
-        raise InvalidPresetError(str(error)) from error
+        raise InvalidPresetError(source=path, reason=str(error)) from error
 
 
 def log_ar_distance(width: int, height: int, bucket: Bucket) -> float:
@@ -349,10 +366,11 @@ def dims_from_cache(paths: Sequence[str | os.PathLike[str]], cache: images.Metad
 @functools.cache
 def _torch_names() -> Mapping[str, Any]:
     """The classes that need torch, as that package calls and sets them."""
+    import torch
     from PIL import Image
 
     from kohya_bucket.datasets import images as datasets
-    from kohya_bucket.datasets import items, sampler
+    from kohya_bucket.datasets import items, latents, sampler
     from kohya_bucket.errors import PlanError
 
     like_there: dict[str, Any] = {"interpolation": "bicubic", "pixel_range": (0, 1)}
@@ -429,22 +447,65 @@ def _torch_names() -> Mapping[str, Any]:
             super().__init__(bucket, interpolation=resample.name.lower(), pixel_range=(0, 1))
             self.resample = resample
 
-    found = {kind.__name__: kind for kind in (BucketedDataset, BucketBatchSampler, BucketResize)}
+    class BucketedLatentDataset(latents.BucketedLatentDataset):
+        """Stored latents, each handed out on the device `map_location`."""
+
+        def __init__(self, path: str | os.PathLike[str], *, map_location: Any = "cpu") -> None:
+            super().__init__(path)
+            self._device = torch.device(map_location)
+            self.bucket_indices = self.bucket_indices.astype(np.int64)
+
+        def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+            found = super().__getitems__(indices)
+            if self._device.type != "cpu":
+                for item in found:
+                    item["latents"] = item["latents"].to(self._device)
+            return found
+
+    found = {kind.__name__: kind for kind in (BucketedDataset, BucketBatchSampler, BucketResize, BucketedLatentDataset)}
     for name, kind in found.items():
         kind.__qualname__ = name  # where worker processes find it again
     return found
 
 
-_FROM_ELSEWHERE = importer(
-    __name__,
-    {
-        "kohya_bucket.datasets.latents": ["BucketedLatentDataset"],
-        "kohya_bucket.latents": ["VAEEncoder", "precompute_latents"],
-    },
-)
+class _Normalizing:
+    """A VAE that is given what `normalize` makes of pixels in 0..1."""
+
+    def __init__(self, vae: VAEEncoder, normalize: Callable[[Any], Any]) -> None:
+        from kohya_bucket.latents.vae.encoder import encoder_hash
+
+        self._vae, self._normalize = vae, normalize
+        self.downsample_factor, self.latent_channels = vae.downsample_factor, vae.latent_channels
+        self.scale_factor = vae.scale_factor
+        name = getattr(normalize, "__qualname__", type(normalize).__qualname__)
+        self.fingerprint = f"{encoder_hash(vae)} of pixels by {name}"
+
+    def encode(self, pixels: Any) -> Any:
+        return self._vae.encode(self._normalize((pixels + 1) / 2))
+
+
+def precompute_latents(
+    dataset: BucketedDataset, encoder: VAEEncoder, output_dir: str | Path, *, batch_size: int = 8,
+    dtype: Any = "float32", pixel_normalize: Callable[[Any], Any] | None = None,
+    progress_callback: Callable[[int, int], None] | None = None,
+) -> PrecomputeReport:  # fmt: skip
+    """Encode every image that is not in `output_dir` as it should be, as `kohya_bucket.precompute_latents` does.
+
+    `pixel_normalize` makes what the encoder takes of pixels in 0..1, by default `2x - 1`. What is stored is told apart
+    by the encoder and by the name of this function.
+    """
+    from kohya_bucket.latents import precompute_latents
+
+    vae = encoder if pixel_normalize is None else _Normalizing(encoder, pixel_normalize)
+    return precompute_latents(
+        dataset, vae, output_dir, batch_size=batch_size, dtype=dtype, progress_callback=progress_callback
+    )
+
+
+_FROM_ELSEWHERE = importer(__name__, {"kohya_bucket.latents": ["VAEEncoder"]})
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("BucketedDataset", "BucketBatchSampler", "BucketResize"):
+    if name in ("BucketedDataset", "BucketBatchSampler", "BucketResize", "BucketedLatentDataset"):
         return _torch_names()[name]
     return _FROM_ELSEWHERE(name)

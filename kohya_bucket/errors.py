@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from kohya_bucket.inputs import OddFileError
@@ -25,7 +25,23 @@ class BucketSettingsError(KohyaBucketError):
 
 
 class InvalidBucketError(KohyaBucketError):
-    """A bucket or bucket set that cannot be trained: non-positive, duplicate, empty, not a multiple."""
+    """A bucket or bucket set that cannot be trained: non-positive, duplicate, empty, not a multiple.
+
+    Attributes:
+        width, height: sides of the bucket that is meant, as they were given; None where it is a set.
+        reason: what is wrong.
+        duplicates: (width, height) of the buckets that a set holds more than once.
+    """
+
+    def __init__(
+        self, reason: str = "", *, width: object = None, height: object = None,
+        duplicates: Iterable[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        self.width, self.height, self.reason = width, height, reason
+        self.duplicates = sorted(set(duplicates))
+        about = f"bucket {width!r}x{height!r}: " if width is not None else ""
+        twice = ", ".join(f"{w}x{h}" for w, h in self.duplicates)
+        super().__init__(about + (reason or f"a bucket set that holds {twice or 'no bucket'}"))
 
 
 class ConfigError(KohyaBucketError):

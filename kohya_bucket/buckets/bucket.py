@@ -31,11 +31,11 @@ class Bucket:
     def __init__(self, width: int, height: int) -> None:
         for side, value in (("width", width), ("height", height)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise InvalidBucketError(f"bucket {width!r}x{height!r}: {side} must be an integer")
+                raise InvalidBucketError(f"{side} must be an integer", width=width, height=height)
             if value <= 0:
-                raise InvalidBucketError(f"bucket {width}x{height}: {side} is {value}, but must be 1 or more")
+                raise InvalidBucketError(f"{side} is {value}, but must be 1 or more", width=width, height=height)
             if value > _MAX:
-                raise InvalidBucketError(f"bucket {width}x{height}: {side} does not fit into 32 bits")
+                raise InvalidBucketError(f"{side} does not fit into 32 bits", width=width, height=height)
         self._sides = int(width), int(height)
 
     @property
@@ -124,7 +124,8 @@ class BucketSet:
         seen: set[Bucket] = set()
         for bucket in self.buckets:
             if bucket in seen:
-                raise InvalidBucketError(f"{label} holds {bucket} twice: remove one of the two")
+                why = f"{label} holds {bucket} twice: remove one of the two"
+                raise InvalidBucketError(why, duplicates=[bucket.as_tuple()])
             seen.add(bucket)
             if not bucket.is_multiple_of(self.vae_factor):
                 raise InvalidBucketError(f"{label}: {bucket} is not a multiple of {self.vae_factor} in both sides")

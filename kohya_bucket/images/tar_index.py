@@ -326,7 +326,7 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
 
 
-class _Member(tarfile.TarInfo):
+class _TarMember(tarfile.TarInfo):
     """A member of a tar. A header that is damaged is an error: `tarfile` takes it for the end of the tar."""
 
     @classmethod
@@ -339,7 +339,7 @@ class _Member(tarfile.TarInfo):
 
 def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Span]]]:
     """(key, {ending: (offset, length)}) of each sample, its members in their order."""
-    with tarfile.open(fileobj=file, mode="r:", tarinfo=_Member) as tar:
+    with tarfile.open(fileobj=file, mode="r:", tarinfo=_TarMember) as tar:
         for key, of_key in groupby(_members(shard, tar), itemgetter(0)):
             sample: dict[str, Span] = {}
             for _, ending, member in of_key:

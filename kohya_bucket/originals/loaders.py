@@ -29,9 +29,9 @@ class LoaderRun:
     Attributes:
         epochs: how many.
         steps: batches of a rank, on average.
-        left_out: images that an epoch does not train, on average.
+        left_out: trainings that were asked for and that an epoch leaves out, on average.
         never: images that none of the epochs trains.
-        repeated: trainings of an epoch beyond the first of each image, on average.
+        repeated: trainings of an epoch beyond those that were asked for, on average.
         idle: share of the ranks' time that is spent waiting, by the pixels of what they train.
     """
 
@@ -51,6 +51,7 @@ def run_loader(
     ranks: int = 1,
     epochs: int = 10,
     seed: int = 0,
+    repeats: npt.ArrayLike = 1,
 ) -> LoaderRun:
     """Let a trainer's loader hand out some epochs.
 
@@ -58,22 +59,25 @@ def run_loader(
         name: one of `LOADERS`.
         ids: [N] bucket of each image.
         pixels: [K] area of each bucket.
+        repeats: [N] how often an epoch is to train each image: the loader has so many entries of it.
 
     Examples:
         >>> run_loader("onetrainer", [0, 0, 0, 0, 0, 1], [64, 64], batch_size=2).left_out
         2.0
     """
-    bucket, area = np.asarray(ids, dtype=np.int64), np.asarray(pixels, dtype=np.float64)
+    image = np.repeat(np.arange(len(np.asarray(ids))), repeats)
+    bucket, area = np.asarray(ids, dtype=np.int64)[image], np.asarray(pixels, dtype=np.float64)
     rng = np.random.default_rng(seed)
-    times = np.zeros(len(bucket), dtype=np.int64)
+    asked = np.bincount(image)
+    times = np.zeros_like(asked)
     left_out = repeated = steps = 0
     costs = []
     for epoch in LOADERS[name].epochs(bucket, batch_size, ranks, epochs, rng):
         rows = [row for step in epoch for row in step]
-        seen = np.bincount(np.concatenate(rows) if rows else np.zeros(0, np.int64), minlength=len(bucket))
+        seen = np.bincount(image[np.concatenate(rows)] if rows else np.zeros(0, np.int64), minlength=len(asked))
         times += seen
-        left_out += int(np.count_nonzero(seen == 0))
-        repeated += int(np.maximum(seen - 1, 0).sum())
+        left_out += int(np.maximum(asked - seen, 0).sum())
+        repeated += int(np.maximum(seen - asked, 0).sum())
         steps += len(epoch)
         costs += [[float(area[bucket[row]].sum()) for row in step] for step in epoch]
     never = int(np.count_nonzero(times == 0))

@@ -94,16 +94,19 @@ def trained_on(analysis: Analysis) -> list[tuple[str, float, float, int, float]]
     """
     subject, placement = analysis.subject, analysis.placement
     kept = placement.placed
-    if subject.batch_size < 2 or subject.options.has_budget or subject.clips or not 0 < kept.sum() <= _MOST_IN_REPORT:
+    repeats = analysis.images.repeats[kept]
+    asked = int(repeats.sum())
+    if subject.batch_size < 2 or subject.options.has_budget or subject.clips or not 0 < asked <= _MOST_IN_REPORT:
         return []
     of_bucket, ids = np.unique(placement.bucket_sizes[kept], axis=0, return_inverse=True)
-    asked = int(analysis.images.repeats[kept].sum())
     counts = analysis.counts
     more = int(counts.samples.sum()) - asked
     out = [("this plan", float(counts.batches.sum()), float(max(-more, 0)), 0, float(max(more, 0)))]
-    epochs = max(1, min(10, _LOADED_IN_REPORT // len(ids)))
+    epochs = max(1, min(10, _LOADED_IN_REPORT // asked))
     for name in LOADERS:
-        run = run_loader(name, ids.reshape(-1), of_bucket.prod(axis=1), subject.batch_size, epochs=epochs)
+        run = run_loader(
+            name, ids.reshape(-1), of_bucket.prod(axis=1), subject.batch_size, epochs=epochs, repeats=repeats
+        )
         out.append((name, run.steps, run.left_out, run.never, run.repeated))
     return out
 

@@ -152,8 +152,15 @@ def test_what_that_package_alone_names() -> None:
     for sizes in ([], [(8, 8), (8, 8)]):
         with pytest.raises((bucketsampler.EmptyBucketSetError, bucketsampler.DuplicateBucketError)):
             bucketsampler.BucketSet.from_dims(sizes)
-    with pytest.raises(bucketsampler.PresetNotFoundError, match="sdxl"):
+    with pytest.raises(bucketsampler.DuplicateBucketError) as twice:
+        bucketsampler.BucketSet.from_dims([(8, 8), (16, 8), (8, 8)])
+    assert twice.value.duplicates == [(8, 8)]
+    with pytest.raises(bucketsampler.InvalidBucketError) as wrong:
+        Bucket(0, 512)
+    assert (wrong.value.width, wrong.value.height) == (0, 512)
+    with pytest.raises(bucketsampler.PresetNotFoundError, match="sdxl") as refused:
         bucketsampler.load_preset("sdx")
+    assert (refused.value.name, refused.value.available) == ("sdx", sorted(bucketsampler.list_presets()))
     with pytest.raises(bucketsampler.BucketSamplerError):
         bucketsampler.log_ar_distance(0, 1, bucket)
     for name in bucketsampler.__all__:
@@ -163,8 +170,10 @@ def test_what_that_package_alone_names() -> None:
 @pytest.mark.parametrize(("read", "text"), [("load_from_toml", "buckets = 3"), ("load_from_json", "[]")])
 def test_a_file_that_holds_no_bucket_set(tmp_path: Path, read: str, text: str) -> None:
     (tmp_path / "set").write_text(text, encoding="utf-8")
-    with pytest.raises(bucketsampler.InvalidPresetError):
+    with pytest.raises(bucketsampler.InvalidPresetError) as refused:
         getattr(bucketsampler, read)(tmp_path / "set")
+    assert refused.value.source == tmp_path / "set"
+    assert str(refused.value) == refused.value.reason
     with pytest.raises(FileNotFoundError):
         getattr(bucketsampler, read)(tmp_path / "none")
 
@@ -272,6 +281,23 @@ def test_precompute_and_train_on_latents(place: Path, monkeypatch: pytest.Monkey
         assert batch["latents"].shape == (len(batch["bucket"]), 4, bucket.height // 8, bucket.width // 8)
         seen += len(batch["bucket"])
     assert seen == COUNT
+
+
+def test_latents_by_that_packages_names(place: Path) -> None:
+    rule = bucketsampler.FixedBuckets(bucketsampler.load_preset("sd15"))
+    images = bucketsampler.BucketedDataset(sorted(Path("data").glob("*.jpg"))[:3], rule)
+    made = {}
+    for folder, normalize in (("usual", None), ("same", lambda x: x * 2 - 1), ("dark", torch.zeros_like)):
+        bucketsampler.precompute_latents(
+            images, TinyVAE(), output_dir=folder, batch_size=2, dtype=torch.float32, pixel_normalize=normalize
+        )
+        made[folder] = bucketsampler.BucketedLatentDataset(folder)
+        assert made[folder].bucket_indices.dtype == np.int64
+    for usual, same, dark in zip(*made.values(), strict=True):
+        torch.testing.assert_close(usual["latents"], same["latents"])
+        assert not dark["latents"].any()
+    moved = bucketsampler.BucketedLatentDataset("usual", map_location="meta")
+    assert {item["latents"].device.type for item in moved} == {"meta"}
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import pytest
 from kohya_bucket import AutoBuckets, ExactBuckets, KohyaBuckets
 from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.choices import TRAINERS
-from kohya_bucket.originals.loaders import LOADERS
+from kohya_bucket.originals.loaders import LOADERS, run_loader
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.compare import compare_rules, conclusion, trained_on
 from kohya_bucket.reports.page import render_page
@@ -64,3 +64,22 @@ def test_a_report_shows_what_each_trainer_would_train_in_these_buckets() -> None
     assert others == [(name, run.steps, run.left_out, run.never, run.repeated) for name, run in runs]
     assert '"trainers":[["this plan",' in render_page([analysis], thumbnails=0)
     assert trained_on(analyze(Subject("set", table, rule, 1))) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trainers_are_asked_for_each_image_as_often_as_the_plan(seed) -> None:
+    """sd-scripts has each image in its bucket as often as it is repeated, and cuts that into batches."""
+    rng = np.random.default_rng(seed)
+    sizes, repeats = SIZES[rng.permutation(400)[:80]], rng.integers(1, 7, 80)
+    table = ImageTable.of([f"{i}.png" for i in range(80)], sizes, repeats=repeats)
+    analysis = analyze(Subject("set", table, RULES["kohya"], 4))
+    shown = {name: row for name, *row in trained_on(analysis)}
+    per_bucket = np.bincount(analysis.placement.bucket_index, repeats)
+    assert shown["this plan"] == [-(-per_bucket // 4).sum(), 0, 0, 0]
+    steps, left_out, *_ = shown["sd-scripts"]
+    assert steps == shown["this plan"][0]
+    assert left_out < 0.4 * repeats.sum()  # entries that its workers shuffle apart, and not most of the repeats
+    single, repeated = (
+        run_loader("onetrainer", [0] * 5 + [1], [1, 1], 2, repeats=times) for times in ([1] * 6, [1, 1, 1, 1, 1, 2])
+    )
+    assert (single.left_out, single.never, repeated.left_out, repeated.never) == (2, 1, 1, 0)
