@@ -65,7 +65,7 @@ def run_loader(
         >>> run_loader("onetrainer", [0, 0, 0, 0, 0, 1], [64, 64], batch_size=2).left_out
         2.0
     """
-    image = np.repeat(np.arange(len(np.asarray(ids))), repeats)
+    image = np.repeat(np.arange(len(np.asarray(ids))), np.asarray(repeats, dtype=np.int64))
     bucket, area = np.asarray(ids, dtype=np.int64)[image], np.asarray(pixels, dtype=np.float64)
     rng = np.random.default_rng(seed)
     asked = np.bincount(image)
