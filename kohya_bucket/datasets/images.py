@@ -399,6 +399,10 @@ def _dataset(source: Any, rule: BucketRule | None, caption_column: str | None) -
         if rule is not None:
             raise KohyaBucketError(f"{type(source).__name__} has its buckets: leave the rule out")
         return source
+    if isinstance(source, Dataset):
+        from kohya_bucket.datasets.sampler import buckets_of
+
+        buckets_of(source)  # says what to do: a rule cannot place what has no sizes
     if rule is None:
         raise KohyaBucketError("no rule says where images go: give one, e.g. KohyaBuckets.for_arch('sdxl')")
     if isinstance(source, (str, os.PathLike, Sequence)):

@@ -15,10 +15,11 @@ from torch.utils.data import Dataset, get_worker_info
 
 from kohya_bucket.buckets.arrays import distinct_sizes
 from kohya_bucket.buckets.bucket import Bucket, BucketSet
-from kohya_bucket.checks import as_flag
+from kohya_bucket.checks import as_flag, refuse_other
+from kohya_bucket.datasets.agreement import world
 from kohya_bucket.datasets.items import Item, register_bucket_collation
 from kohya_bucket.datasets.planned_index import bucket_of, item_number
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption
 from kohya_bucket.latents.space import LatentSpace
@@ -26,6 +27,7 @@ from kohya_bucket.latents.store.entries import SIDES
 from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.options import is_number
 
 
 def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Tensor:
@@ -70,6 +72,10 @@ def _outputs_at(store: LatentStore, row: int) -> dict[str, torch.Tensor]:
     return outputs
 
 
+def _probability(value: Any) -> str:
+    return "" if is_number(value) and 0 <= value <= 1 else "a probability, from 0 to 1"
+
+
 class BucketedLatentDataset(Dataset[dict[str, Any]]):
     """Latents that `precompute` stored. Use with `BucketBatchSampler` and a plain `DataLoader`.
 
@@ -91,7 +97,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         verify: checksums, see `LatentStore`.
         generator: source of randomness for `flip`, `caption_dropout` and sampling stored posteriors; None: torch's
             own. In workers of a `DataLoader` its seed is mixed with the worker's, which follows from the loader's
-            `generator`.
+            `generator`; ranks whose generators have one seed draw differently.
 
     Attributes:
         bucket_indices: [N] int32, position in `bucket_set`.
@@ -99,6 +105,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     Raises:
         LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, items of two VAEs, or
             a caption without outputs.
+        KohyaBucketError: a probability outside of 0 to 1.
 
     Examples:
         >>> latents = BucketedLatentDataset("latents")
@@ -121,12 +128,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         verify: str = "first",
         generator: torch.Generator | None = None,
     ) -> None:
-        self.store = LatentStore(path, verify=verify)
         self.scaled = as_flag("scaled", scaled)
-        self.flip = float(flip)
-        self.caption_dropout = float(caption_dropout)
+        for name, value in (("flip", flip), ("caption_dropout", caption_dropout)):
+            refuse_other(name, value, _probability, KohyaBucketError)
+        self.flip, self.caption_dropout = float(flip), float(caption_dropout)
+        self.store = LatentStore(path, verify=verify)
         self.generator = generator
-        self._own: tuple[int, torch.Generator] | None = None  # of this worker process
+        self._own: tuple[tuple[int, int], torch.Generator] | None = None  # of this rank and worker process
+        self._rank: int | None = None  # in a spawned worker, which belongs to no process group
         self._rows = self._choose(collection)
         sizes = self.store.bucket_sizes[self._rows]
         found, self.bucket_indices = distinct_sizes(sizes, np.ones(len(sizes), dtype=np.bool_), 1)
@@ -185,7 +194,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """For a spawned worker, to which torch cannot hand the generator itself."""
-        state = self.__dict__ | {"_own": None}
+        state = self.__dict__ | {"_own": None, "_rank": self._known_rank}
         if self.generator is not None:
             state["generator"] = self.generator.get_state().numpy().copy()
         return state
@@ -196,14 +205,19 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             self.generator = torch.Generator()
             self.generator.set_state(torch.from_numpy(state["generator"].copy()))
 
+    @property
+    def _known_rank(self) -> int:
+        return world()[1] if self._rank is None else self._rank
+
     def _random(self) -> torch.Generator | None:
-        """The generator; in a worker one of its own, since each has a copy of the same one, in every epoch again."""
-        worker = get_worker_info()
-        if self.generator is None or worker is None:
+        """The generator; but one of its own in each worker and on each rank but the first, which have equal copies."""
+        worker, rank = get_worker_info(), self._known_rank
+        if self.generator is None or (worker is None and not rank):
             return self.generator
-        if self._own is None or self._own[0] != worker.seed:
-            seed = hash((self.generator.initial_seed(), worker.seed)) & (2**63 - 1)
-            self._own = worker.seed, torch.Generator().manual_seed(seed)
+        key = rank, 0 if worker is None else worker.seed
+        if self._own is None or self._own[0] != key:
+            seed = hash((self.generator.initial_seed(), *key)) & (2**63 - 1)
+            self._own = key, torch.Generator().manual_seed(seed)
         return self._own[1]
 
     def _drawn(self, probability: float, n: int) -> list[bool]:
@@ -228,22 +242,23 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Items of one bucket, as a `DataLoader` asks for them: their latents are slices of one tensor."""
-        for index in indices:
-            at = int(self.bucket_indices[item_number(index, len(self))])
+        numbers = [item_number(index, len(self)) for index in indices]
+        for index, number in zip(indices, numbers, strict=True):
+            at = int(self.bucket_indices[number])
             if (wanted := bucket_of(index, at)) != at:
                 raise LatentStoreError(
                     f"item {int(index)} is to be trained in bucket {self.bucket_set[wanted]}, but was encoded for "
                     f"{self.bucket_set[at]}: latents cannot be cropped again, so plan without 'merge', 'catch_all' "
                     "and resolutions"
                 )
-        rows = [int(self._rows[index]) for index in indices]
+        rows = [int(self._rows[number]) for number in numbers]
         flips = self._drawn(self.flip, len(rows))
-        if len({int(self.bucket_indices[index]) for index in indices}) > 1:
+        if len({int(self.bucket_indices[number]) for number in numbers}) > 1:
             return [self.__getitems__([index])[0] for index in indices]
         self.store.expect_latents(rows, flips, masks=self._with_masks)
         latents = self._latents(rows, flips)
         dropped = self._drawn(self.caption_dropout, len(rows))
-        items = [self._item(*each) for each in zip(indices, rows, flips, dropped, strict=True)]
+        items = [self._item(*each) for each in zip(numbers, rows, flips, dropped, strict=True)]
         originals, crops = _gathered(self._originals, rows, np.int64), _gathered(self._crops, rows, np.float32)
         for k, item in enumerate(items):
             item["latents"], item["original_size"], item["crop_ltrb"] = latents[k], originals[k], crops[k]
@@ -266,14 +281,14 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)
         return _scale(out, space, self.scaled).to(out.dtype)
 
-    def _item(self, index: int, row: int, flip: bool, dropped: bool) -> Item:
-        at = int(self.bucket_indices[index])
+    def _item(self, number: int, row: int, flip: bool, dropped: bool) -> Item:
+        at = int(self.bucket_indices[number])
         item = Item(bucket=self.bucket_set[at], bucket_idx=at, path=self._texts["source"][row].as_py())
         if self._captioned:
             item["caption"] = "" if dropped else self._texts["caption"][row].as_py() or ""
         if self._outputs is not None:
             texts, rows = self._outputs
-            item["text_outputs"] = _outputs_at(texts, int(rows[-1 if dropped else index]))
+            item["text_outputs"] = _outputs_at(texts, int(rows[-1 if dropped else number]))
         if self._with_masks:
             item["alpha_mask"] = self._mask(row, self.bucket_set[at], flip)
         return item

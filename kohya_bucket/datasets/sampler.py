@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import as_flag, integer, one_of, whole
 from kohya_bucket.datasets.agreement import agree_on, given_rank, refuse_another_deal, world
 from kohya_bucket.datasets.planned_index import rank_indices
@@ -52,6 +54,28 @@ def with_shards(options: dict[str, Any], dataset: Any) -> dict[str, Any]:
                 store.keep_shards(options.get("open_shards", PlanOptions.open_shards))
             return {**options, "shards": shards}
     return options
+
+
+def buckets_of(dataset: Any) -> npt.NDArray[Any]:
+    """The bucket of each item: a dataset's `bucket_indices`, or the numbers themselves.
+
+    Raises:
+        PlanError: something that does not know them, before any of its items is read.
+    """
+    if hasattr(dataset, "bucket_indices"):
+        return np.asarray(dataset.bucket_indices)
+    if isinstance(dataset, (list, tuple, range)) or hasattr(dataset, "__array__"):
+        return np.asarray(dataset)
+    what = f"{type(dataset).__name__} has no bucket_indices, which say what may be in one batch"
+    if isinstance(dataset, Sampler):
+        raise PlanError(
+            f"{what}: keep Lightning from replacing the batch sampler, which knows its ranks, by "
+            "use_distributed_sampler=False"
+        )
+    raise PlanError(
+        f"{what}: to train a part of a dataset, give the dataset itself and repeats=, 0 for each image that is left "
+        "out; to join several, make one dataset of all their files (docs/datasets.md, Split and join)"
+    )
 
 
 class BucketBatchSampler(Sampler[list[int]]):
@@ -106,7 +130,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         **options: Any,
     ) -> None:
         options = with_shards(known_options(BucketBatchSampler, options), bucket_indices)
-        self.bucket_indices = np.asarray(getattr(bucket_indices, "bucket_indices", bucket_indices))
+        self.bucket_indices = buckets_of(bucket_indices)
+        self._dataset = bucket_indices if hasattr(bucket_indices, "left_out") else None
         bucket_set = getattr(bucket_indices, "bucket_set", None)
         if bucket_set is not None:
             options.setdefault("bucket_sizes", bucket_set.sizes)
@@ -176,8 +201,12 @@ class BucketBatchSampler(Sampler[list[int]]):
         return self._planner(self._ranks[0]).plan_at(self._start)
 
     def ledger(self) -> Ledger:
-        """The ledger of that plan: see `Ledger`."""
-        return self.plan().ledger()
+        """The ledger of that plan: see `Ledger`. Images that this process could not read so far count as unreadable."""
+        plan, unreadable = self.plan(), 0
+        if self._dataset is not None:
+            bad = self._dataset.left_out[plan.items[runs(plan.length, plan.start)]]
+            unreadable = int(np.count_nonzero(bad))
+        return replace(plan.ledger(), unreadable=unreadable, instead=unreadable)
 
     def __len__(self) -> int:
         """Batches that this rank trains in the epoch, those before a loaded position included."""

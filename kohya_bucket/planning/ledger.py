@@ -50,6 +50,8 @@ class Ledger:
         delta: [L] int8, +1 trained once more than asked, -1 once less, 0 elsewhere.
         reason: [L] uint8 values of `LedgerReason`.
         bucket_sizes: [K, 2] for the text, or None.
+        unreadable: trainings of images that turned out unreadable, which no row names; instead: those of them that
+            another image of the bucket had.
     """
 
     images: int
@@ -60,6 +62,8 @@ class Ledger:
     delta: npt.NDArray[np.int8]
     reason: npt.NDArray[np.uint8]
     bucket_sizes: IntArray | None = None
+    unreadable: int = 0
+    instead: int = 0
 
     def __len__(self) -> int:
         return len(self.image)
@@ -67,12 +71,12 @@ class Ledger:
     @property
     def missed(self) -> int:
         """Trainings asked for and not done."""
-        return int(np.count_nonzero(self.delta < 0))
+        return int(np.count_nonzero(self.delta < 0)) + self.unreadable
 
     @property
     def repeated(self) -> int:
         """Trainings done and not asked for."""
-        return int(np.count_nonzero(self.delta > 0))
+        return int(np.count_nonzero(self.delta > 0)) + self.instead
 
     @property
     def moved(self) -> int:
@@ -116,32 +120,28 @@ class Ledger:
     @property
     def text(self) -> str:
         """One line, e.g. `1,203 images, 0 missed, 3 repeated to fill bucket 640x384`."""
-        return self.text_with(0, 0)
-
-    def text_with(self, unreadable: int, instead: int) -> str:
-        """The same where so many turned out unreadable, and others were trained instead of so many of them."""
         trainings = "" if self.asked == self.images else f" asked {self.asked:,} times"
         images = f"{self.images:,} {'image' if self.images == 1 else 'images'}{trainings}"
-        parts = [images, self._missed_text(unreadable), self._repeated_text(instead)]
+        parts = [images, self._missed_text(), self._repeated_text()]
         parts += [f"{moved:,} {where}" for reason, where in _MOVED.items() if (moved := self.count(reason))]
         return ", ".join(parts)
 
     def __str__(self) -> str:
         return self.text
 
-    def _missed_text(self, unreadable: int) -> str:
-        why = [f"{unreadable:,} unreadable"] if unreadable else []
+    def _missed_text(self) -> str:
+        why = [f"{self.unreadable:,} unreadable"] if self.unreadable else []
         if dropped := self.count(LedgerReason.DROPPED):
             why.append(f"{dropped:,} dropped with the remainder of {self._where(LedgerReason.DROPPED)}")
         if unplaced := self.count(LedgerReason.NO_BUCKET):
             why.append(f"{unplaced:,} without a bucket")
-        return f"{self.missed + unreadable:,} missed" + (f" ({', '.join(why)})" if why else "")
+        return f"{self.missed:,} missed" + (f" ({', '.join(why)})" if why else "")
 
-    def _repeated_text(self, instead: int) -> str:
+    def _repeated_text(self) -> str:
         padded, filled = self.count(LedgerReason.PADDED), self.count(LedgerReason.RANK_FILLED)
-        if instead:
-            more = f" and {self.repeated:,} to fill batches and ranks" if self.repeated else ""
-            return f"{self.repeated + instead:,} repeated ({instead:,} instead of unreadable ones{more})"
+        if self.instead:
+            more = f" and {padded + filled:,} to fill batches and ranks" if padded + filled else ""
+            return f"{self.repeated:,} repeated ({self.instead:,} instead of unreadable ones{more})"
         if padded and filled:
             return f"{self.repeated:,} repeated ({padded:,} to fill batches, {filled:,} so that no rank is empty)"
         if padded:

@@ -276,7 +276,7 @@ class EpochPlan:
         """Every image that the epoch trains other than asked, with the reason."""
         rows = np.concatenate([self.ledger_rows, self._rank_fillers()])
         rows = rows[np.lexsort((rows["image"], rows["reason"]))]
-        columns = {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
+        columns: dict[str, Any] = {name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()}
         return Ledger(self.images, self.asked, bucket_sizes=self.bucket_sizes, **columns)
 
     @cached_property

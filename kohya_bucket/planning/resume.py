@@ -131,10 +131,14 @@ class EpochPosition:
             raise ResumeError(f"{_DAMAGED}: its fingerprint is {state['fingerprint']!r}")
         try:
             changed = differences(state["fingerprint"], fingerprint, ignore=("global_batch",))
-            done = tuple(_part(size, steps, *ranks) for size, steps, *ranks in state["done"])
+            parts = state["done"] if isinstance(state["done"], (list, tuple)) else [state["done"]]
+            done = tuple(_part(size, steps, *ranks) for size, steps, *ranks in parts)
             position = cls(_seed(state["seed"]), whole("epoch", state["epoch"], 0, bits=31), done)
+            step = whole("step", state["step"], 0)
         except (TypeError, ValueError) as error:
             raise ResumeError(f"{_DAMAGED}: {error}") from error
+        if step != position.step:
+            raise ResumeError(f"{_DAMAGED}: step is {step}, but done holds {position.step}")
         if changed:
             raise OtherDataError(f"epoch {position.epoch}, step {position.step}", changed)
         return position

@@ -1,10 +1,14 @@
 """A loader in one call."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="loaders are torch's")
 
-from kohya_bucket import BucketedDataset, KohyaBuckets, bucketed_loader
+from torch import zeros
+from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset, random_split
+
+from kohya_bucket import BucketBatchSampler, BucketedDataset, KohyaBuckets, bucketed_loader
 from kohya_bucket.errors import KohyaBucketError
 from tests.pictures import make_pictures
 
@@ -41,6 +45,54 @@ def test_with_accelerate(folder) -> None:
     accelerate = pytest.importorskip("accelerate", reason="prepares the loader")
     loader = bucketed_loader(folder, RULE, 2, accelerator=accelerate.Accelerator(cpu=True))
     assert len(seen(loader)) == len(SIZES)
+
+
+class Untouchable(BucketedDataset):
+    def __getitem__(self, index):
+        raise AssertionError("an item is read")
+
+    __getitems__ = __getitem__
+
+
+def test_datasets_that_do_not_know_their_buckets_are_refused_before_they_are_read(folder) -> None:
+    dataset = Untouchable.from_folder(folder, RULE)
+    parts = random_split(dataset, [3, 4])
+    for wrapped in (Subset(dataset, [0]), *parts, Subset(parts[0], [0]), ConcatDataset(parts), TensorDataset(zeros(3))):
+        for make in (lambda w=wrapped: BucketBatchSampler(w, 2), lambda w=wrapped: bucketed_loader(w, RULE, 2)):
+            with pytest.raises(
+                KohyaBucketError, match=rf"^{type(wrapped).__name__} has no bucket_indices, .*repeats=, 0"
+            ):
+                make()
+    with pytest.raises(KohyaBucketError, match="use_distributed_sampler=False"):  # as Lightning makes it anew
+        BucketBatchSampler(SequentialSampler(dataset), batch_size=2, drop_last=False)
+
+
+@pytest.mark.parametrize("remainder", ["keep", "catch_all"])
+def test_a_split_is_a_dataset_with_repeats(folder, remainder) -> None:
+    dataset = BucketedDataset.from_folder(folder, RULE)
+    trained = np.arange(len(dataset)) % 3 > 0
+    parts = [bucketed_loader(dataset, batch_size=2, repeats=part, remainder=remainder) for part in (trained, ~trained)]
+    for loader, part in zip(parts, (trained, ~trained), strict=True):
+        assert seen(loader) == sorted(dataset.source.name(int(i)) for i in np.flatnonzero(part))
+        assert (loader.bucket_sampler.ledger().missed, loader.bucket_sampler.ledger().asked) == (0, part.sum())
+
+
+def test_the_ledger_counts_files_that_could_not_be_read(tmp_path) -> None:
+    make_pictures(tmp_path, [(100, 100)] * 7, caption="a caption")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    dataset = BucketedDataset.from_folder(tmp_path, RULE)
+    for name in ("0.png", "1.png"):  # their headers are sound
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:60])
+    sampler = BucketBatchSampler(dataset, 3)
+    assert str(sampler.ledger()) == "8 images, 1 missed (1 without a bucket), 0 repeated"
+    for _ in range(2):
+        for _ in DataLoader(dataset, batch_sampler=sampler):
+            pass
+        ledger = sampler.ledger()
+        assert str(ledger) == (
+            "8 images, 3 missed (2 unreadable, 1 without a bucket), 2 repeated (2 instead of unreadable ones)"
+        )
+        assert (ledger.missed, ledger.repeated, ledger.trained) == (3, 2, 7)
 
 
 def test_what_is_missing_or_misspelled(folder) -> None:

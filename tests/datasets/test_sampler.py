@@ -252,6 +252,9 @@ def test_damaged_positions_are_refused(change: dict) -> None:
     sampler = BucketBatchSampler(IDS, 4)
     with pytest.raises(ResumeError, match="is damaged"):
         sampler.load_state_dict({**sampler.state_dict(), **change})
+    with pytest.raises(PlanError, match="1000000 steps are done, but the epoch has only 28"):
+        sampler.load_state_dict({**sampler.state_dict(), "done": [[4, 10**6, 1]], "step": 10**6})
+    assert list(sampler) == planned(0)
     with pytest.raises(ResumeError, match="not a saved position but a NoneType"):
         sampler.load_state_dict(None)
 

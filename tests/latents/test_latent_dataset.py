@@ -265,6 +265,36 @@ def test_dropped_captions_have_the_outputs_of_the_empty_one(tmp_path):
         assert item["text_outputs"]["pooled"].numpy().tolist() == want.tolist()
     assert 10 < dropped < 30
 
+    plain = BucketedLatentDataset(tmp_path, text_outputs="flux")
+    always = BucketedLatentDataset(tmp_path, text_outputs="flux", caption_dropout=1)
+    for number in range(-len(NAMES), 0):  # counted from the end
+        item = plain[number]
+        assert item["path"] == plain[number + len(NAMES)]["path"]
+        assert item["text_outputs"]["pooled"].tolist() == pooled[item["path"]].tolist()
+        assert always[number]["text_outputs"]["pooled"].tolist() == made_outputs(99)["pooled"].tolist()
+
+
+@pytest.mark.parametrize("name", ["flip", "caption_dropout"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "0.5", None, True])
+def test_what_is_no_probability_is_refused(tmp_path, name, value):
+    with pytest.raises(KohyaBucketError, match=f"{name} is {value!r}, but must be a probability, from 0 to 1"):
+        BucketedLatentDataset(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_ranks_with_generators_of_one_seed_draw_differently(tmp_path, monkeypatch, workers):
+    fill(tmp_path, [f"{i}.png" for i in range(40)])
+    patterns = []
+    for rank in (0, 1, 2, 1):
+        monkeypatch.setattr("kohya_bucket.datasets.latents.world", lambda rank=rank: (3, rank))
+        dataset = BucketedLatentDataset(tmp_path, caption_dropout=0.5, generator=torch.Generator().manual_seed(3))
+        seeds = torch.Generator().manual_seed(4)
+        context = "spawn" if workers else None  # which knows no process group
+        loader = DataLoader(dataset, 8, num_workers=workers, multiprocessing_context=context, generator=seeds)
+        patterns.append([caption for batch in loader for caption in batch.get("caption", batch["path"])])
+    assert patterns[1] == patterns[3]
+    assert len({tuple(pattern) for pattern in patterns}) == 3
+
 
 def test_order_local_reads_the_stores_shards(tmp_path):
     sizes = [(64, 32), (32, 64), (64, 64)]

@@ -56,6 +56,7 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
     try:
         state = parse_json(read_text(file))
         position = EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
+        planner.planner(ranks).plan_at(position)  # refuses more steps than the epoch has
         _say_focus_changed(folder, state, planner.focus)
         return position
     except OtherDataError as error:

@@ -10,6 +10,7 @@ import gc
 import inspect
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol
@@ -115,7 +116,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             bad = f", {counted(unreadable, 'time')} an unreadable one left out" if unreadable else ""
             of = counted(plan.first_step + plan.steps, "batch")
             return f"epoch {plan.epoch} ended after {batches:,} of {of}{bad}"
-        return f"epoch {plan.epoch}: {plan.ledger().text_with(unreadable, again)}"
+        return f"epoch {plan.epoch}: {replace(plan.ledger(), unreadable=unreadable, instead=again)}"
 
     def loss_scale(self, batches: int) -> float:
         """Of the batch with which this process has trained so many of the present epoch (0: all)."""
