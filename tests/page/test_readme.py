@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,23 +37,36 @@ def shown(page: str) -> list[tuple[list[str], list[str]]]:
 @pytest.mark.parametrize(
     ("page", "examples"),
     [
-        ("README.md", 1), ("docs/faq.md", 6), ("docs/how-to.md", 1), ("docs/tutorial-lora.md", 2),
+        ("README.md", 3), ("docs/faq.md", 6), ("docs/how-to.md", 1), ("docs/tutorial-lora.md", 2),
         ("docs/tutorial-gpus.md", 1),
     ],
 )  # fmt: skip
 def test_what_commands_print(page, examples, command_line, tmp_path, monkeypatch) -> None:
-    names = {"my.toml": tmp_path / "my.toml", "out.png": tmp_path / "out.png"}
-    names["my.toml"].write_text(_CONFIG, encoding="utf-8")
-    monkeypatch.chdir(ROOT)
+    shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (tmp_path / "my.toml").write_text(_CONFIG, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     found = shown(page)
     assert len(found) == examples
     for arguments, lines in found:
-        _, out, _ = command_line(*(names.get(word, word) for word in arguments))
-        printed = [" ".join(line.replace(os.sep, "/").split()) for line in out.splitlines()]
+        _, out, said = command_line(*arguments)
+        printed = [" ".join(line.replace(os.sep, "/").split()) for line in (*out.splitlines(), *said.splitlines())]
         assert [line for line in lines if line not in (*printed, "…")] == []
 
 
 def test_the_tutorials_use_this_config() -> None:
     page = (ROOT / "docs/tutorial-lora.md").read_text(encoding="utf-8")
     assert f"```toml{_CONFIG}```" in page
+
+
+@pytest.mark.parametrize("page", ["zh", "ja"])
+def test_the_quick_starts_have_the_commands_of_the_readme(page) -> None:
+    """Not their outputs, nor the lines of Python."""
+    quick_start = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    commands = re.findall(
+        r"^(?:pip|\$ kohya-bucket|kohya-bucket|accelerate) .+$",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert len(commands) >= 6
+    assert [line for line in commands if line.removeprefix("$ ") not in quick_start.splitlines()] == []

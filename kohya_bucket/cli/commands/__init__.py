@@ -6,21 +6,21 @@
 """
 
 SECTIONS = {
-    "Look": {
-        "plan": "What a config trains: buckets, crops, steps, what is left out.",
-        "analyze": "Check a dataset: crops, broken files, what to change.",
+    "Start here": {
         "explore": "A page that shows every image in its bucket.",
-        "simulate": "Explain one image: its bucket, resize and crop.",
-        "compare": "Compare rules, also those of other trainers, on your images.",
         "fix": "Turn, convert or set aside what a trainer would misread.",
-        "doctor": "Check this environment, sd-scripts, a config and its caches.",
+        "plan": "What a config trains: buckets, crops, steps, what is left out.",
     },
     "Train": {
         "activate": "Put the adapter behind every training of this Python.",
         "precompute": "Encode images once; run again for what is missing or stale.",
         "cache": "Check, clean up and move stored latents; keep image sizes.",
+        "doctor": "What would stop a training or harm it, and what to do.",
     },
-    "Buckets": {
+    "More": {
+        "analyze": "Check a dataset: crops, broken files, what to change.",
+        "simulate": "Explain one image: its bucket, resize and crop.",
+        "compare": "Compare rules, also those of other trainers, on your images.",
         "buckets": "List the bundled sets, chart one, make one from your images.",
     },
 }
