@@ -82,7 +82,7 @@ class _Task(Generic[P]):
 
 
 @dataclass(eq=False)
-class _Enlisted:
+class _Member:
     actor: Any
     loading: Any
     facts: Facts | None = None
@@ -118,7 +118,7 @@ class Actors:
         self._say = say
         self._failed_loads = 0
         self._why = ""
-        self._members: list[_Enlisted] = [self._new() for _ in range(count or gpus or 1)]
+        self._members: list[_Member] = [self._new() for _ in range(count or gpus or 1)]
         self._known: Facts | None = None
 
     def __enter__(self) -> Actors:
@@ -154,7 +154,7 @@ class Actors:
             KohyaBucketError: an actor raised it, or none can be had. Any other error of theirs, too.
         """
         source = (_Task(piece) for piece in pieces)
-        again, running = deque[_Task[P]](), dict[Any, tuple[_Enlisted, _Task[P]]]()
+        again, running = deque[_Task[P]](), dict[Any, tuple[_Member, _Task[P]]]()
         while True:
             for depth in range(_AT_ONCE):
                 for member in self._members:
@@ -172,7 +172,7 @@ class Actors:
                 else:
                     yield task.piece, result
 
-    def _step(self, running: dict[Any, tuple[_Enlisted, _Task[P]]]) -> list[tuple[_Task[P], Any]]:
+    def _step(self, running: dict[Any, tuple[_Member, _Task[P]]]) -> list[tuple[_Task[P], Any]]:
         """Wait until something happens. What is done leaves `running`; its result is None where its actor ended."""
         loading = {member.loading: member for member in self._members if member.facts is None}
         ready, _ = self._ray.wait([*running, *loading], num_returns=1, timeout=_PATIENCE)
@@ -203,7 +203,7 @@ class Actors:
             self._why = next(filter(None, map(str.strip, reversed(str(error).splitlines()))), type(error).__name__)
             return None
 
-    def _loaded(self, member: _Enlisted, facts: Facts | None) -> None:
+    def _loaded(self, member: _Member, facts: Facts | None) -> None:
         if facts is None:
             self._failed_loads += 1
             if self._failed_loads >= _TRIES * len(self._members):
@@ -221,16 +221,16 @@ class Actors:
             )
         member.facts = facts
 
-    def _new(self) -> _Enlisted:
+    def _new(self) -> _Member:
         actor = self._kind.remote(self._make)
-        return _Enlisted(actor, actor.load.remote())
+        return _Member(actor, actor.load.remote())
 
-    def _replace(self, member: _Enlisted) -> None:
+    def _replace(self, member: _Member) -> None:
         if not member.dead:
             self._kill(member)
             self._members[self._members.index(member)] = self._new()
 
-    def _kill(self, member: _Enlisted) -> None:
+    def _kill(self, member: _Member) -> None:
         member.dead = True
         with suppress(Exception):  # it is gone already, or Ray is
             self._ray.kill(member.actor)
