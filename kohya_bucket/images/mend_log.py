@@ -285,10 +285,14 @@ def _undo(files: _Files, step: Step) -> bool:
     _settle(files, step)
     now = files.becomes
     if not _is_plain(files.kept):
-        if _is_there(files.path):
-            return False
-        if now is None or not step.moved or not _is_plain(now) or hash_file(os.fspath(now)) != step.moved:
+        if now is None or not _is_there(now) or not _is_made(now, step):  # stopped before it changed it, or undone
+            if _is_there(files.path):
+                return False
             raise KohyaBucketError("is not there, nor what was kept of it")
+        if not step.moved:
+            raise KohyaBucketError(f"what was kept of it, {files.kept}, is gone")
+        if _is_there(files.path):
+            raise KohyaBucketError(f"{files.path} is there already; what is to be put there is in {now}")
         now.rename(files.kept)
     elif _is_plain(files.path) and files.path.samefile(files.kept):  # it was stopped while it put it back
         files.kept.unlink()
@@ -303,7 +307,11 @@ def _undo(files: _Files, step: Step) -> bool:
 
 
 def _is_ours(now: Path, files: _Files, step: Step) -> bool:
-    return _is_plain(now) and (now.samefile(files.kept) or hash_file(os.fspath(now)) == (step.made or step.moved))
+    return _is_plain(now) and (now.samefile(files.kept) or _is_made(now, step))
+
+
+def _is_made(now: Path, step: Step) -> bool:
+    return _is_plain(now) and hash_file(os.fspath(now)) == (step.made or step.moved)
 
 
 def _settle(files: _Files, step: Step) -> None:

@@ -162,6 +162,19 @@ def test_what_was_changed_since_or_took_a_name_stays(few: Path) -> None:
     assert bytes_of(few) == before
 
 
+def test_what_is_left_changed_is_named(few: Path) -> None:
+    fixed(few)
+    (few / "b.png").write_bytes(b"another where the renamed file was")
+    (kept,) = (few / ".set-aside/1").glob("*-turned.png.aside")
+    kept.unlink()
+    for _ in range(2):  # said until it is seen to
+        outcome = mend_log.undo(str(few))
+        assert sorted(Path(path).name for path, _ in outcome.failed) == ["b.png", "turned.png"]
+    (few / "b.png").unlink()
+    assert [Path(path).name for path, _ in mend_log.undo(str(few)).failed] == ["turned.png"]
+    assert (few / "b.png").read_bytes()[:2] == b"\xff\xd8"
+
+
 def test_a_name_that_is_taken_after_the_look_stays_its_owners(few: Path) -> None:
     before, found = bytes_of(few), mending.find(str(few))
     (few / "a.png").write_bytes(b"saved meanwhile")
