@@ -1,5 +1,6 @@
 """Items, captions and control images by this package against musubi-tuner's own data sources (MUSUBI_DIR)."""
 
+import itertools
 import json
 import os
 import random
@@ -79,7 +80,7 @@ def test_control_images_of_folders(source, tmp_path, family):
         assert bool(wrong) == isinstance(expected, str), (keys, expected, [f.text for f in wrong])
         stopped += bool(wrong)
         if not wrong:
-            assert set(listed.controls) == {path for _, _, controls in expected for path in controls}
+            assert set(itertools.chain(*listed.controls)) == {path for _, _, controls in expected for path in controls}
     assert 10 < stopped < 55
 
 
@@ -100,7 +101,10 @@ def test_control_images_of_lists(source, tmp_path, monkeypatch, family):
     monkeypatch.chdir(tmp_path)
     draws, cases, made = random.Random(family), [], []
     for number in range(60):
-        rows = draws.choices(ROWS[: draws.choice([2, 4, 6])], k=draws.randint(1, 3))
+        rows = [
+            {**row, "caption": str(i)} if "caption" in row else row
+            for i, row in enumerate(draws.choices(ROWS[: draws.choice([2, 4, 6])], k=draws.randint(1, 3)))
+        ]
         file = tmp_path / f"{number}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         made.append(ImageKeys(image_jsonl_file=str(file), cache_directory="k"))
@@ -114,7 +118,9 @@ def test_control_images_of_lists(source, tmp_path, monkeypatch, family):
         assert bool(wrong) == isinstance(expected, str), (Path(keys.image_jsonl_file).read_text(), expected, wrong)
         stopped += bool(wrong)
         if not wrong:
-            assert sorted(listed.controls) == sorted(path for _, _, controls in expected for path in controls)
+            assert sorted(itertools.chain(*listed.controls)) == sorted(
+                path for _, _, controls in expected for path in controls
+            )
     assert 5 < stopped < 55
 
 
@@ -149,7 +155,9 @@ def test_control_clips(source, tmp_path):
         assert bool(wrong) == isinstance(expected, str), (keys, expected, wrong)
         stops.append(bool(wrong))
         if not wrong:
-            assert sorted(listed.controls) == sorted(path for _, _, controls in expected for path in controls)
+            assert sorted(itertools.chain(*listed.controls)) == sorted(
+                path for _, _, controls in expected for path in controls
+            )
     assert stops == [False, True, True, False, True, False, True, True, False]
 
 

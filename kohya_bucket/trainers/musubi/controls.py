@@ -6,14 +6,11 @@ each family takes.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS
 from kohya_bucket.texts import counted, some
@@ -149,15 +146,29 @@ def sizes_in_batch(
     if most is None and not keys.no_resize_control:
         return [(bucket,) * len(ones) for bucket, ones in zip(buckets, controls, strict=True)]
     paths = list(dict.fromkeys(path for ones in controls for path in ones))
-    sizes = scan_sizes(paths).sizes
-    if most is None:
-        cached = sizes // model.steps * model.steps
-    else:
-        kept = sizes.prod(axis=1, dtype=np.int64) <= most[0] * most[1] if keys.no_resize_control else False
-        in_buckets = MusubiTunerBuckets(most, model.steps).place(sizes).bucket_sizes
-        cached = np.where(np.reshape(kept, (-1, 1)), sizes // model.stride * model.stride, in_buckets)
-    size_of = dict(zip(paths, map(as_pair, cached), strict=True))
+    size_of = {}
+    for path, (width, height) in zip(paths, scan_sizes(paths).sizes.tolist(), strict=True):
+        if most is None:
+            size_of[path] = width - width % model.steps, height - height % model.steps
+        elif keys.no_resize_control and width * height <= most[0] * most[1]:
+            size_of[path] = width - width % model.stride, height - height % model.stride
+        else:
+            size_of[path] = _size_of_area((width, height), most[0] * most[1], model.steps)
     return [tuple(size_of[path] for path in ones) for ones in controls]
+
+
+def _size_of_area(size: tuple[int, int], area: int, steps: int) -> tuple[int, int]:
+    """Of five widths around the one that keeps an image's aspect, each with the tallest height in the area, the size of
+    the nearest aspect; (0, 0) where there is none. Unlike an image's bucket it is of no set.
+    """
+    if min(size) < 1:
+        return 0, 0
+    aspect = size[0] / size[1]
+    middle = int(math.sqrt(area * aspect)) // steps * steps
+    widths = [middle + i * steps for i in range(-2, 3) if middle + i * steps > 0]
+    found = [(width, area // width // steps * steps) for width in widths]
+    found = [(width, height) for width, height in found if height > 0]
+    return min(found, key=lambda one: abs(one[0] / one[1] - aspect), default=(0, 0))
 
 
 def _check_none(keys: CommonKeys, items: int, place: str, findings: Findings, model: Family) -> None:
