@@ -150,8 +150,9 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._replicas = given_rank(num_replicas, rank)
         self._arguments = (batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
+        # Where the next iteration starts, and how far the last one was read.
         self._start = self._live = EpochPosition(integer("seed", seed), 0)
-        self._first_step = self._live_steps = 0
+        self._first_step = self._live_steps = 0  # of its epoch: steps before it began, and at its end; 0 before any
         self.accelerated = False  # by prepare_loader, whose loader counts:
         self.handed_out: int | None = None  # batches of this iteration
         planner = self._planner(1 if self._replicas is None else self._replicas[0])

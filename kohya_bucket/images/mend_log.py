@@ -289,7 +289,7 @@ def _undo(files: _Files, step: Step) -> bool:
             if _is_there(files.path):
                 return False
             raise KohyaBucketError("is not there, nor what was kept of it")
-        if not step.moved:
+        if not step.moved:  # a file that was written, of which there is nothing else
             raise KohyaBucketError(f"what was kept of it, {files.kept}, is gone")
         if _is_there(files.path):
             raise KohyaBucketError(f"{files.path} is there already; what is to be put there is in {now}")
@@ -300,7 +300,7 @@ def _undo(files: _Files, step: Step) -> bool:
     elif now is not None and os.path.lexists(now):
         if not _is_ours(now, files, step):
             raise KohyaBucketError(f"{now} was changed since: what it was is in {files.kept}")
-        now.rename(files.gone)
+        now.rename(files.gone)  # first out of the way, then looked at once more
         _settle(files, step)
     _put(files.kept, files.path)
     return True

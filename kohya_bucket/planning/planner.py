@@ -235,14 +235,16 @@ class EpochPlanner:
     ) -> EpochPlan:
         asked = len(demand.image) if demand.times is None else int(demand.times.sum())
         options, order = self.options, self.options.arrangement
-        windows = None
+        windows = None  # which shards are open together
         if self._shards is not None:
             rng = stream(Purpose.SHARDS, seed, epoch, part)
             windows = Windows.of(self._shards, demand, global_batch, options.open_shards, options.nodes, rng)
+        # Leave out, repeat or move images, so that batches are full.
         full = global_batch // ranks if options.by_cost else global_batch
         demand, changes = self._remainder(demand, whole, full, seed, epoch, part)
         parts, rng = None if windows is None else windows.parts, stream(Purpose.IMAGES, seed, epoch, part)
         shuffle = order.shuffles and (windows is None or windows.nodes == 1)  # else they are when they are dealt out
+        # Cut the images of each bucket into global batches; where buckets meet in a step, cut them again.
         items, counts = sequence_items(demand, rng, shuffle=shuffle, parts=parts)
         layout = cut = cut_batches(counts, global_batch)
         longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
@@ -253,6 +255,7 @@ class EpochPlanner:
             layout = met.layout
         else:
             layout = cut = split_batches(cut, longest)
+        # Order the steps: by the option, then by the turn of their shards, and an image's repeats apart.
         groups, turn = (layout, None) if windows is None else windows.grouped(items, layout, rng)
         steps = order.arrange(groups, rng, options.run_length)
         if turn is not None:
