@@ -34,7 +34,7 @@ class BatchLimit:
     def __init__(self, device: str | torch.device, given: int | None = None) -> None:
         self._device, self._given = str(device), given
         self._on_gpu = self._device.startswith("cuda")
-        self._bytes_per_pixel = 0.0
+        self._bytes_per_pixel, self._free = 0.0, 0
         self._refused_pixels = float("inf")
 
     def most(self, size: tuple[int, int]) -> int:
@@ -47,18 +47,21 @@ class BatchLimit:
         elif not self._bytes_per_pixel:
             most = 1
         else:
-            most = int(min(_MOST_PIXELS, _ROOM * self._free() / self._bytes_per_pixel) // pixels)
+            most = int(min(_MOST_PIXELS, _ROOM * self._free / self._bytes_per_pixel) // pixels)
         while most > 1 and most * pixels >= self._refused_pixels:
             most //= 2
         return max(1, most)
 
     def begin(self) -> None:
-        """A batch begins: what it takes is measured from here."""
+        """A batch begins: what it takes, and what is free without it, is measured from here."""
         if self._on_gpu and self._given is None:
             import torch
 
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
+            free, _ = torch.cuda.mem_get_info(self._device)
+            unused = torch.cuda.memory_reserved(self._device) - self._before  # held by PyTorch
+            self._free = int(free + unused)
 
     def went_well(self, count: int, size: tuple[int, int]) -> None:
         """A batch of `count` images of `size` was encoded."""
@@ -80,10 +83,3 @@ class BatchLimit:
 
             torch.cuda.empty_cache()
         return max(1, count // 2)
-
-    def _free(self) -> int:
-        """Bytes that a batch may take, with those that PyTorch holds and does not use."""
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return int(free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device))

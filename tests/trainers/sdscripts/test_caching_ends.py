@@ -156,6 +156,9 @@ def test_as_many_images_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) 
                 assert most == 1
             assert most == 1 or most * pixels <= min(8 << 20, 0.8 * free / per_pixel + 1)
             limit.begin()
+            with monkeypatch.context() as meanwhile:  # what the next batch may take is asked while this one runs
+                meanwhile.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
+                assert limit.most(size) == most
             peak[0] = most * pixels * per_pixel
             limit.went_well(most, size)
     assert BatchLimit("cuda:0", 3).most((4096, 4096)) == 3
