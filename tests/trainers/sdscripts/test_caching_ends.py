@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import random
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +22,7 @@ from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
 from kohya_bucket.latents.vae.batches import BatchLimit  # noqa: E402
 from kohya_bucket.trainers.door.options import AdapterOptions  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.encode import EncodingLoop  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.encode import Condition, EncodingLoop  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents  # noqa: E402
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
@@ -162,6 +165,91 @@ def test_as_many_images_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) 
             peak[0] = most * pixels * per_pixel
             limit.went_well(most, size)
     assert BatchLimit("cuda:0", 3).most((4096, 4096)) == 3
+
+
+def test_a_run_that_ends_half_way_waits_for_no_image_that_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    strategy, dataset = Strategy(20, cache_to_disk=False), dataset_in(tmp_path, [f"{n}.png" for n in range(60)])
+    loaded, is_next_begun = [], threading.Event()
+
+    def slow(infos, *more):
+        if len(loaded) >= 24:
+            is_next_begun.set()
+            time.sleep(0.1)
+        loaded.extend(infos)
+        return load(infos, *more)
+
+    def interrupted(*arguments):
+        assert is_next_begun.wait(60)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(strategy, "cache_batch_latents", interrupted)
+    with caplog.at_level("WARNING"), pytest.raises(KeyboardInterrupt):
+        cache_latents(dataset, strategy, None, ONE, slow, AdapterOptions())
+    assert len(loaded) < 40
+    assert not caplog.records
+
+
+def test_few_large_images_are_loaded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of processors."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    dataset, strategy = dataset_in(tmp_path, [f"{n}.png" for n in range(30)]), Strategy(2, cache_to_disk=False)
+    for info in dataset.image_data.values():
+        info.image_size = 1 << 14, 1 << 14  # one fills a gigabyte
+    begun = itertools.count(1)
+    most = []
+
+    def counting(infos, *more):
+        most.append(next(begun) - sum(map(len, strategy.batches)))
+        return load(infos, *more)
+
+    cache_latents(dataset, strategy, None, ONE, counting, AdapterOptions())
+    assert len(most) == 30
+    assert max(most) <= 1 + 3 * 2  # with one batch that runs, one that is ready, and one that is put together
+
+
+def test_what_cannot_be_copied_ahead_for_want_of_memory_is_copied_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a made-up GPU."""
+    tried = []
+
+    def pin(pixels: torch.Tensor) -> None:
+        tried.append(len(pixels))
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    strategy, dataset = Strategy(2, cache_to_disk=False), dataset_in(tmp_path, ["a.png", "b.png", "c.png"])
+    loop = EncodingLoop(strategy, None, load, AdapterOptions())
+    loop._stream = object()
+    loop.run([(info, Condition((64, 64), False, False, False)) for info in dataset.image_data.values()], 1)
+    assert tried == [2, 1]
+    assert strategy.batches == [["a.png", "b.png"], ["c.png"]]
+
+
+def test_whatever_a_strategy_that_is_not_known_draws_depends_on_its_image_and_the_seed(tmp_path: Path) -> None:
+    """It gets as many images at once as sd-scripts would give it."""
+
+    class Unknown(Strategy):
+        cache_suffix = "_unknown.npz"
+
+        def cache_batch_latents(self, model, batch, *more) -> None:
+            self.batches.append([info.image_key for info in batch])
+            for info in batch:
+                info.latents = torch.normal(0.0, 1.0, (4, 8, 8)) + torch.rand(8) + torch.empty(8).normal_()
+
+    torch.manual_seed(3)
+    found = []
+    for names in (["a.png", "b.png", "c.png"], ["b.png"]):
+        dataset, strategy = dataset_in(tmp_path, names), Unknown(cache_to_disk=False)
+        cache_latents(dataset, strategy, None, ONE, load, AdapterOptions())
+        assert strategy.batches == [[name] for name in names]
+        found.append(dataset.image_data["b.png"].latents)
+    assert torch.equal(*found)
+    assert torch.initial_seed() == 3
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

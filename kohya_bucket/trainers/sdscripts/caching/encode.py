@@ -16,7 +16,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -30,6 +30,7 @@ from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import is_first_process
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,7 @@ logger = logging.getLogger("kohya_bucket")
 
 Load = Callable[[list[Any], bool, bool], tuple[Any, list[Any], list[Any], list[Any]]]
 _MOST_WORKERS = 16
+_MOST_AHEAD = 2 << 30  # bytes of images that are loaded ahead, as files are decoded and as floats
 
 
 class Condition(NamedTuple):
@@ -102,8 +104,10 @@ class EncodingLoop:
         device = getattr(self.model, "device", None)
         self._device = device if isinstance(device, torch.device) and device.type == "cuda" else torch.device("cpu")
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._seed = torch.initial_seed()
         given = int(self.strategy.batch_size or 1)
-        self._limit = BatchLimit(self._device, given if given > 1 else None)
+        is_known = self.strategy.cache_suffix in {family.suffix for family in ARCHITECTURES.values()}
+        self._limit = BatchLimit(self._device, None if is_known and given == 1 else given)
 
     def run(self, to_do: Sequence[tuple[Any, Condition]], processes: int) -> None:
         """Encode images; neighbours in one bucket share a batch.
@@ -118,10 +122,10 @@ class EncodingLoop:
             return
         workers = max(1, min((os.cpu_count() or 1) // processes, _MOST_WORKERS, len(to_do)))
         started, done = time.monotonic(), 0
-        on_gpu = [self._device] if self._stream is not None else []
+        on_gpu = [self._device] if self._device.type == "cuda" else []
         with (
             self._as_current(), torch.random.fork_rng(on_gpu),
-            _pool(workers, "load") as pool, _pool(1, "stage") as stage,
+            _pool(1, "stage") as stage, _pool(workers, "load") as pool,
             tqdm(total=len(to_do), unit=" images", disable=not is_first_process()) as bar,
         ):  # fmt: skip
             batches = self._batches(deque(to_do), pool, workers)
@@ -153,7 +157,11 @@ class EncodingLoop:
         loading: deque[tuple[Any, Condition, Future[_Loaded]]] = deque()
 
         def load_ahead(most: int) -> None:
+            held = sum(_bytes_of(info, condition) for info, condition, _ in loading)
             while to_do and len(loading) < most + 2 * workers:
+                held += _bytes_of(*to_do[0])
+                if loading and held > _MOST_AHEAD:
+                    break
                 info, condition = to_do.popleft()
                 loading.append((info, condition, pool.submit(self._load, info, condition)))
 
@@ -169,6 +177,8 @@ class EncodingLoop:
                 try:
                     loaded.append(future.result())
                     infos.append(info)
+                except CancelledError:  # the run ends half-way
+                    return
                 except Exception as why:  # whatever a reader raises at what it does not expect
                     leave_out(info, why, self.options)
             if infos:
@@ -178,15 +188,20 @@ class EncodingLoop:
         return _Loaded(*self.load([info], condition.alpha_mask, condition.random_crop))
 
     def _staged(self, batch: _Batch) -> _Batch:
-        """On the device, or on its way there."""
+        """On the device, or on its way there; the strategy copies it where no memory is left beside what runs."""
         import torch
 
-        if self._stream is not None:
+        if self._stream is None:
+            return batch
+        try:
             with torch.cuda.stream(self._stream):
                 pixels = batch.loaded.pixels.pin_memory().to(self._device, non_blocking=True)
-                batch.copied = self._stream.record_event()
-            batch.loaded = batch.loaded._replace(pixels=pixels)
-        return batch
+                copied = self._stream.record_event()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return batch
+        return _Batch(batch.infos, batch.condition, batch.loaded._replace(pixels=pixels), copied)
 
     # -- the encoder ---------------------------------------------------------------------------------
 
@@ -210,16 +225,27 @@ class EncodingLoop:
 
     def _encode_at_once(self, batch: _Batch) -> None:
         names = [f"{Path(info.absolute_path).name} {batch.condition.bucket}" for info in batch.infos]
+        seeds = [noise_seed(self._seed, name) for name in names]
         self._running, self._saved = batch, []
         self._began = time.monotonic()
         self._limit.begin()
-        with noise_of_images(names):
+        self._seed_generators(seeds[0])
+        with noise_of_images(seeds):
             self.strategy.cache_batch_latents(self.model, batch.infos, *batch.condition[1:])
         self._limit.went_well(len(batch.infos), batch.condition.bucket)
         self._busy += time.monotonic() - self._began
         self._running = None
         if self.keep is not None:
             self.keep(self._saved)
+
+    def _seed_generators(self, seed: int) -> None:
+        """For what a strategy draws otherwise than for its batch at once."""
+        import torch
+
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):
+                torch.cuda.manual_seed(seed)
 
     def take(self, *arguments: Any) -> None:
         """In place of the strategy's `save_latents_to_disk`."""
@@ -250,6 +276,12 @@ def _pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
+def _bytes_of(info: Any, condition: Condition) -> int:
+    """What an image takes while it is loaded: its own pixels in bytes, and those of its bucket as floats."""
+    width, height = info.image_size
+    return int(4 * width * height + 16 * condition.bucket[0] * condition.bucket[1])
+
+
 def _joined(loaded: Sequence[_Loaded]) -> _Loaded:
     import torch
 
@@ -258,13 +290,12 @@ def _joined(loaded: Sequence[_Loaded]) -> _Loaded:
 
 
 @contextlib.contextmanager
-def noise_of_images(names: Sequence[str]) -> Iterator[None]:
-    """While a batch is encoded, the noise that is drawn for all of its images is each image's own."""
+def noise_of_images(seeds: Sequence[int]) -> Iterator[None]:
+    """While a batch is encoded, the noise that is drawn for all of its images is each image's own, by its seed."""
     import torch
     from torch.overrides import TorchFunctionMode
 
-    seed = torch.initial_seed()
-    generators = [torch.Generator().manual_seed(noise_seed(seed, name)) for name in names]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     class OwnNoise(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
