@@ -78,6 +78,12 @@ def by_trainer(folder: Path, workers: int, part: str, *, plain: bool = False) ->
     trainer.train(resume_from_checkpoint=str(folder / "states" / f"checkpoint-{saved}") if part == "resume" else None)
 
 
+def devices() -> dict[str, Any]:
+    """What Lightning and Fabric are told of the processes that run here."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    return {"accelerator": "cpu", "devices": ranks, "strategy": "ddp" if ranks > 1 else "auto"}
+
+
 def by_lightning(folder: Path, workers: int, part: str) -> None:
     import lightning
 
@@ -101,8 +107,8 @@ def by_lightning(folder: Path, workers: int, part: str) -> None:
         loader.batch_sampler.load_state_dict(json.loads((folder / "position.json").read_text(encoding="utf-8")))
         epochs -= loader.batch_sampler.epoch
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
+        max_epochs=epochs, **devices(), use_distributed_sampler=False, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Model(), loader)
 
@@ -110,9 +116,10 @@ def by_lightning(folder: Path, workers: int, part: str) -> None:
 def by_fabric(folder: Path, workers: int, part: str) -> None:
     import lightning
 
-    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    fabric = lightning.Fabric(**devices())
+    fabric.launch()
     plain = batches(workers)
-    loader, sampler = fabric.setup_dataloaders(plain), plain.batch_sampler
+    loader, sampler = fabric.setup_dataloaders(plain, use_distributed_sampler=False), plain.batch_sampler
     if part == "resume":
         sampler.load_state_dict(json.loads((folder / "position.json").read_text(encoding="utf-8")))
     for epoch in range(sampler.epoch, EPOCHS):
