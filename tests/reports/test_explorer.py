@@ -359,7 +359,7 @@ def test_what_the_trainer_does_not_read_is_named(browser, images, tmp_path) -> N
     open_explorer(browser, tmp_path, render_explorer(trained=[".jpg"]))
     give(browser, images, 32)
     reasons = asked(browser, "return explorer.images.items.filter((i) => i.path.endsWith('.png')).map((i) => i.reason)")
-    assert set(reasons) == {"sd-scripts does not read .png files: convert it to PNG, JPEG or WebP"}
+    assert set(reasons) == {"sd-scripts lists no .png files: kohya-bucket fix converts or renames it"}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
