@@ -157,7 +157,7 @@ class EncodeJob:
     output: Path | None
     hash: bool
     quiet: bool
-    batch_size: int
+    batch_size: int | None
     workers: int | None
 
     def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
@@ -240,7 +240,7 @@ _ALLOWED = ("output", "dtype", "device", "batch_size", "collection", "quiet", "e
 
 def encode_captions(
     context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
-    batch_size: int, collection: str, quiet: bool, cluster: ClusterOptions,
+    batch_size: int | None, collection: str, quiet: bool, cluster: ClusterOptions,
 ) -> None:  # fmt: skip
     """Encode what is missing of the captions of the store in `output`."""
     if output is None or not options.text_encoder:
@@ -251,6 +251,7 @@ def encode_captions(
     from kohya_bucket.latents.encode.precompute import launched, precompute_text
     from kohya_bucket.latents.encode.text_encoder import load_text_encoder
     from kohya_bucket.latents.store.latent_store import LatentStore
+    from kohya_bucket.latents.vae.batches import MOST_TOGETHER
 
     _silence_libraries()
     on_ray = cluster.on_ray()
@@ -260,13 +261,13 @@ def encode_captions(
         layer=options.layer, apply_mask=options.apply_mask,
     )  # fmt: skip
     say_outputs = partial(_say_type, stored="; outputs are stored as they come", quiet=quiet)
-    name = collection or "text"
+    name, together = collection or "text", batch_size or MOST_TOGETHER
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
         if on_ray:
             from kohya_bucket.latents.on_ray import text_on_ray
 
             report = text_on_ray(
-                output, load, name=name, batch_size=batch_size, concurrency=cluster.concurrency,
+                output, load, name=name, batch_size=together, concurrency=cluster.concurrency,
                 on_gpu=not (device or "").startswith("cpu"), progress=show,
                 say=_say, say_type=say_outputs,
             )  # fmt: skip
@@ -275,7 +276,7 @@ def encode_captions(
             encoder = load()
             say_outputs(encoder.computes)
             report = precompute_text(
-                output, encoder, name=name, batch_size=batch_size, progress=show, rank=rank, processes=processes
+                output, encoder, name=name, batch_size=together, progress=show, rank=rank, processes=processes
             )
     if not quiet:
         for reason, n in report.reasons.items():

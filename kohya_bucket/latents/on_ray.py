@@ -45,6 +45,7 @@ from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.storage import place_of
 from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.latents.vae.batches import MOST_TOGETHER
 from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import counted, some
 
@@ -297,7 +298,10 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
 
 @dataclass(frozen=True)
 class Run:
-    """What all pieces of a run have in common; `above` is the greatest number in the store when it began."""
+    """What all pieces of a run have in common; `above` is the greatest number in the store when it began.
+
+    `batch_size` is how many are read together; `together` how many are encoded, see `BatchEncoder`.
+    """
 
     root: str
     above: int
@@ -305,6 +309,7 @@ class Run:
     ahead: int = 0
     seed: int = 0
     shard_bytes: int = 256 << 20
+    together: int | None = None
 
 
 W = TypeVar("W", LatentItems, CaptionItems)
@@ -367,7 +372,7 @@ class EncoderOnRay:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._notes: list[str] = []
-        self._of: dict[tuple[str, bool], BatchEncoder] = {}
+        self._of: dict[tuple[str, bool, int | None], BatchEncoder] = {}
         self._busy = 0.0
 
     def load(self) -> Facts:
@@ -381,10 +386,11 @@ class EncoderOnRay:
     def encode(self, piece: Piece[LatentItems], run: Run) -> PieceResult:
         """Decode, encode and write a piece. Nothing of it is on disk before all of it is encoded, but full shards."""
         encoding = piece.wanted.encoding
-        encode = self._of.get((encoding.kind, encoding.flip))
+        options = encoding.kind, encoding.flip, run.together
+        encode = self._of.get(options)
         if encode is None:
-            encode = BatchEncoder(self._encoder, encoding.kind, encoding.flip, self._notes.append)
-            encode = self._of.setdefault((encoding.kind, encoding.flip), encode)
+            encode = BatchEncoder(self._encoder, encoding.kind, encoding.flip, self._notes.append, run.together)
+            encode = self._of.setdefault(options, encode)
         report = PrecomputeReport(None, len(piece.wanted))
         writer = piece.writer(run)
         batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
@@ -402,7 +408,7 @@ _LOST = "the process that encoded it died every time: see Ray's logs; it may hav
 
 def encode_on_ray(
     wanted: LatentItems, crew: Actors, output_dir: str | os.PathLike[str], images_root: Path, *,
-    batch_size: int = 8, progress_callback: Callable[[int, int], None] | None = None,
+    batch_size: int | None = None, progress_callback: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None, workers: int | None = None, seed: int = 0, shard_bytes: int = 256 << 20,
 ) -> PrecomputeReport:  # fmt: skip
     """As `encode_items` into a store, by actors on a Ray cluster. A piece of work becomes one shard, or several.
@@ -428,10 +434,12 @@ def encode_on_ray(
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)
-    run = Run(os.fspath(output), SequenceNumbers(sink.store.layout).greatest(), batch_size, ahead, seed, shard_bytes)
+    read_together = batch_size or MOST_TOGETHER
+    above = SequenceNumbers(sink.store.layout).greatest()
+    run = Run(os.fspath(output), above, read_together, ahead, seed, shard_bytes, batch_size)
     started = time.monotonic()
     missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
-    busy = _encode(_pieces(missing, batch_size), len(missing), crew, run, reporter)
+    busy = _encode(_pieces(missing, read_together), len(missing), crew, run, reporter)
     report.seconds = time.monotonic() - started
     report.device_idle = max(0.0, report.seconds - busy / crew.count)
     finish(reporter, wanted, refused, sink)

@@ -301,7 +301,7 @@ def test_overflow_in_float16_is_encoded_again(tmp_path):
     said = []
     encode = BatchEncoder(DiffusersEncoder(vae, dtype="float16"), "latents", True, said.append)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 64, 64, 3), dtype=np.uint8))
-    done = encode(images, [1, 2, 3], ["a", "b", "c"])
+    done = encode.finish(encode.begin(images, [1, 2, 3], ["a", "b", "c"]))
     assert done.bad == [None] * 3
     assert torch.isfinite(done.plain).all()
     assert len(said) == 3

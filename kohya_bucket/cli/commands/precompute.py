@@ -62,7 +62,9 @@ def precompute(
     gpus: str = opt("", _GPUS_HELP, usual=False),
     train_batch_size: int | None = opt(None, "With --config, if it does not set one.", usual=False, min=1),
     options: RuleArguments,
-    batch_size: int = opt(8, "Images per run of the VAE.", "--batch-size", "-b", min=1),
+    batch_size: int | None = opt(
+        None, "Images per run of the VAE; 8, or as many as memory has room for.", "--batch-size", "-b", min=1
+    ),
     stored: StoreOptions,
     beside: SourceOptions,
     captions: TextOptions,

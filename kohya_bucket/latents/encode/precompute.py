@@ -34,6 +34,7 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import common_root, is_text
 from kohya_bucket.latents.store.storage import StorePath
 from kohya_bucket.latents.store.writer import write_manifest
+from kohya_bucket.latents.vae.batches import MOST_TOGETHER
 from kohya_bucket.latents.vae.encoder import (
     BatchEncoder,
     PosteriorEncoder,
@@ -90,9 +91,10 @@ class StoreOutput:
 
 
 def encode_items(
-    wanted: LatentItems, encoder: VAEEncoder, output: LatentOutput, images_root: Path, *, batch_size: int = 8,
-    progress_callback: Callable[[int, int], None] | None = None, say: Callable[[str], None] | None = None,
-    workers: int | None = None, seed: int = 0, rank: int = 0, processes: int = 1,
+    wanted: LatentItems, encoder: VAEEncoder, output: LatentOutput, images_root: Path, *,
+    batch_size: int | None = None, progress_callback: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None, workers: int | None = None, seed: int = 0, rank: int = 0,
+    processes: int = 1,
 ) -> PrecomputeReport:  # fmt: skip
     """`precompute_latents` for items that are known already.
 
@@ -108,17 +110,18 @@ def encode_items(
         raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
     wanted, refused = output.accept(wanted, encoder, images_root)
     report = PrecomputeReport(output.folder, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
-    mine = share_of(wanted, batch_size, rank, processes).tolist()
+    read_together = batch_size or MOST_TOGETHER  # the same in all processes, whatever theirs have room for
+    mine = share_of(wanted, read_together, rank, processes).tolist()
     share = wanted if len(mine) == len(wanted) else wanted.subset(mine)
     report.elsewhere = len(wanted) - len(share)
     reporter = Reporter(report, say, progress_callback)
-    encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, reporter.tell)
+    encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, reporter.tell, batch_size)
     sink = output.sink(share, encoder_space(encoder), images_root)
     for note in sink.notes:
         reporter.tell(note)
     started = time.monotonic()
     if len(share):
-        encode_missing(share, encode, sink, reporter, batch_size, workers or os.cpu_count() or 1, seed)
+        encode_missing(share, encode, sink, reporter, read_together, workers or os.cpu_count() or 1, seed)
     report.seconds = time.monotonic() - started
     finish(reporter, wanted, refused if rank == 0 else [], sink)
     return report
@@ -188,7 +191,7 @@ def precompute_latents(
     encoder: VAEEncoder,
     output: str | os.PathLike[str] | LatentOutput,
     *,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     dtype: Any = "float32",
     flip: bool = False,
     mask: bool = False,
@@ -209,7 +212,7 @@ def precompute_latents(
         dataset: a `BucketedDataset`, or anything with `paths`, `sizes`, `placement` and, if it has any, `captions`.
         encoder: any `VAEEncoder`. With a `posterior` method, raw latents are stored; without, scaled ones.
         output: the store's folder or address, or another `LatentOutput`, such as the files of a trainer.
-        batch_size: images in one call of the encoder.
+        batch_size: images in one call of the encoder; None: 8, or as many as memory has room for.
         dtype: storage type: "float32", "float16" or "bfloat16", or torch's.
         flip: also store mirrored images.
         mask: also store the alpha channel.

@@ -31,7 +31,7 @@ from kohya_bucket.latents.items import LatentItems, Wanted, compare
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
-from kohya_bucket.latents.vae.encoder import BatchEncoder, noise_seed
+from kohya_bucket.latents.vae.encoder import BatchEncoder, Running, noise_seed
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class PrecomputeReport:
         reasons: how many items of the share were to do, by reason.
         notes: what a user should know: smaller batches, float32 retries, images that would share a file.
         buckets: (bucket size, number of items) of everything that is there now.
-        seconds: how long it took; `device_idle`: how much of that no batch was in the encoder.
+        seconds: how long it took; `device_idle`: how much of that, by the device, no batch was in the encoder.
     """
 
     output: str | os.PathLike[str] | None
@@ -411,7 +411,7 @@ def encode_missing(
     reporter.show(to_do)
     order = read_order(wanted)
     items = iter(order[missing[order]].tolist())
-    ahead = 3 * batch_size + 2 * workers
+    ahead = (encode.in_flight + 2) * batch_size + 2 * workers
     writer = Background(sink.write)
     with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=lower_priority) as pool:
         try:
@@ -434,22 +434,35 @@ def encode_batches(
     wanted: LatentItems, encode: BatchEncoder, batches: Iterable[DecodedBatch], put: Callable[[EncodedBatch], None],
     reporter: Reporter, to_do: int, seed: int,
 ) -> None:  # fmt: skip
-    """Encode what has been decoded; `put` takes what came of it."""
+    """Encode what has been decoded; `put` takes what came of it, also of what is in the encoder when this is ended."""
     import torch
 
-    for batch in batches:
-        for i, reason in batch.failed:
-            reporter.fail(wanted.paths[i], reason)
-        if batch.items:
-            names = [wanted.sources[i] for i in batch.items]
-            seeds = [noise_seed(seed, name, wanted.collection) for name in names]
-            done = encode(torch.from_numpy(batch.pixels), seeds, names)
-            for i, bad in zip(batch.items, done.bad, strict=True):
-                if bad is not None:
-                    reporter.fail(wanted.paths[i], bad)
-            if good := [k for k, bad in enumerate(done.bad) if bad is None]:
-                flipped = None if done.flipped is None else done.flipped[good]
-                items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
-                put(EncodedBatch(items, done.plain[good], flipped, masks))
-                reporter.report.encoded += len(good)
-        reporter.show(to_do)
+    begun: deque[tuple[DecodedBatch, Running]] = deque()
+
+    def finish_first() -> None:
+        batch, running = begun.popleft()
+        done = encode.finish(running)
+        for i, bad in zip(batch.items, done.bad, strict=True):
+            if bad is not None:
+                reporter.fail(wanted.paths[i], bad)
+        if good := [k for k, bad in enumerate(done.bad) if bad is None]:
+            flipped = None if done.flipped is None else done.flipped[good]
+            items, masks = [batch.items[k] for k in good], [batch.masks[k] for k in good]
+            put(EncodedBatch(items, done.plain[good], flipped, masks))
+            reporter.report.encoded += len(good)
+
+    try:
+        for batch in batches:
+            for i, reason in batch.failed:
+                reporter.fail(wanted.paths[i], reason)
+            if batch.items:
+                names = [wanted.sources[i] for i in batch.items]
+                seeds = [noise_seed(seed, name, wanted.collection) for name in names]
+                begun.append((batch, encode.begin(torch.from_numpy(batch.pixels), seeds, names)))
+            if len(begun) == encode.in_flight:
+                finish_first()
+            reporter.show(to_do)
+    finally:
+        while begun:
+            finish_first()
+            reporter.show(to_do)

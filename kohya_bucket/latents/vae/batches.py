@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+MOST_TOGETHER = 8  # images that are read for one batch, where no number is asked for
 _MOST_PIXELS = 8 << 20  # of a batch on a GPU: eight images of 1024x1024; more is hardly faster
 _MOST_ON_PROCESSOR = 1 << 20  # no more memory than one image of 1024x1024 takes
 _ROOM = 0.8  # the share of free memory that a batch may take
@@ -76,10 +77,9 @@ class BatchLimit:
 
         Returns how many to try next.
         """
+        import torch
+
         self._refused_pixels = min(self._refused_pixels, count * size[0] * size[1])
         gc.collect()
-        if self._on_gpu:
-            import torch
-
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # nothing, where nothing runs on a GPU
         return max(1, count // 2)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,11 +16,14 @@ import numpy as np
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.fingerprint import module_hash
 from kohya_bucket.latents.space import LatentSpace
+from kohya_bucket.latents.vae.batches import MOST_TOGETHER, BatchLimit, is_out_of_memory
+from kohya_bucket.latents.vae.device import SideStream, Span, await_copy
 
 if TYPE_CHECKING:
     import torch
 
 
+_Distribution = tuple["torch.Tensor", "torch.Tensor | None"]  # mean, and standard deviation where there is one
 _MEMBERS = ("downsample_factor", "latent_channels", "scale_factor", "encode")
 
 
@@ -131,88 +133,125 @@ def noise_seed(seed: int, source: str, collection: str = "") -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
+@dataclass
+class Running:
+    """A batch that the encoder was given: its pixels on the device, and mean and deviation, which come to the CPU."""
+
+    images: torch.Tensor
+    seeds: Sequence[int]
+    names: Sequence[str]
+    plain: _Distribution
+    flipped: _Distribution | None
+    span: Span
+
+
 class BatchEncoder:
     """Runs batches through an encoder, one at a time however many threads call it.
 
     Args:
         encoder: any `VAEEncoder`; with `posterior` it is sampled here, with noise that belongs to the item.
         say: called with a line of text for whatever a user should know.
+        together: how many images go through the encoder at once; None: as many of a batch as memory has room for, where
+            the encoder says its device.
 
     Attributes:
-        busy: seconds for which a batch was in the encoder.
+        in_flight: how many batches to have begun and not finished: a GPU has the next when one is done.
+        busy: seconds for which a batch was in the encoder, of those that are finished.
     """
 
-    def __init__(self, encoder: VAEEncoder, kind: str, flip: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, encoder: VAEEncoder, kind: str, flip: bool, say: Callable[[str], None], together: int | None = None
+    ) -> None:
+        import torch
+
         self._encoder = encoder
         self._kind = kind
         self._flip = flip
         self._say = say
-        self._largest: dict[tuple[int, ...], int] = {}
+        device = getattr(encoder, "device", None)
+        self._device = torch.device("cpu" if device is None else device)
+        self._on_gpu = self._device.type == "cuda"
+        self._side_stream = SideStream(self._device)
+        self._limit = BatchLimit(self._device, MOST_TOGETHER if together is None and device is None else together)
         self._turn = threading.Lock()
+        self.in_flight = 2 if self._on_gpu else 1
         self.busy = 0.0
 
     @property
     def on_processor(self) -> bool:
         """The encoder takes its pixels where they are decoded."""
-        device = getattr(self._encoder, "device", None)
-        return device is None or str(device).startswith("cpu")
+        return str(self._device) == "cpu"
 
-    def __call__(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Encoded:
-        """Encode [B, H, W, 3] uint8 pixels, or [B, 3, H, W] floats; `seeds` and `names` have one per item."""
+    def begin(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Running:
+        """Encode [B, H, W, 3] uint8 pixels, or [B, 3, H, W] floats; `seeds` and `names` have one per item.
+
+        A GPU is given what it has to do, and may still be at the batch before.
+        """
         import torch
 
+        images, copied = self._side_stream.send(pixels)
         with self._turn:
-            began = time.monotonic()
-            try:
-                device = getattr(self._encoder, "device", None)
-                images = pixels if device is None else pixels.to(device, non_blocking=True)
-                images = normalize(images) if images.dtype == torch.uint8 else images
-                plain = self._halving(images, names)
-                flipped = self._halving(images.flip(3), names) if self._flip else None
-                noises = [torch.Generator().manual_seed(seed) for seed in seeds]
-                done = Encoded(self._finish(*plain, noises), None, [None] * len(seeds))
-                if flipped is not None:
-                    done.flipped = self._finish(*flipped, noises)
-                self._mend(done, images, seeds, names)
-                return done
-            finally:
-                self.busy += time.monotonic() - began
+            await_copy(images, copied)
+            span = Span(self._device)
+            images = normalize(images) if images.dtype == torch.uint8 else images
+            plain = self._in_parts(images, names)
+            flipped = self._in_parts(images.flip(3), names) if self._flip else None
+            span.end()
+        return Running(images, seeds, names, plain, flipped, span)
 
-    def _halving(self, images: torch.Tensor, names: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Encode in as few runs as memory allows; the size that went well is remembered per image size.
+    def finish(self, running: Running) -> Encoded:
+        """The latents of a batch, when the encoder is done with it."""
+        import torch
+
+        seconds = running.span.seconds()
+        noises = [torch.Generator().manual_seed(seed) for seed in running.seeds]
+        done = Encoded(self._sampled(*running.plain, noises), None, [None] * len(noises))
+        if running.flipped is not None:
+            done.flipped = self._sampled(*running.flipped, noises)
+        with self._turn:
+            self.busy += seconds
+            self._mend(done, running)
+        return done
+
+    def _in_parts(self, images: torch.Tensor, names: Sequence[str]) -> _Distribution:
+        """Encode in as few runs as memory allows.
 
         Raises:
             KohyaBucketError: one image alone needs more.
         """
         import torch
 
-        shape = tuple(images.shape[1:])
-        size = min(len(images), self._largest.get(shape, len(images)))
-        while True:
-            parts: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        height, width = images.shape[2:]
+        parts: list[_Distribution] = []
+        at, most = 0, len(images)
+        while at < len(images):
+            part = images[at : at + min(most, self._limit.most((width, height)))]
+            self._limit.begin()
             try:
-                parts.extend(self._raw(images[at : at + size]) for at in range(0, len(images), size))
-                break
+                parts.append(self._raw(part))
             except (RuntimeError, MemoryError) as error:
-                text = str(error).lower()
-                full = isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
-                if not full:
+                if not is_out_of_memory(error):
                     raise
-                if size == 1:
+                if len(part) == 1:
                     raise KohyaBucketError(
-                        f"{names[len(parts)]}: out of memory at {shape[2]}x{shape[1]} pixels, with this image alone; "
-                        "what was encoded before is stored: use a smaller resolution, a narrower --dtype or another "
-                        "--device"
+                        f"{names[at]}: out of memory at {width}x{height} pixels, with this image alone; what was "
+                        "encoded before is stored: use a smaller resolution, a narrower --dtype or another --device"
                     ) from error
-            size = max(1, size // 2)
-            self._largest[shape] = size
-            self._say(f"out of memory at {shape[2]}x{shape[1]}: continuing with batches of {size}")
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            else:
+                self._limit.went_well(len(part), (width, height))
+                at += len(part)
+                continue
+            most = self._limit.ran_out(len(part), (width, height))
+            self._say(f"out of memory at {width}x{height}: continuing with batches of {most}")
         spreads = [spread for _, spread in parts if spread is not None]
-        return torch.cat([part for part, _ in parts]), torch.cat(spreads) if spreads else None
+        return self._fetched(torch.cat([mean for mean, _ in parts]), torch.cat(spreads) if spreads else None)
 
-    def _raw(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _fetched(self, mean: torch.Tensor, spread: torch.Tensor | None) -> _Distribution:
+        """As float32 on the CPU; from a GPU they are there when it has done what it was given."""
+        mean = mean.float().to("cpu", non_blocking=self._on_gpu)
+        return mean, None if spread is None else spread.float().to("cpu", non_blocking=self._on_gpu)
+
+    def _raw(self, images: torch.Tensor) -> _Distribution:
         import torch
 
         with torch.inference_mode():
@@ -220,20 +259,18 @@ class BatchEncoder:
                 return self._encoder.posterior(images)
             return self._encoder.encode(images), None
 
-    def _finish(self, mean: torch.Tensor, spread: torch.Tensor | None, noises: list[torch.Generator]) -> torch.Tensor:
-        """Sample, or keep mean and standard deviation; float32 on the CPU."""
+    def _sampled(self, mean: torch.Tensor, spread: torch.Tensor | None, noises: list[torch.Generator]) -> torch.Tensor:
+        """Sample, or keep mean and standard deviation."""
         import torch
 
-        mean = mean.float().cpu()
         if spread is None:
             return mean
-        spread = spread.float().cpu()
         if self._kind == "posterior":
             return torch.stack([mean, spread], dim=1)
         noise = torch.stack([torch.randn(mean.shape[1:], generator=generator) for generator in noises])
         return mean + spread * noise
 
-    def _mend(self, done: Encoded, images: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> None:
+    def _mend(self, done: Encoded, running: Running) -> None:
         """Encode items that are not finite again in float32; name those that stay so."""
         import torch
 
@@ -246,12 +283,15 @@ class BatchEncoder:
                 done.bad[k] = "its latent is not finite (NaN or infinity)"
                 continue
             dtype = str(getattr(self._encoder, "dtype", "its type")).removeprefix("torch.")
-            self._say(f"{names[k]}: not finite in {dtype}, encoded again in float32")
-            noise = [torch.Generator().manual_seed(seeds[k])]
+            name, image = running.names[k], running.images[k : k + 1]
+            self._say(f"{name}: not finite in {dtype}, encoded again in float32")
+            span = Span(self._device)
             with wide():
-                image = images[k : k + 1]
-                done.plain[k] = self._finish(*self._raw(image), noise)[0]
-                if done.flipped is not None:
-                    done.flipped[k] = self._finish(*self._raw(image.flip(3)), noise)[0]
+                again = [self._fetched(*self._raw(image if n == 0 else image.flip(3))) for n in range(len(parts))]
+            span.end()
+            self.busy += span.seconds()
+            noise = [torch.Generator().manual_seed(running.seeds[k])]
+            for part, distribution in zip(parts, again, strict=True):
+                part[k] = self._sampled(*distribution, noise)[0]
             if not all(torch.isfinite(part[k]).all() for part in parts):
                 done.bad[k] = "its latent is not finite (NaN or infinity), in float32 either"

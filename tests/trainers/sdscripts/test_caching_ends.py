@@ -224,7 +224,7 @@ def test_what_cannot_be_copied_ahead_for_want_of_memory_is_copied_later(
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     strategy, dataset = Strategy(2, cache_to_disk=False), dataset_in(tmp_path, ["a.png", "b.png", "c.png"])
     loop = EncodingLoop(strategy, None, load, AdapterOptions())
-    loop._stream = object()
+    loop._side_stream._stream = object()
     loop.run([(info, Condition((64, 64), False, False, False)) for info in dataset.image_data.values()], 1)
     assert tried == [2, 1]
     assert strategy.batches == [["a.png", "b.png"], ["c.png"]]

@@ -26,6 +26,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
 from kohya_bucket.latents.encode.worker import lower_priority
 from kohya_bucket.latents.vae.batches import BatchLimit, is_out_of_memory
+from kohya_bucket.latents.vae.device import SideStream, await_copy
 from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
@@ -67,7 +68,7 @@ class _Batch:
     infos: list[Any]
     condition: Condition
     loaded: _Loaded
-    copied: Any = None
+    copied: torch.cuda.Event | None = None
 
     def part(self, start: int, stop: int) -> _Batch:
         cut = slice(start, stop)
@@ -103,7 +104,7 @@ class EncodingLoop:
 
         device = getattr(self.model, "device", None)
         self._device = device if isinstance(device, torch.device) and device.type == "cuda" else torch.device("cpu")
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        self._side_stream = SideStream(self._device)
         self._seed = torch.initial_seed()
         given = int(self.strategy.batch_size or 1)
         is_known = self.strategy.cache_suffix in {family.suffix for family in ARCHITECTURES.values()}
@@ -189,18 +190,7 @@ class EncodingLoop:
 
     def _staged(self, batch: _Batch) -> _Batch:
         """On the device, or on its way there; the strategy copies it where no memory is left beside what runs."""
-        import torch
-
-        if self._stream is None:
-            return batch
-        try:
-            with torch.cuda.stream(self._stream):
-                pixels = batch.loaded.pixels.pin_memory().to(self._device, non_blocking=True)
-                copied = self._stream.record_event()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return batch
+        pixels, copied = self._side_stream.send(batch.loaded.pixels)
         return _Batch(batch.infos, batch.condition, batch.loaded._replace(pixels=pixels), copied)
 
     # -- the encoder ---------------------------------------------------------------------------------
@@ -253,15 +243,10 @@ class EncodingLoop:
 
     def loaded(self, infos: Sequence[Any]) -> _Loaded | None:
         """In place of the trainer's loading of images: what is ready, where these are the images that run now."""
-        import torch
-
         batch = self._running
         if batch is None or list(map(id, infos)) != list(map(id, batch.infos)):
             return None
-        if batch.copied is not None:
-            stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(batch.copied)
-            batch.loaded.pixels.record_stream(stream)
+        await_copy(batch.loaded.pixels, batch.copied)
         self._began = time.monotonic()
         return batch.loaded
 

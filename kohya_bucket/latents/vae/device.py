@@ -1,0 +1,75 @@
+"""What overlaps on a GPU: copies run beside the encoder, and time is measured by the GPU itself."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kohya_bucket.latents.vae.batches import is_out_of_memory
+
+if TYPE_CHECKING:
+    import torch
+
+
+class SideStream:
+    """Copies tensors to a GPU while it computes; on other devices nothing overlaps."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """The tensor on the device, and the event after which it is there; None: it is there now.
+
+        Where no memory is left beside what runs, the tensor stays where it is.
+        """
+        import torch
+
+        if self._stream is None:
+            return tensor.to(self._device), None
+        try:
+            with torch.cuda.stream(self._stream):
+                return tensor.pin_memory().to(self._device, non_blocking=True), self._stream.record_event()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return tensor, None
+
+
+def await_copy(tensor: torch.Tensor, copied: torch.cuda.Event | None) -> None:
+    """Let what is given to the GPU from now on wait for a tensor that was sent."""
+    import torch
+
+    if copied is not None:
+        stream = torch.cuda.current_stream(tensor.device)
+        stream.wait_event(copied)
+        tensor.record_stream(stream)
+
+
+class Span:
+    """The time from now until `end` that a device takes for what it is given in between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began: Any = self._now()
+        self._ended: Any = None
+
+    def end(self) -> None:
+        self._ended = self._now()
+
+    def seconds(self) -> float:
+        """Waits until the device is done with it."""
+        if self._device.type != "cuda":
+            return float(self._ended - self._began)
+        self._ended.synchronize()
+        return float(self._began.elapsed_time(self._ended)) / 1000
+
+    def _now(self) -> Any:
+        """A moment: of the clock, or when a GPU is done with what it was given before."""
+        import torch
+
+        if self._device.type != "cuda":
+            return time.monotonic()
+        return torch.cuda.current_stream(self._device).record_event(torch.cuda.Event(enable_timing=True))

@@ -1,0 +1,123 @@
+"""While an encoder has one batch, the next one is begun and the one before is fetched: nothing else is stored."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
+from kohya_bucket.latents.vae.device import SideStream, Span, await_copy  # noqa: E402
+from kohya_bucket.latents.vae.encoder import BatchEncoder  # noqa: E402
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+
+
+@pytest.fixture
+def in_flight(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
+    """Two batches in flight, as on a GPU; what was begun and finished, in order."""
+    happened: list[tuple[str, tuple[str, ...]]] = []
+
+    class TwoInFlight(BatchEncoder):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.in_flight = 2
+
+        def begin(self, pixels, seeds, names):
+            running = super().begin(pixels, seeds, names)
+            happened.append(("begun", tuple(names)))
+            return running
+
+        def finish(self, running):
+            happened.append(("finished", tuple(running.names)))
+            return super().finish(running)
+
+    monkeypatch.setattr("kohya_bucket.latents.encode.precompute.BatchEncoder", TwoInFlight)
+    return happened
+
+
+def latents_in(folder: Path) -> dict[str, np.ndarray]:
+    store = LatentStore(folder)
+    return {store.entry(i).source: store.read(i, flipped=False) for i in range(len(store))}
+
+
+def test_two_batches_in_flight_store_what_one_after_another_would(tmp_path: Path, images, in_flight) -> None:
+    draws = random.Random(0)
+    for n in range(3):
+        options = {"batch_size": draws.randrange(1, 5), "seed": draws.randrange(100), "flip": n % 2 == 0}
+        folder = tmp_path / str(n)
+        in_flight.clear()
+        precompute_latents(dataset_of(images), PosteriorStub(), folder / "two", **options)
+        begun = [names for what, names in in_flight if what == "begun"]
+        assert [names for what, names in in_flight if what == "finished"] == begun
+        assert [what for what, _ in in_flight] == ["begun", *["begun", "finished"] * (len(begun) - 1), "finished"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kohya_bucket.latents.encode.precompute.BatchEncoder", BatchEncoder)
+            precompute_latents(dataset_of(images), PosteriorStub(), folder / "one", **options)
+        two, one = latents_in(folder / "two"), latents_in(folder / "one")
+        assert two.keys() == one.keys()
+        assert all(np.array_equal(two[name], one[name]) for name in one)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_batch_in_the_encoder_is_stored_when_the_next_one_ends_the_run(
+    tmp_path: Path, images, in_flight, error: type[BaseException]
+) -> None:
+    class Ending(MeanEncoder):
+        def encode(self, pixels):
+            if len(self.batches) == 2:
+                raise error
+            return super().encode(pixels)
+
+    with pytest.raises(error):
+        precompute_latents(dataset_of(images), Ending(), tmp_path / "out", batch_size=2)
+    before = {name for what, names in in_flight if what == "begun" for name in names}
+    assert latents_in(tmp_path / "out").keys() == before
+
+
+class OnProcessor(MeanEncoder):
+    device = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "batch_size", "most"), [(OnProcessor, None, 4), (OnProcessor, 7, 7), (MeanEncoder, None, 8)]
+)
+def test_as_many_images_at_once_as_asked_for_or_as_memory_has_room_for(
+    tmp_path: Path, encoder: type[MeanEncoder], batch_size: int | None, most: int
+) -> None:
+    """On a processor no more pixels than one image of 1024x1024 has; 8 where it is not known what encodes."""
+    images = make_images(tmp_path / "images", [(512, 512)] * 9)
+    one = encoder()
+    dataset = dataset_of(images, area=(512, 512), max_size=512)
+    precompute_latents(dataset, one, tmp_path / "out", batch_size=batch_size)
+    assert max(one.batches) == most
+    assert sum(one.batches) == 9
+
+
+def test_nothing_overlaps_on_a_processor() -> None:
+    sent, tensor = SideStream(torch.device("cpu")), torch.zeros(3)
+    span = Span(torch.device("cpu"))
+    copy, event = sent.send(tensor)
+    await_copy(copy, event)
+    span.end()
+    assert copy is tensor
+    assert event is None
+    assert 0 <= span.seconds() < 60
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_copies_and_times_on_a_gpu(tmp_path: Path, images) -> None:
+    class OnGpu(PosteriorStub):
+        device = torch.device("cuda", 0)
+
+    reports = [
+        precompute_latents(dataset_of(images), encoder, tmp_path / encoder.__class__.__name__, batch_size=2)
+        for encoder in (OnGpu(), PosteriorStub())
+    ]
+    on_gpu, here = (latents_in(tmp_path / name) for name in ("OnGpu", "PosteriorStub"))
+    assert all(np.allclose(on_gpu[name], here[name], atol=1e-5) for name in here)
+    assert 0 <= reports[0].device_idle <= reports[0].seconds
