@@ -33,6 +33,25 @@ class Model:
         return 16
 
 
+def tiny_vae(dtype: str) -> Any:
+    """Qwen-Image's, small, and with weights of its own."""
+    import torch
+    from diffusers import AutoencoderKLQwenImage
+
+    torch.manual_seed(0)
+    model = AutoencoderKLQwenImage(base_dim=8, z_dim=16, num_res_blocks=1).requires_grad_(False).eval()
+    return model.to(getattr(torch, dtype))
+
+
+def latent_of(vae: Any) -> list[float]:
+    """The latent of a picture, as ai-toolkit's models encode it."""
+    import torch
+
+    pixels = torch.rand((1, 3, 1, 64, 64), generator=torch.Generator().manual_seed(1)) * 2 - 1
+    latent: list[float] = vae.encode(pixels.to(vae.dtype)).latent_dist.mode().float().flatten().tolist()
+    return latent
+
+
 class Training:
     """The part of a trainer's process that its loaders meet: datasets, steps, and checkpoints that hold both."""
 
@@ -81,9 +100,13 @@ class Training:
             AiToolkitDataset.cache_latents_all_latents = name_latents
             for config in self.datasets:
                 config.cache_latents_to_disk = True
+        if self.settings.get("vae"):
+            model.vae = tiny_vae(self.settings["vae"])
         loaders = {"main": get_dataloader_from_datasets(self.datasets, self.settings["batch_size"], model)}
         if self.datasets_reg:
             loaders["reg"] = get_dataloader_from_datasets(self.datasets_reg, self.settings["batch_size"], model)
+        if self.settings.get("vae"):
+            print(json.dumps(latent_of(model.vae)), flush=True)
         if self.settings.get("latent_names"):
             items = loaders["main"].dataset.datasets[0].file_list
             print(json.dumps({Path(item.path).name: item.get_latent_path() for item in items}), flush=True)

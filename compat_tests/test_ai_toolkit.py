@@ -376,6 +376,19 @@ def test_a_cache_that_grows_is_named(pictures, tmp_path):
     assert "the cache grows with every run" in said
 
 
+def test_a_vae_of_clips_encodes_pictures_in_2d(pictures, tmp_path):
+    """Another computation, whose result differs by less than the rounding of the type that it is done in."""
+
+    def latent(dtype, **how):
+        _, said = run(tmp_path / "out", [data(pictures)], 1, latent_names=True, vae=dtype, **how)
+        return np.array(json.loads(next(line for line in said.splitlines() if line.startswith("["))))
+
+    exact, rounded = latent("float32", plan=False), latent("bfloat16", plan=False)
+    folded, folded_rounded = latent("float32"), latent("bfloat16")
+    assert 0 < np.abs(folded - exact).max() < 1e-5 * np.abs(exact).max()
+    assert np.abs(folded_rounded - rounded).mean() < np.abs(rounded - exact).mean()
+
+
 _COMPANIONS = """
 import json, os, random, sys
 sys.path.insert(0, os.environ["AI_TOOLKIT_DIR"])

@@ -10,6 +10,7 @@ diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed"
 from kohya_bucket.latents.fingerprint import module_hash  # noqa: E402
 from kohya_bucket.latents.vae.diffusers_vae import QwenImageEncoder  # noqa: E402
 from kohya_bucket.latents.vae.single_frames import fold_single_frames  # noqa: E402
+from kohya_bucket.trainers.ai_toolkit.seams import fold_vae_of_images  # noqa: E402
 
 if not hasattr(diffusers, "AutoencoderKLQwenImage"):
     pytest.skip("this diffusers has no AutoencoderKLQwenImage", allow_module_level=True)
@@ -55,6 +56,29 @@ def test_several_frames_are_computed_as_before(vae):
         fold_single_frames(model)
         after = model.encode(clip).latent_dist.mode()
     assert distance(after, before) < 1e-5  # the first frame is alone
+
+
+def test_folding_again_changes_nothing(vae):
+    model = copy.deepcopy(vae)
+    found = fold_single_frames(model)
+    forwards = [module.forward for module in model.modules() if "forward" in vars(module)]
+    assert fold_single_frames(model) == found == len(forwards)
+    assert [module.forward for module in model.modules() if "forward" in vars(module)] == forwards
+
+
+def test_behind_ai_toolkit_images_are_encoded_in_2d_by_this_class_alone(vae):
+    model, pixels = copy.deepcopy(vae), torch.rand(2, 3, 64, 48) * 2 - 1
+
+    class Other(type(vae)):
+        pass
+
+    other = copy.deepcopy(vae)
+    other.__class__ = Other
+    for one in (model, other, None, torch.nn.Linear(1, 1)):
+        fold_vae_of_images(one)
+    assert any("forward" in vars(module) for module in model.modules())
+    assert distance(encoded(model, pixels), encoded(vae, pixels)) < 1e-5
+    assert not any("forward" in vars(module) for module in other.modules())
 
 
 def test_the_encoder_is_folded_and_follows_its_weights(vae):

@@ -27,7 +27,8 @@ def fold_single_frames(model: torch.nn.Module) -> int:
     for module in model.modules():
         padding = getattr(module, "_padding", None)
         if isinstance(module, torch.nn.Conv3d) and _is_causal(module, padding):
-            module.forward = _Folded(module, module.forward)
+            if not isinstance(module.forward, _Folded):
+                module.forward = _Folded(module, module.forward)
             found += 1
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kohya_bucket.latents.vae.single_frames import fold_single_frames
 from kohya_bucket.trainers.ai_toolkit.latents import current_name
 from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
@@ -20,6 +21,7 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
     job = getattr(getattr(process, "job", None), "raw_config", None) or {}
     tables = [found[TABLE] for found in (job, job.get("config") or {}) if TABLE in found]
     seam.door.read_options({TABLE: tables[0]} if tables else {}, frame)
+    fold_vae_of_images(getattr(sd, "vae", None))
     loader = seam.original(dataset_options, batch_size, sd)
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, RankSampler):
@@ -30,6 +32,16 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
         name = next((name for name in names if getattr(process, name, None) is dataset_options), names[0])
         seam.door.resume.add(name, planned, process)
     return planned
+
+
+def fold_vae_of_images(vae: Any) -> None:
+    """Let the VAE of Qwen-Image and Krea 2, which came from one of videos, encode images in 2D; others stay.
+
+    It is diffusers' own. The latents differ by less than the rounding of the type that it computes in.
+    """
+    kind = type(vae)
+    if kind.__name__ == "AutoencoderKLQwenImage" and kind.__module__.startswith("diffusers."):
+        fold_single_frames(vae)
 
 
 def _latent_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
