@@ -10,7 +10,6 @@ in each round, on the same images. The VAE alone gets the same buckets and batch
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -20,39 +19,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "compat_tests")]
-SIZES = [(640, 480), (480, 640), (512, 512), (800, 450)]
-CONFIG = """
-[[datasets]]
-resolution = 256
-batch_size = 4
-enable_bucket = true
-min_bucket_reso = 128
-max_bucket_reso = 512
-bucket_reso_steps = 64
-[[datasets.subsets]]
-image_dir = {folder}
-class_tokens = "x"
-num_repeats = 1
-"""
+
+from precompute import make  # noqa: E402
+
 SIDES = ("alone", "launched", "precompute", "vae")
-
-
-def make(folder: Path, count: int) -> Path:
-    random = np.random.default_rng(0)
-    (folder / "images").mkdir(parents=True)
-    for k in range(count):
-        width, height = SIZES[k % len(SIZES)]
-        small = random.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
-        picture = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
-        picture.save(folder / "images" / f"{k:04d}.jpg", quality=90)
-    config = folder / "config.toml"
-    config.write_text(CONFIG.format(folder=json.dumps(str(folder / "images"))), encoding="utf-8")
-    return config
 
 
 def vae_in(folder: Path):
