@@ -106,13 +106,25 @@ _LASTING = {
 }  # all others may pass
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether what could not be read may be readable later: nothing is known of what is in it."""
+    if isinstance(error, (StorageError, UnreadableError)):
+        return True
+    lasting = FileNotFoundError, OddFileError
+    return (
+        isinstance(error, OSError)
+        and error.errno not in {None, errno.ENAMETOOLONG, *_LASTING}  # errors of parsers have no number
+        and not isinstance(error, lasting)
+    )
+
+
 @contextmanager
 def reading(path: object) -> Iterator[None]:
     """Around whatever asks the system for a file: its refusals become `UnreadableError`, which says whether they may
     pass.
 
-    `FileNotFoundError` passes as it is, and so do errors of parsers, which have no number. A name that is longer than
-    the file system takes is one of a file that is not there.
+    `FileNotFoundError` passes as it is, and so do errors of parsers. A name that is longer than the file system takes
+    is one of a file that is not there.
     """
     try:
         yield
@@ -128,7 +140,7 @@ def reading(path: object) -> Iterator[None]:
         if isinstance(error, OddFileError):
             raise UnreadableError(f"{path}: is {error.strerror}, where a file is needed: move it away") from error
         raise UnreadableError(
-            f"{path}: cannot be read now ({error.strerror}); that may pass, and does not count as damage: run again"
+            f"{path}: cannot be read now ({error.strerror}); probably temporary, nothing was changed: run again"
         ) from error
 
 

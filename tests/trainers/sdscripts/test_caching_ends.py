@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import random
+import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,18 +21,21 @@ from PIL import Image
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError, UnreadableError  # noqa: E402
 from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
 from kohya_bucket.latents.vae.batches import BatchLimit  # noqa: E402
 from kohya_bucket.trainers.door.options import AdapterOptions  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.encode import Condition, EncodingLoop  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents  # noqa: E402
+from kohya_bucket.trainers.sdscripts.caching.session import temporary_folder  # noqa: E402
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
+from tests.full_disk import NoRoom  # noqa: E402
 
 ARCH = ARCHITECTURES["sdxl"]
 
 
+NAMES = [f"{n}.png" for n in range(7)]
 ONE = SimpleNamespace(num_processes=1, process_index=0)
 
 
@@ -270,6 +276,53 @@ def load_small(infos: list[SimpleNamespace], alpha: bool, random_crop: bool) -> 
     pixels, *rest = load(infos, alpha, random_crop)
     width, height = infos[0].bucket_reso
     return (pixels[:, :, :height, :width], *rest)
+
+
+TEMPORARY = [OSError(errno.EMFILE, "too many"), PermissionError(errno.EACCES, "held open"), StorageError("s3 is away")]
+
+
+@pytest.mark.parametrize("error", TEMPORARY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_an_image_that_cannot_be_read_for_a_moment_is_encoded_after_the_others(
+    tmp_path: Path, error: Exception, to_disk: bool
+) -> None:
+    """Left out here and found readable by the training, it would have no latents."""
+    strategy, dataset = Strategy(2, to_disk), dataset_in(tmp_path, NAMES)
+    cache_latents(dataset, strategy, None, ONE, refusing({"1.png": 1, "4.png": 1}, error), AdapterOptions())
+    assert sorted(name for batch in strategy.batches for name in batch) == NAMES
+
+
+@pytest.mark.parametrize("error", TEMPORARY, ids=lambda error: type(error).__name__)
+def test_an_image_that_cannot_be_read_twice_ends_the_run_when_all_others_are_kept(
+    tmp_path: Path, error: Exception
+) -> None:
+    strategy, dataset = Strategy(2), dataset_in(tmp_path, NAMES)
+    with pytest.raises((UnreadableError, StorageError), match=r"1\.png: cannot be read now|s3 is away"):
+        cache_latents(dataset, strategy, None, ONE, refusing({"1.png": 2}, error), AdapterOptions())
+    missing = [name for name in NAMES if not Path(dataset.image_data[name].latents_npz).exists()]
+    assert missing == ["1.png"]
+
+
+def test_a_full_temporary_folder_is_said_in_one_line(no_room: NoRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(no_room.folder))
+    with no_room.full(), pytest.raises(LatentStoreError, match=f"{no_room.reason}.*, or set TMPDIR to another folder"):  # noqa: SIM117
+        with temporary_folder() as folder:
+            np.savez(folder / "made.npz", made=np.zeros(1 << 20))
+    assert not [path for path in no_room.folder.iterdir() if path.is_dir()]
+
+
+def refusing(times: dict[str, int], error: Exception) -> Callable[..., object]:
+    """`load`, which raises an error that often, by image."""
+    left = dict(times)
+
+    def loading(infos: list[SimpleNamespace], *more: object) -> object:
+        for info in infos:
+            if left.get(info.image_key, 0):
+                left[info.image_key] -= 1
+                raise error
+        return load(infos, *more)
+
+    return loading
 
 
 @pytest.mark.parametrize("kind", ["npz", "shards"])

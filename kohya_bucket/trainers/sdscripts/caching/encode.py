@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kohya_bucket.buckets.sizes import Size
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import ConfigError, KohyaBucketError, may_pass, reading
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
 from kohya_bucket.latents.encode.worker import lower_priority
 from kohya_bucket.latents.vae.batches import BatchLimit, is_out_of_memory
@@ -98,6 +98,7 @@ class EncodingLoop:
     _saved: list[tuple[Any, ...]] = field(default_factory=list, init=False)
     _began: float = field(default=0.0, init=False)
     _busy: float = field(default=0.0, init=False)
+    _left_out: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         import torch
@@ -114,7 +115,7 @@ class EncodingLoop:
         """Encode images; neighbours in one bucket share a batch.
 
         Raises:
-            KohyaBucketError: an image cannot be read, and `on_bad_image` is "stop".
+            KohyaBucketError: an image cannot be read, and `on_bad_image` is "stop"; or one cannot be read now.
         """
         import torch
         from tqdm import tqdm
@@ -135,6 +136,7 @@ class EncodingLoop:
                 following = stage.submit(next, batches, None)
                 self._encode(batch)
                 done += len(batch.infos)
+                bar.total = len(to_do) - self._left_out
                 bar.update(len(batch.infos))
         seconds = time.monotonic() - started
         if is_first_process() and done:
@@ -154,8 +156,13 @@ class EncodingLoop:
     # -- ahead of the encoder, on threads ----------------------------------------------------------
 
     def _batches(self, to_do: deque[tuple[Any, Condition]], pool: ThreadPoolExecutor, workers: int) -> Iterator[_Batch]:
-        """Batches as they are ready. Images are loaded for the one after next beforehand, and no further."""
+        """Batches as they are ready. Images are loaded for the one after next beforehand, and no further.
+
+        An image that cannot be read now is tried once more, after all others: left out of the caches and found
+        readable by the training, it would have no latents.
+        """
         loading: deque[tuple[Any, Condition, Future[_Loaded]]] = deque()
+        refused: set[int] = set()
 
         def load_ahead(most: int) -> None:
             held = sum(_bytes_of(info, condition) for info, condition, _ in loading)
@@ -166,8 +173,8 @@ class EncodingLoop:
                 info, condition = to_do.popleft()
                 loading.append((info, condition, pool.submit(self._load, info, condition)))
 
-        load_ahead(1)
-        while loading:
+        while to_do or loading:
+            load_ahead(1)
             condition = loading[0][1]
             most = self._limit.most(condition.bucket)
             infos: list[Any] = []
@@ -180,8 +187,18 @@ class EncodingLoop:
                     infos.append(info)
                 except CancelledError:  # the run ends half-way
                     return
+                except (MemoryError, ConfigError):
+                    raise
                 except Exception as why:  # whatever a reader raises at what it does not expect
-                    leave_out(info, why, self.options)
+                    if not may_pass(why):
+                        leave_out(info, why, self.options)
+                        self._left_out += 1
+                    elif id(info) in refused:
+                        with reading(info.absolute_path):
+                            raise
+                    else:
+                        refused.add(id(info))
+                        to_do.append((info, condition))
             if infos:
                 yield self._staged(_Batch(infos, condition, _joined(loaded)))
 

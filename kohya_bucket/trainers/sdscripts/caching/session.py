@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import Size, as_pair
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import LatentStoreError, why_not_written
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.items import Caption
@@ -114,14 +115,30 @@ def architecture_read_by(strategy: Any) -> Family:
         keys = replace(arch, multi_resolution=sized, plain_until="0").key_suffix(bucket)
         arrays |= {f"latents{keys}": np.full(arch.shape(bucket), float(sized), np.float32)}
         arrays |= {f"original_size{keys}": np.array(bucket), f"crop_ltrb{keys}": np.array((0, 0, *bucket))}
-    # one that this process left open for a moment cannot be removed on Windows
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        path = Path(folder, f"both{arch.suffix}")
+    with temporary_folder() as folder:
+        path = folder / f"both{arch.suffix}"
         write_arrays(path, arrays, sync=False)
         latents = type(strategy).load_latents_from_disk(strategy, str(path), bucket)[0]
     sized = bool(latents.ravel()[0])
     own = sized == arch.multi_resolution
     return arch if own else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for what is not in its place yet.
+
+    Raises:
+        LatentStoreError: there is no room in it.
+    """
+    try:
+        # A file that this process left open for a moment cannot be removed on Windows.
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise LatentStoreError(f"{gettempdir()}: {why_not_written(error)}, or set TMPDIR to another folder") from error
 
 
 def save_latents(
@@ -182,8 +199,8 @@ def save_by_trainer(
         LatentStoreError: latents that are not finite, or the disk refuses.
     """
     plain = finite_arrays(item, latents, flipped)[0]
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        made = Path(folder, Path(path).name)
+    with temporary_folder() as folder:
+        made = folder / Path(path).name
         before = arrays_in(Path(path))
         if before:
             write_arrays(made, before, sync=False)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +27,7 @@ from kohya_bucket.trainers.door.ranks import (
     wait_for_ranks,
     warn_once,
 )
-from kohya_bucket.trainers.sdscripts.caching.session import arrays_in, replaced, shared_by
+from kohya_bucket.trainers.sdscripts.caching.session import arrays_in, replaced, shared_by, temporary_folder
 from kohya_bucket.trainers.sdscripts.npz.names import refuse_too_long
 from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, text_marks, write_text_npz
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
@@ -106,8 +105,8 @@ class TextSession:
         """
         infos: Sequence[Any] = arguments[-1]
         paths = [info.text_encoder_outputs_npz for info in infos]
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            made = [Path(folder, f"{number}.npz") for number in range(len(infos))]
+        with temporary_folder() as folder:
+            made = [folder / f"{number}.npz" for number in range(len(infos))]
             try:
                 for info, file in zip(infos, made, strict=True):
                     info.text_encoder_outputs_npz = str(file)
