@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,10 @@ from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Finding, Findings, Severity, check_turned
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset
 from kohya_bucket.trainers.door.placing import focus_of
+from kohya_bucket.trainers.musubi.controls import sizes_in_batch
 from kohya_bucket.trainers.musubi.keys import ClipKeys
 from kohya_bucket.trainers.musubi.listing import list_items
-from kohya_bucket.trainers.musubi.plan import place_clips
+from kohya_bucket.trainers.musubi.plan import image_items, place_clips
 from kohya_bucket.trainers.sdscripts.config import NEWEST, Config, ReadDataset, Release, read_config
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
@@ -183,12 +185,12 @@ def from_musubi_config(
     trainer = Trainer(f"{model.title} in musubi-tuner", {"musubi-tuner": model.steps})
     subjects, placed = [], list[InBuckets]()
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        paths = list_items(keys, place, read.findings, model).paths
+        paths, controls = list_items(keys, place, read.findings, model)
         if not paths:
             continue
         name = f"{path.stem}, dataset {number}" if len(read.datasets) > 1 else path.stem
         batch = batch_size or keys.batch_size
-        rule, facts = keys.picture_rule(model), None
+        rule, facts, epoch = keys.picture_rule(model), None, None
         if isinstance(keys, ClipKeys):
             facts, images = reading.clips(paths)
             clips = place_clips(keys, place, paths, facts.scan, model, Findings())
@@ -197,11 +199,12 @@ def from_musubi_config(
         else:
             images = reading.decoded(reading.table(paths))
             check_turned(images.paths, images.orientation.tolist(), "musubi-tuner", place, read.findings)
-            repeats = images.repeats * keys.times
-            placed.append(PlacedDataset(images.paths, repeats, rule.place(images.sizes), batch, keys.resolution))
+            beside = sizes_in_batch(keys, controls, model)
+            items = partial(image_items, replace(keys, batch_size=batch), images.paths, beside)
+            epoch = Epoch(placed, len(placed), items=items)
+            placed.append(items(rule.place(images.sizes)))
         endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
         images = replace(images, repeats=images.repeats * keys.times, captions=endings)
-        epoch = None if facts else Epoch(placed, len(placed) - 1)
         how = str(path), trainer, facts, focus_of(adapter, images.paths), adapter, epoch
         subjects.append(Subject(name, images, rule, batch, *how))
     return _checked(subjects, path, "images or clips", read.findings)

@@ -76,10 +76,13 @@ class BucketCounts(NamedTuple):
     smallest: npt.NDArray[np.int64]
     full: npt.NDArray[np.int64]
 
-    def take(self, buckets: npt.NDArray[np.intp]) -> BucketCounts:
-        """Those of these buckets, in this order; none of a number below 0."""
-        there = buckets >= 0
-        return BucketCounts(*(np.where(there, column[buckets], 0) if len(column) else 0 * buckets for column in self))
+    def within(self, wider: npt.NDArray[np.intp], count: int) -> BucketCounts:
+        """What is trained within each of `count` wider buckets; `wider` is the one that each of the K belongs to."""
+        samples, batches, short = (np.bincount(wider, column, count).astype(np.int64) for column in self[:3])
+        smallest, full = np.full(count, np.iinfo(np.int64).max), np.zeros(count, dtype=np.int64)
+        np.minimum.at(smallest, wider, np.where(self.batches > 0, self.smallest, smallest[wider]))
+        np.maximum.at(full, wider, self.full)
+        return BucketCounts(samples, batches, short, np.where(batches > 0, smallest, 0), full)
 
 
 @dataclass(frozen=True, eq=False)

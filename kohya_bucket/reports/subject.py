@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ntpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -209,11 +209,13 @@ class Epoch:
     Attributes:
         datasets: those that are planned together; a list may grow until the epoch is asked for.
         number: which of them holds the subject's images; resolution: which of its resolutions the subject is about.
+        items: what that one is, in a placement of its images, where batches are made by more than their buckets.
     """
 
     datasets: Sequence[InBuckets]
     number: int = 0
     resolution: int = 0
+    items: Callable[[Placement], InBuckets] | None = None
 
     def counts(self, placement: Placement, no_upscale: bool, options: AdapterOptions) -> BucketCounts:
         """What it trains, on one process, of the K buckets of a placement of the subject's images.
@@ -221,18 +223,22 @@ class Epoch:
         Raises:
             PlanError: a remainder policy cannot do with that placement.
         """
+        own = self._placed_anew(placement, no_upscale) if self.items is None else self.items(placement)
+        others = [one.trained if isinstance(one, PlacedDataset) else one for one in self.datasets]
+        datasets = [*others[: self.number], own, *others[self.number + 1 :]]
+        counts = epoch_of(datasets, options, (), 1)[0][self.number]
+        at = {bucket.as_tuple(): k for k, bucket in enumerate(placement.bucket_set or ())}
+        mine = own.resolution_of_bucket == self.resolution
+        wider = np.array([at[size] for size, keep in zip(own.buckets, mine, strict=True) if keep], dtype=np.intp)
+        return BucketCounts(*(column[mine] for column in counts)).within(wider, len(at))
+
+    def _placed_anew(self, placement: Placement, no_upscale: bool) -> PlacedDataset:
         own, at = cast("PlacedDataset", self.datasets[self.number]), self.resolution
         columns, first = own.per_resolution, placement
         if columns:
             columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
             first = first_placed(columns)
-        own = replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
-        others = [one.trained if isinstance(one, PlacedDataset) else one for one in self.datasets]
-        datasets = [*others[: self.number], own, *others[self.number + 1 :]]
-        counts = epoch_of(datasets, options, (), 1)[0][self.number]
-        mine = np.flatnonzero(own.resolution_of_bucket == at).tolist()
-        row = {own.buckets[k]: k for k in mine}
-        return counts.take(np.array([row.get(one.as_tuple(), -1) for one in placement.bucket_set or ()], dtype=np.intp))
+        return replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
 
 
 @dataclass(frozen=True)

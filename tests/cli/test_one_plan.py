@@ -174,6 +174,33 @@ def test_data_sets_that_are_trained_one_after_another(trainer: str, tmp_path: Pa
             assert shown(rows, what) == shown(report["buckets"], what)
 
 
+@pytest.mark.parametrize(
+    "keys", [{}, {"no_resize_control": True}, {"control_resolution": [256, 256]}], ids=lambda keys: "".join(keys)
+)
+def test_batches_hold_as_many_control_images_of_equal_sizes(keys: dict[str, Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng(len(keys))
+
+    def picture(name: str) -> str:
+        (tmp_path / name).write_bytes(png_header(*rng.choice([256, 512, 640], 2).tolist()))
+        return str(tmp_path / name)
+
+    lines = []
+    for i in range(40):
+        controls = {f"control_path_{k}": picture(f"{i}_{k}.png") for k in range(rng.integers(3))}
+        lines.append(json.dumps({"image_path": picture(f"{i}.png"), "caption": "x", **controls}))
+    (tmp_path / "list.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    dataset = {"image_jsonl_file": str(tmp_path / "list.jsonl"), "cache_directory": str(tmp_path / "c"), **keys}
+    dataset |= {"resolution": [512, 512], "enable_bucket": True, "batch_size": 4, "num_repeats": 3}
+    path = tmp_path / "config.toml"
+    path.write_text(toml.dumps({"datasets": [dataset]}), encoding="utf-8")
+    (planned,) = json.loads(run("plan", path, "--arch", "qie", "--json"))["datasets"]
+    (analysed,) = json.loads(run("analyze", "--config", path, "--arch", "qie", "--json"))["datasets"]
+    rows = [row | {"bucket": row["bucket"][:2]} for row in planned["buckets"]]
+    assert len(rows) > len(shown(rows, "items"))
+    for what in ("samples", "batches", "short_batches"):
+        assert shown(rows, what) == shown(analysed["buckets"], what)
+
+
 def test_a_folder_of_images_is_no_clip(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(png_header(640, 480))
     result = CliRunner().invoke(app, ["simulate", str(tmp_path)])

@@ -132,11 +132,13 @@ def paths_in(row: Mapping[str, Any], clips: bool) -> list[Any]:
     return [numbered[number] for number in sorted(numbered)]
 
 
-def sizes_in_batch(
-    keys: CommonKeys, controls: Sequence[Sequence[str]], buckets: Sequence[tuple[int, int]], model: Family
-) -> list[tuple[tuple[int, int], ...]]:
-    """For each item (width, height) of its control images as they are cached, equal in all items of a batch; none where
-    the family caches none.
+Sizes = tuple[tuple[int, int] | None, ...]
+"""(width, height) of an item's control images as they are cached, equal in all items of a batch; None for one that has
+the size of its item's bucket."""
+
+
+def sizes_in_batch(keys: CommonKeys, controls: Sequence[Sequence[str]], model: Family) -> list[Sizes]:
+    """Those of the control images of each item; none where the family caches none.
 
     Source: `retrieve_latent_cache_batches` and `prepare_for_training` of its `ImageDataset`.
     """
@@ -144,7 +146,7 @@ def sizes_in_batch(
         return [() for _ in controls]
     most = keys.control_resolution
     if most is None and not keys.no_resize_control:
-        return [(bucket,) * len(ones) for bucket, ones in zip(buckets, controls, strict=True)]
+        return [(None,) * len(ones) for ones in controls]
     paths = list(dict.fromkeys(path for ones in controls for path in ones))
     size_of = {}
     for path, (width, height) in zip(paths, scan_sizes(paths).sizes.tolist(), strict=True):

@@ -30,7 +30,7 @@ from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.musubi.architectures import Family
 from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
-from kohya_bucket.trainers.musubi.controls import sizes_in_batch
+from kohya_bucket.trainers.musubi.controls import Sizes, sizes_in_batch
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 
@@ -90,13 +90,22 @@ def _place(
     check_turned(paths, sizes.orientation.tolist(), "musubi-tuner", place, findings)
     placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
-    kept = np.flatnonzero(placement.placed)
-    buckets = list(map(as_pair, placement.bucket_sizes[kept]))
-    beside = sizes_in_batch(keys, [controls[i] for i in kept.tolist()], buckets, model)
-    in_batches = [(*bucket, 1, *ones) if ones else bucket for bucket, ones in zip(buckets, beside, strict=True)]
-    names = [os.path.basename(paths[i]) for i in kept.tolist()]
-    items = PlannedItems.of(names, in_batches, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept])
+    items = image_items(keys, paths, sizes_in_batch(keys, controls, model), placement)
     return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
+
+
+def image_items(
+    keys: CommonKeys, paths: Sequence[str], controls: Sequence[Sizes], placement: Placement
+) -> PlannedItems:
+    """What is trained of N images in a placement; `controls` are those of `sizes_in_batch`."""
+    kept = np.flatnonzero(placement.placed)
+    buckets = []
+    for i in kept.tolist():
+        bucket = as_pair(placement.bucket_sizes[i])
+        beside = [bucket if size is None else size for size in controls[i]]
+        buckets.append((*bucket, 1, *beside) if beside else bucket)
+    names = [os.path.basename(paths[i]) for i in kept.tolist()]
+    return PlannedItems.of(names, buckets, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept])
 
 
 def place_clips(
