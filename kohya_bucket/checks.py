@@ -74,10 +74,22 @@ def array_of(name: str, value: Any, error: type[KohyaBucketError] = PlanError, d
     """
     import numpy as np  # not for those who only want the help texts
 
+    if (kind := opened_by_numpy(value)) is not None:
+        raise error(f"{name} holds {kind.__name__}, but must be an array of numbers, in rows of one length")
     try:
         return np.asarray(value, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
         raise error(f"{name} is {str(value)[:100]}, but must be an array of numbers, in rows of one length") from None
+
+
+def opened_by_numpy(value: Any) -> type | None:
+    """The type of what is in a list, or in its rows, and would be read item by item: a dataset of images, say."""
+    kinds = set(map(type, value)) if isinstance(value, (list, tuple)) else set()
+    if kinds & {list, tuple}:
+        kinds |= {type(one) for row in value if isinstance(row, (list, tuple)) for one in row}
+    known = (list, tuple, range, str, bytes)
+    foreign = (kind for kind in kinds if not issubclass(kind, known) and not hasattr(kind, "__array__"))
+    return next((kind for kind in foreign if hasattr(kind, "__getitem__")), None)
 
 
 def whole(name: str, value: Any, low: int, bits: int = 63) -> int:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import Sampler
 
 from kohya_bucket.buckets.arrays import runs
-from kohya_bucket.checks import as_flag, integer, one_of, whole
+from kohya_bucket.checks import array_of, as_flag, integer, one_of, opened_by_numpy, whole
 from kohya_bucket.datasets.agreement import agree_on, given_rank, refuse_another_deal, world
 from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.errors import PlanError
@@ -64,9 +64,11 @@ def buckets_of(dataset: Any) -> npt.NDArray[Any]:
     """
     if hasattr(dataset, "bucket_indices"):
         return np.asarray(dataset.bucket_indices)
-    if isinstance(dataset, (list, tuple, range)) or hasattr(dataset, "__array__"):
-        return np.asarray(dataset)
-    what = f"{type(dataset).__name__} has no bucket_indices, which say what may be in one batch"
+    inside = opened_by_numpy(dataset)
+    if inside is None and (isinstance(dataset, (list, tuple, range)) or hasattr(dataset, "__array__")):
+        return array_of("bucket_indices", dataset)
+    what = type(dataset).__name__ if inside is None else f"a {type(dataset).__name__} of {inside.__name__}"
+    what += " has no bucket_indices, which say what may be in one batch"
     if isinstance(dataset, Sampler):
         raise PlanError(
             f"{what}: keep Lightning from replacing the batch sampler, which knows its ranks, by "

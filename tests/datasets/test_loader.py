@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="loaders are torch's")
 from torch import zeros
 from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset, random_split
 
-from kohya_bucket import BucketBatchSampler, BucketedDataset, KohyaBuckets, bucketed_loader
+from kohya_bucket import BucketBatchSampler, BucketedDataset, KohyaBuckets, bucketed_loader, plan_epoch
 from kohya_bucket.errors import KohyaBucketError
 from tests.pictures import make_pictures
 
@@ -63,6 +63,11 @@ def test_datasets_that_do_not_know_their_buckets_are_refused_before_they_are_rea
                 KohyaBucketError, match=rf"^{type(wrapped).__name__} has no bucket_indices, .*repeats=, 0"
             ):
                 make()
+    for joined in ([dataset, dataset], (dataset, 1), [[dataset]]):
+        with pytest.raises(KohyaBucketError, match=r"^a (list|tuple) of Untouchable has .*to join several"):
+            BucketBatchSampler(joined, 2)
+        with pytest.raises(KohyaBucketError, match="Untouchable"):
+            plan_epoch(joined, 2)
     with pytest.raises(KohyaBucketError, match="use_distributed_sampler=False"):  # as Lightning makes it anew
         BucketBatchSampler(SequentialSampler(dataset), batch_size=2, drop_last=False)
 
