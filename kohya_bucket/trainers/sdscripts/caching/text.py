@@ -6,17 +6,20 @@ captions, the one that comes first has the usual file and the others have furthe
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
+from kohya_bucket.latents.encode.worker import Background
 from kohya_bucket.latents.fingerprint import StaleReason
 from kohya_bucket.latents.items import Caption, Encoding
 from kohya_bucket.texts import counted
@@ -27,9 +30,9 @@ from kohya_bucket.trainers.door.ranks import (
     wait_for_ranks,
     warn_once,
 )
-from kohya_bucket.trainers.sdscripts.caching.session import arrays_in, replaced, shared_by, temporary_folder
+from kohya_bucket.trainers.sdscripts.caching.session import replaced, shared_by, temporary_folder
 from kohya_bucket.trainers.sdscripts.npz.names import refuse_too_long
-from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, text_marks, write_text_npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, place_text_npz, text_marks
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.trainers.sdscripts.wording import say_recached
 
@@ -55,17 +58,36 @@ def cache_text_outputs(
             "--skip_cache_check: cached text-encoder outputs are trained without a look at them, also of captions "
             "that were edited since, of other text encoders, or cut off"
         )
-    session = TextSession(dataset, strategy, Encoding(encoders_hash(models), tokens_of(tokenizing)))
-    with replaced(strategy, session.methods()):
-        original(dataset, models, accelerator)
+    encoding = Encoding(encoders_hash(models), tokens_of(tokenizing))
+    with temporary_folder() as folder:
+        session = TextSession(dataset, strategy, encoding, folder)
+        writer = Background(session.put_in_place)
+        try:
+            with replaced(strategy, session.methods(writer.put)):
+                original(dataset, models, accelerator)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to report
+                writer.close()
+            raise
+        writer.close()
     wait_for_ranks()
     ahead.there.update(session.captions)
     ahead.encoded += len(session.saved)
     say_recached(session.reasons)
 
 
+class Made(NamedTuple):
+    """Outputs as the strategy saved them, in `file`, and the path that they are to get."""
+
+    path: str
+    file: Path
+
+
 class TextSession:
     """One caching call.
+
+    Args:
+        folder: for files that are not in their places yet.
 
     Attributes:
         captions: by file.
@@ -73,13 +95,14 @@ class TextSession:
         saved: the files that this process has written.
     """
 
-    def __init__(self, dataset: Dataset, strategy: TextStrategy, encoding: Encoding) -> None:
-        self.strategy, self.encoding = strategy, encoding
+    def __init__(self, dataset: Dataset, strategy: TextStrategy, encoding: Encoding, folder: Path) -> None:
+        self.strategy, self.encoding, self._folder = strategy, encoding, folder
         self.captions: dict[str, Caption] = {}
         self.reasons: dict[str, list[StaleReason]] = {}
         self.saved: set[str] = set()
         self._accepts = strategy.is_disk_cached_outputs_expected
         self._encode_and_save = strategy.cache_batch_outputs
+        self._numbers = itertools.count()
         self._paths: dict[str, str] = {}
         taken = shared_by(strategy).captions
         records: list[ImageRecord] = list(dataset.image_data.values())
@@ -90,35 +113,38 @@ class TextSession:
             self.captions[path] = caption
         refuse_too_long(self._paths.items(), "leave --cache_text_encoder_outputs_to_disk out")
 
-    def methods(self) -> dict[str, Callable[..., Any]]:
-        """Replacements for the strategy's methods, by name."""
+    def methods(self, put: Callable[[list[Made]], None]) -> dict[str, Callable[..., Any]]:
+        """Replacements for the strategy's methods, by name; `put` takes the files of a batch."""
         return {
             "get_outputs_npz_path": self._paths.__getitem__,
             "is_disk_cached_outputs_expected": self._is_expected,
-            "cache_batch_outputs": self._cache_batch,
+            "cache_batch_outputs": lambda *arguments: put(self._encode_batch(*arguments)),
         }
 
-    def _cache_batch(self, *arguments: Any) -> None:
-        """The strategy saves a batch into a folder of its own; from there each file is put in place whole.
-
-        That is not waited for: what a power failure cuts off shows when every byte is read.
-        """
+    def _encode_batch(self, *arguments: Any) -> list[Made]:
+        """The strategy saves a batch into a folder of its own."""
         infos: Sequence[Any] = arguments[-1]
-        paths = [info.text_encoder_outputs_npz for info in infos]
-        with temporary_folder() as folder:
-            made = [folder / f"{number}.npz" for number in range(len(infos))]
-            try:
-                for info, file in zip(infos, made, strict=True):
-                    info.text_encoder_outputs_npz = str(file)
-                self._encode_and_save(*arguments)
-            finally:
-                for info, path in zip(infos, paths, strict=True):
-                    info.text_encoder_outputs_npz = path
-            for path, file in zip(paths, made, strict=True):
-                if arrays := arrays_in(file):  # else it is saved elsewhere, in a way of the strategy's own
-                    marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
-                    write_text_npz(Path(path), {**arrays, **marks}, sync=False)
-                    self.saved.add(path)
+        batch = [Made(info.text_encoder_outputs_npz, self._folder / f"{next(self._numbers)}.npz") for info in infos]
+        try:
+            for info, made in zip(infos, batch, strict=True):
+                info.text_encoder_outputs_npz = str(made.file)
+            self._encode_and_save(*arguments)
+        finally:
+            for info, made in zip(infos, batch, strict=True):
+                info.text_encoder_outputs_npz = made.path
+        return batch
+
+    def put_in_place(self, batch: Iterable[Made]) -> None:
+        """From there each file is put in place whole, while the next batch is encoded.
+
+        Nothing is synced: what a power failure cuts off shows when every byte is read.
+        """
+        for path, file in batch:
+            if file.exists():  # else it is saved elsewhere, in a way of the strategy's own
+                marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
+                place_text_npz(Path(path), file, marks)
+                file.unlink()
+                self.saved.add(path)
 
     def _is_expected(self, path: str) -> bool:
         if not os.path.exists(path):  # noqa: PTH110

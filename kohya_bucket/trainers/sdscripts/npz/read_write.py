@@ -212,10 +212,12 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], *, instead_of: Iterabl
     _rewrite(path, lambda _: (gone, arrays), sync=sync)
 
 
-def _rewrite(path: Path, plan: Plan, *, sync: bool) -> None:
+def _rewrite(path: Path, plan: Plan, *, made: bytes = b"", sync: bool) -> None:
+    """As `plan` says, behind what is in the npz `made`."""
+
     def change(content: bytes | None) -> bytes:
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w") as new, _opened(path, content) as there:
+        out = io.BytesIO(made)
+        with zipfile.ZipFile(out, "a") as new, _opened(path, content) as there:
             renamed, arrays = plan(there)
             if there is not None:
                 there.copy_to(new, content or b"", renamed)
@@ -529,6 +531,18 @@ _OURS = re.compile(rf"(({'|'.join(_PARTS)})(_\d+x\d+)?|{'|'.join(sorted({*TEXT_A
 def write_text_npz(path: Path, arrays: Mapping[str, Array], *, sync: bool = True) -> None:
     """Outputs of one caption in place of those that the file has; as `write_arrays`."""
     write_arrays(path, arrays, instead_of=(*TEXT_ARRAYS, *MARKS, DROPOUT_KEY), sync=sync)
+
+
+def place_text_npz(path: Path, made: Path, marks: Mapping[str, Array]) -> None:
+    """A whole npz of one caption's outputs, and `marks`, in place of those that the file has; nothing is synced.
+
+    Raises:
+        LatentStoreError: as `write_arrays`.
+    """
+    content = made.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        replaced = [*archive.namelist(), *(f"{name}.npy" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY))]
+    _rewrite(path, lambda _: (dict.fromkeys(replaced, ""), marks), made=content, sync=False)
 
 
 def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "") -> dict[str, npt.NDArray[np.uint8]]:

@@ -193,6 +193,11 @@ def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
     put(path, 3, arch)
     put(path, 3, arch)
     write_text_npz(path, {"t5_out": np.zeros((2, 3), np.float32)})
+    np.savez(tmp_path / "made.npz", t5_out=np.ones(3, np.float32))
+    npz.place_text_npz(path, tmp_path / "made.npz", npz.text_marks("a cat"))
+    with np.load(path) as outputs:
+        assert np.array_equal(outputs["t5_out"], np.ones(3))
+        assert outputs[npz.CAPTION_KEY].tobytes() == b"a cat"
     assert holds(path, 3, arch)
     after = raw_members(path.read_bytes())
     assert {name: after.get(name) for name in raw_members(theirs)} == raw_members(theirs)
