@@ -46,6 +46,11 @@ class Demand:
             return np.bincount(self.bucket, minlength=self.n_buckets).astype(np.int64)
         return np.bincount(self.bucket, weights=self.times, minlength=self.n_buckets).astype(np.int64)
 
+    @property
+    def trainings(self) -> int:
+        """Trainings asked in all."""
+        return len(self.image) if self.times is None else int(self.times.sum())
+
     def all_times(self) -> npt.NDArray[np.int64]:
         """[M] times, also where they are once each."""
         return np.ones(len(self.image), dtype=np.int64) if self.times is None else self.times

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.plan import EpochPlan
+from kohya_bucket.planning.plan import EpochPlan, item_costs, rank_costs
 
 Costs = npt.NDArray[np.float64]
 
@@ -36,20 +35,9 @@ def lost_share(costs: npt.ArrayLike, trained: float) -> float:
     return 1 - trained / longest if longest else 0.0
 
 
-def rank_costs(plan: EpochPlan) -> Costs:
-    """[S, W] what each rank of a plan spends in each step, by the costs that it was made with.
-
-    Raises:
-        PlanError: the plan knows neither tokens nor sizes.
-    """
-    each = _item_costs(plan)
-    columns = [plan.rank_lengths(r) * each[plan.rank_buckets(r)] for r in range(plan.world_size)]
-    return np.stack(columns, axis=1)
-
-
 def trained_cost(plan: EpochPlan) -> float:
     """Cost of what a plan trains, without the repeats that fill ranks."""
-    each, one = _item_costs(plan), plan.bucket_of_step >= 0
+    each, one = item_costs(plan), plan.bucket_of_step >= 0
     rows = -1 - plan.bucket_of_step[~one]
     mixed = plan.mixed.length[rows] * each[plan.mixed.bucket[rows]]
     return float((plan.length[one] * each[plan.bucket_of_step[one]]).sum()) + float(mixed.sum())
@@ -71,12 +59,6 @@ def dealt_costs(plan: EpochPlan, world_size: int, seed: int = 0) -> Costs:
     np.random.RandomState(seed & 0xFFFFFFFF).shuffle(order)
     steps = -(-len(costs) // world_size)
     return np.resize(costs[order], steps * world_size).reshape(steps, world_size)
-
-
-def _item_costs(plan: EpochPlan) -> Costs:
-    if plan.item_costs is None:
-        raise PlanError("the plan was made without bucket_sizes and bucket_tokens: costs depend on them")
-    return plan.item_costs
 
 
 def idle_share_of(plan: EpochPlan) -> float:

@@ -332,3 +332,25 @@ class EpochPlan:
             rows = -1 - self.bucket_of_step[steps][at]
             offset[at], images[at] = self.mixed.offset[rows, rank], self.mixed.images[rows, rank]
         return self.start[steps] + offset, images
+
+
+def item_costs(plan: EpochPlan) -> npt.NDArray[np.float64]:
+    """[K] what an image of each bucket costs.
+
+    Raises:
+        PlanError: the plan knows neither tokens nor sizes.
+    """
+    if plan.item_costs is None:
+        raise PlanError("the plan was made without bucket_sizes and bucket_tokens: costs depend on them")
+    return plan.item_costs
+
+
+def rank_costs(plan: EpochPlan) -> npt.NDArray[np.float64]:
+    """[S, W] what each rank of a plan spends in each step, by the costs that it was made with.
+
+    Raises:
+        PlanError: the plan knows neither tokens nor sizes.
+    """
+    each = item_costs(plan)
+    columns = [plan.rank_lengths(r) * each[plan.rank_buckets(r)] for r in range(plan.world_size)]
+    return np.stack(columns, axis=1)

@@ -13,20 +13,16 @@ from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning.batch_sizes import as_global_batch, count_buckets, one_or_all, per_rank_batches
-from kohya_bucket.planning.batches import cut_batches, separate_repeats, split_batches
-from kohya_bucket.planning.demand import Demand, sequence_items, smallest_ids
+from kohya_bucket.planning.demand import Demand, smallest_ids
 from kohya_bucket.planning.demand_model import DemandModel, as_bucket_ids
-from kohya_bucket.planning.equal_cost import equal_cost, step_count
+from kohya_bucket.planning.equal_cost import step_count
 from kohya_bucket.planning.fingerprint import fingerprint_of
-from kohya_bucket.planning.idle import rank_costs
 from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.options import PlanOptions, known_options
-from kohya_bucket.planning.orders import with_largest_first
-from kohya_bucket.planning.plan import EpochPlan, MixedSteps
-from kohya_bucket.planning.remainders import KEEP, apply_policies
+from kohya_bucket.planning.plan import EpochPlan
 from kohya_bucket.planning.resume import EpochPosition
-from kohya_bucket.planning.stream import Purpose, stream
-from kohya_bucket.planning.windows import Windows, checked_shards
+from kohya_bucket.planning.stages import Draft, planned, settled
+from kohya_bucket.planning.windows import checked_shards
 from kohya_bucket.texts import counted
 
 
@@ -144,14 +140,14 @@ class EpochPlanner:
     def _plan(self, seed: int, epoch: int, done: Sequence[Done]) -> EpochPlan:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
         stages = [self._stage(part) for part in done] + [(self.global_batch, self.world_size, 0)]
-        plan = self._arranged(asked.demand, asked.demand, stages[0][0], stages[0][1], seed, epoch, 0)
+        plan = self._planned(asked.demand, asked.demand, stages[0][0], stages[0][1], seed, epoch, 0)
         plan = plan.with_ledger(asked.total, [ledger_rows(asked.unplaced, -1, -1, -1, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
         for global_batch, ranks, steps in stages:
             if ranks != plan.world_size or not np.array_equal(global_batch, plan.global_batch):
                 part += 1
                 left = untrained(plan, self.n_buckets, moved)
-                rest = self._arranged(left, asked.demand, global_batch, ranks, seed, epoch, part)
+                rest = self._planned(left, asked.demand, global_batch, ranks, seed, epoch, part)
                 plan, moved = replace(rest, first_step=plan.first_step), rest.ledger_rows
             plan = plan.after(steps)
         return plan
@@ -186,12 +182,16 @@ class EpochPlanner:
         """
         if not self.options.equal_epochs:
             raise PlanError("moves are only known for all epochs with equal_epochs=True")
-        found: set[tuple[int, int]] = set()
+        moves: set[tuple[int, int]] = set()
         for epoch in self.epochs:
             demand = self.demand_model.for_epoch(0, epoch).demand
-            for rows in self._remainder(demand, demand, self.full_batch, 0, epoch, 0)[1]:
-                found.update(rows[["bucket", "to_bucket"]].tolist())
-        return sorted(pair for pair in found if pair[0] != pair[1])
+            for rows in self._settled(demand, self.full_batch, 0, epoch)[1]:
+                moves.update(rows[["bucket", "to_bucket"]].tolist())
+        return sorted(pair for pair in moves if pair[0] != pair[1])
+
+    def _settled(self, demand: Demand, full_batch: _GlobalBatch, seed: int, epoch: int) -> tuple[Demand, list[Rows]]:
+        context = replace(self._context, global_batch=full_batch, seed=seed, epoch=epoch)
+        return settled(self.options, context, demand, demand, 0)
 
     def steps_alone(self) -> list[int]:
         """Steps of each of `epochs` by itself; with `equal_epochs` the shorter ones split batches to have the most."""
@@ -208,7 +208,7 @@ class EpochPlanner:
             steps, trainings = [], []
             for epoch in self.epochs:
                 demand = self.demand_model.for_epoch(seed, epoch).demand
-                counts = self._remainder(demand, demand, global_batch // group, seed, epoch, 0)[0].per_bucket()
+                counts = self._settled(demand, global_batch // group, seed, epoch)[0].per_bucket()
                 steps.append(step_count(counts, global_batch, group))
                 trainings.append(int(counts.sum()))
             for stage, (own, count) in enumerate(zip(steps, trainings, strict=True)):
@@ -221,76 +221,24 @@ class EpochPlanner:
             self._alone[key] = steps
         return self._alone[key]
 
-    def _remainder(
-        self, demand: Demand, whole: Demand, full: _GlobalBatch, seed: int, epoch: int, part: int
-    ) -> tuple[Demand, list[Rows]]:
-        # What is left of an epoch trains where it was asked: caches that hold the moves of whole epochs need not hold
-        # those for every step at which a run may stop.
-        policies = tuple(KEEP if part and policy.moves_images else policy for policy in self.options.policies)
-        context = replace(self._context, global_batch=full, seed=seed, epoch=epoch)
-        return apply_policies(policies, demand, whole, context)
-
-    def _arranged(
-        self, demand: Demand, whole: Demand, global_batch: _GlobalBatch, ranks: int, seed: int, epoch: int, part: int
-    ) -> EpochPlan:
-        asked = len(demand.image) if demand.times is None else int(demand.times.sum())
-        options, order = self.options, self.options.arrangement
-        windows = None  # which shards are open together
-        if self._shards is not None:
-            rng = stream(Purpose.SHARDS, seed, epoch, part)
-            windows = Windows.of(self._shards, demand, global_batch, options.open_shards, options.nodes, rng)
-        # Leave out, repeat or move images, so that batches are full.
-        full = global_batch // ranks if options.by_cost else global_batch
-        demand, changes = self._remainder(demand, whole, full, seed, epoch, part)
-        parts, rng = None if windows is None else windows.parts, stream(Purpose.IMAGES, seed, epoch, part)
-        shuffle = order.shuffles and (windows is None or windows.nodes == 1)  # else they are when they are dealt out
-        # Cut the images of each bucket into global batches; where buckets meet in a step, cut them again.
-        items, counts = sequence_items(demand, rng, shuffle=shuffle, parts=parts)
-        layout = cut = cut_batches(counts, global_batch)
-        longest = self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0
-        rng, met = stream(Purpose.STEPS, seed, epoch, part), None
-        costs = np.ones(self.n_buckets) if options.item_costs is None else options.item_costs
-        if options.by_cost:
-            met = equal_cost(cut, global_batch, ranks, costs, rng if order.shuffles else None, longest)
-            layout = met.layout
-        else:
-            layout = cut = split_batches(cut, longest)
-        # Order the steps: by the option, then by the turn of their shards, and an image's repeats apart.
-        groups, turn = (layout, None) if windows is None else windows.grouped(items, layout, rng)
-        steps = order.arrange(groups, rng, options.run_length)
-        if turn is not None:
-            steps = steps[np.argsort(turn[steps], kind="stable")]
-        if order.shuffles and demand.times is not None:
-            separate_repeats(items, cut if windows is None else groups, rng)
-        plan = EpochPlan(
-            world_size=ranks,
-            global_batch=global_batch,
-            accumulate=options.accumulate,
+    def _planned(
+        self, asked: Demand, epoch_asked: Demand, global_batch: _GlobalBatch, ranks: int, seed: int, epoch: int,
+        part: int,
+    ) -> EpochPlan:  # fmt: skip
+        draft = Draft(
+            options=self.options,
+            context=self._context,
             seed=seed,
             epoch=epoch,
-            images=self.fingerprint["images"],
+            part=part,
+            ranks=ranks,
+            global_batch=global_batch,
             asked=asked,
-            items=items if met is None else items[met.take],
-            start=layout.start[steps],
-            length=layout.length[steps],
-            bucket_of_step=layout.bucket[steps] if met is None else met.numbered(steps),
-            moves=self.demand_model.several_buckets or any((rows["delta"] == 0).any() for rows in changes),
-            fingerprint={**self.fingerprint, "seed": seed, "epoch": epoch},
-            bucket_sizes=options.sizes,
-            item_costs=options.item_costs,
-            mixed=MixedSteps() if met is None else met.mixed,
+            epoch_asked=epoch_asked,
+            shards=self._shards,
+            least_steps=self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0,
         )
-        if options.largest_first:
-            if options.by_cost:
-                buckets = np.stack([plan.rank_buckets(rank) for rank in range(ranks)], axis=1)
-                cost = rank_costs(plan)
-            else:  # a saved position does not know the ranks, so a step counts as a whole
-                buckets, cost = plan.bucket_of_step[:, None], (plan.length * costs[plan.bucket_of_step])[:, None]
-            first = with_largest_first(buckets, cost)
-            plan = replace(
-                plan, start=plan.start[first], length=plan.length[first], bucket_of_step=plan.bucket_of_step[first]
-            )
-        return plan.with_ledger(asked, changes)
+        return planned(draft, self.fingerprint, moves=self.demand_model.several_buckets)
 
 
 def untrained(plan: EpochPlan, n_buckets: int, changes: Rows) -> Demand:

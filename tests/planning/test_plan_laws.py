@@ -10,8 +10,8 @@ from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_ep
 
 from kohya_bucket import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason
-from kohya_bucket.planning.idle import rank_costs
 from kohya_bucket.planning.options import STEP_SHAPES
+from kohya_bucket.planning.plan import rank_costs
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 any_order = st.sampled_from(list(ORDERS))

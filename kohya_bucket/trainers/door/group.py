@@ -18,9 +18,9 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlanner
 from kohya_bucket.planning.fingerprint import digest_of
-from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of, rank_costs
+from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.options import EpochOptions
-from kohya_bucket.planning.plan import BucketCounts, EpochPlan
+from kohya_bucket.planning.plan import BucketCounts, EpochPlan, rank_costs
 from kohya_bucket.planning.planner import never_full, never_trained
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.options import AdapterOptions
