@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from kohya_bucket.inputs import OddFileError
-
 
 class KohyaBucketError(ValueError):
     """Base of every error that is caused by input, not by a defect in this package.
@@ -94,6 +92,14 @@ class StorageError(KohyaBucketError):
 
 class UnreadableError(KohyaBucketError):
     """A file that is there and cannot be read now: nothing is known of what is in it, and whatever needs that ends."""
+
+
+class OddFileError(OSError):
+    """Something other than a file in the place of one: `strerror` says what."""
+
+
+class TooLongError(OddFileError):
+    """A file that is longer than one of its kind can be."""
 
 
 class FileChangedError(KohyaBucketError):

@@ -10,6 +10,8 @@ import io
 import os
 import stat
 
+from kohya_bucket.errors import OddFileError, TooLongError
+
 MAX_CAPTION_BYTES = 1 << 20
 MAX_CONFIG_BYTES = 1 << 26
 MAX_TABLE_BYTES = 1 << 30
@@ -20,14 +22,6 @@ READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0
 _SMALL = 1 << 16
 
 Name = str | os.PathLike[str]
-
-
-class OddFileError(OSError):
-    """Something other than a file in the place of one: `strerror` says what."""
-
-
-class TooLongError(OddFileError):
-    """A file that is longer than one of its kind can be."""
 
 
 def open_input(path: Name) -> io.BufferedReader:

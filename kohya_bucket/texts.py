@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
-from kohya_bucket.inputs import MAX_CONFIG_BYTES, OddFileError, TooLongError, read_input
+from kohya_bucket.errors import ConfigError, OddFileError, TooLongError
+from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
 
 _MAX_DEPTH = 64
 _WANT = "a regular file is read here"

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, total_ordering
 
 import numpy as np
+import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, size_keys, sizes_of_keys
 from kohya_bucket.errors import InvalidBucketError
 
 _MAX = 2**31 - 1
@@ -188,3 +189,29 @@ class BucketSet:
 
     def sorted_by_aspect_ratio(self) -> tuple[Bucket, ...]:
         return tuple(sorted(self.buckets, key=lambda b: b.aspect_ratio))
+
+
+_TABLE_CELLS = 1 << 22
+
+
+def distinct_sizes(
+    bucket_sizes: IntArray, placed: npt.NDArray[np.bool_], unit: int
+) -> tuple[BucketSet | None, IntArray]:
+    """The sizes that occur, sorted by (width, height), and each row's position among them; -1 where not `placed`.
+
+    Every placed size is a multiple of `unit`; knowing it only saves time.
+    """
+    index = np.full(len(placed), -1, dtype=np.int32)
+    if not placed.any():
+        return None, index
+    columns, rows = (int(side.max()) // unit + 1 for side in bucket_sizes.T)
+    if columns * rows > _TABLE_CELLS + 4 * len(placed):
+        keys, index[placed] = np.unique(size_keys(bucket_sizes)[placed], return_inverse=True)
+        return BucketSet.from_dims(sizes_of_keys(keys).tolist()), index
+    # A table over all sizes takes a fraction of the time of that sort. Its cell 0 stands for "no bucket".
+    cells = (bucket_sizes[:, 0] // unit * rows + bucket_sizes[:, 1] // unit) * placed
+    position = np.full(columns * rows, -1, dtype=np.int32)
+    position[cells[placed]] = 0
+    occur = np.flatnonzero(position == 0)
+    position[occur] = np.arange(len(occur))
+    return BucketSet.from_dims((np.stack([occur // rows, occur % rows], axis=1) * unit).tolist()), position[cells]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import geometry
-from kohya_bucket.buckets.arrays import distinct_sizes, for_chunks
-from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.arrays import for_chunks
+from kohya_bucket.buckets.bucket import Bucket, BucketSet, distinct_sizes
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.errors import KohyaBucketError

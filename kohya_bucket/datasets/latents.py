@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from kohya_bucket.buckets.arrays import distinct_sizes
-from kohya_bucket.buckets.bucket import Bucket, BucketSet
+from kohya_bucket.buckets.bucket import Bucket, BucketSet, distinct_sizes
 from kohya_bucket.checks import as_flag, refuse_other
 from kohya_bucket.datasets.agreement import world
 from kohya_bucket.datasets.items import Item, register_bucket_collation

@@ -16,7 +16,6 @@ from kohya_bucket.checks import array_of, as_flag, integer, one_of, opened_by_nu
 from kohya_bucket.datasets.agreement import agree_on, given_rank, refuse_another_deal, world
 from kohya_bucket.datasets.planned_index import rank_indices
 from kohya_bucket.errors import PlanError
-from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.planning import (
     ORDERS,
     REMAINDERS,
@@ -50,8 +49,8 @@ def with_shards(options: dict[str, Any], dataset: Any) -> dict[str, Any]:
         return options
     for holder in (dataset, getattr(dataset, "source", None)):
         if (shards := getattr(holder, "shards", None)) is not None:
-            if isinstance(store := getattr(holder, "store", None), LatentStore):
-                store.keep_shards(options.get("open_shards", PlanOptions.open_shards))
+            if keep_shards := getattr(getattr(holder, "store", None), "keep_shards", None):
+                keep_shards(options.get("open_shards", PlanOptions.open_shards))
             return {**options, "shards": shards}
     return options
 

@@ -45,7 +45,7 @@ class TokenGrid:
 
     @property
     def token_cost(self) -> tuple[float, float]:
-        """(a, b) of its cost in tokens: see `kohya_bucket.planning.costs`."""
+        """(a, b) of its cost in tokens: see `kohya_bucket.planning.batch_sizes`."""
         return 1.0, 1 / (6 * self.width)
 
 

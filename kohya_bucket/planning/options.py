@@ -16,8 +16,7 @@ from kohya_bucket.buckets.sizes import IntArray, as_sizes
 from kohya_bucket.checks import array_of, flag, known_keyword, whole_number
 from kohya_bucket.errors import PlanError
 from kohya_bucket.options import choice, option, read_value, share, weights, without_effect
-from kohya_bucket.planning.batch_sizes import Budget
-from kohya_bucket.planning.costs import as_tokens, cost_of, pixels_of
+from kohya_bucket.planning.batch_sizes import Budget, as_tokens, cost_of, pixels_of
 from kohya_bucket.planning.orders import ORDERS, Order
 from kohya_bucket.planning.remainders import REMAINDERS, RemainderContext, RemainderPolicy, policies_of
 from kohya_bucket.planning.resolutions import RESOLUTION_MODES, ResolutionMode

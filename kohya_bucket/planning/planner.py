@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,10 @@ from kohya_bucket.planning.fingerprint import fingerprint_of
 from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.options import PlanOptions, known_options
 from kohya_bucket.planning.plan import EpochPlan
-from kohya_bucket.planning.resume import EpochPosition
 from kohya_bucket.planning.stages import Draft, planned, settled
-from kohya_bucket.planning.windows import checked_shards
-from kohya_bucket.texts import counted
+
+if TYPE_CHECKING:
+    from kohya_bucket.planning.resume import EpochPosition
 
 
 def plan_epoch(
@@ -111,6 +111,8 @@ class EpochPlanner:
             )
         self._shards: npt.NDArray[np.int32] | None = None
         if chosen.arrangement.uses_shards and chosen.shards is not None:
+            from kohya_bucket.planning.windows import checked_shards
+
             self._shards = checked_shards(chosen.shards, len(ids))
         self.demand_model = DemandModel(ids, self.n_buckets, chosen)
         epochs = self.demand_model.distinct_epochs() if chosen.equal_epochs else range(1)
@@ -214,9 +216,9 @@ class EpochPlanner:
             for stage, (own, count) in enumerate(zip(steps, trainings, strict=True)):
                 if self.options.stages is not None and self.options.equal_epochs and own < max(steps) > count // ranks:
                     raise PlanError(
-                        f"an epoch of stage {stage + 1} trains {counted(count, 'image')}, too few for the {max(steps)} "
-                        f"steps that one of another stage has on {counted(ranks, 'rank')}: raise the repeats of its "
-                        "images, or the batch size of the others"
+                        f"stage {stage + 1} trains too few images in an epoch ({count}) for the {max(steps)} steps of "
+                        f"another stage (ranks: {ranks}): raise the repeats of its images, or the batch size of the "
+                        "others"
                     )
             self._alone[key] = steps
         return self._alone[key]

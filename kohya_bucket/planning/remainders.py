@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import PlanError
-from kohya_bucket.planning.costs import pixels_of
+from kohya_bucket.planning.batch_sizes import pixels_of
 from kohya_bucket.planning.demand import Demand
 from kohya_bucket.planning.ledger import LedgerReason, Rows, ledger_rows
 from kohya_bucket.planning.stream import Purpose, stream

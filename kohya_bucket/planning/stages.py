@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,9 @@ from kohya_bucket.planning.orders import with_largest_first
 from kohya_bucket.planning.plan import EpochPlan, MixedSteps, rank_costs
 from kohya_bucket.planning.remainders import KEEP, RemainderContext, apply_policies
 from kohya_bucket.planning.stream import Purpose, stream
-from kohya_bucket.planning.windows import Windows
+
+if TYPE_CHECKING:
+    from kohya_bucket.planning.windows import Windows
 
 
 @dataclass(kw_only=True)
@@ -118,6 +120,8 @@ def settled(
 def _open_windows(draft: Draft) -> None:
     """Decide which shards are open together: a shard is read in one window, and no other."""
     if draft.shards is not None:
+        from kohya_bucket.planning.windows import Windows
+
         rng = stream(Purpose.SHARDS, draft.seed, draft.epoch, draft.part)
         options = draft.options
         draft.windows = Windows.of(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kohya_bucket.buckets.arrays import distinct_sizes
+from kohya_bucket.buckets.bucket import distinct_sizes
 
 
 @pytest.mark.long

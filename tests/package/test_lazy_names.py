@@ -63,3 +63,28 @@ def test_what_is_not_imported(code: str, absent: tuple[str, ...]) -> None:
     folder = Path(str(kohya_bucket.__file__)).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "others"),
+    [
+        ("KohyaBuckets", 20, {"numpy"}),
+        ("plan_epoch", 25, {"numpy"}),
+        ("BucketBatchSampler", 30, {"numpy", "torch"}),
+    ],
+)
+def test_the_core_stands_alone(name: str, most: int, others: set[str]) -> None:
+    """Of this package it loads few files, and of all others numpy (and torch) alone."""
+    if "torch" in others:
+        pytest.importorskip("torch")
+    known = ["numpy", "torch", "PIL", "toml", "typer", "rich", "pyarrow", "yaml"]
+    code = (
+        f"import sys; from kohya_bucket import {name}; "
+        f"print(sum(module.partition('.')[0] == 'kohya_bucket' for module in sys.modules), "
+        f"*[other for other in {known} if other in sys.modules])"
+    )
+    folder = Path(str(kohya_bucket.__file__)).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True)
+    files, *loaded = done.stdout.split()
+    assert int(files) <= most
+    assert set(loaded) == others

@@ -316,9 +316,9 @@ def test_stages_go_on_in_the_middle_of_one_on_another_number_of_ranks() -> None:
         ),
         ({"stages": [-1] * 8}, "a whole number from 0 to 1"),
         ({"stages": [2] * 8}, "a whole number from 0 to 1"),
-        ({"stages": [0] * 8}, "an epoch of stage 2 trains 0 images, too few for the 4 steps"),
+        ({"stages": [0] * 8}, r"stage 2 trains too few images in an epoch \(0\) for the 4 steps"),
         ({"stages": [0, 1] * 4, "regularization": np.arange(8) > 5}, "stages is set with regularization"),
-        ({"stages": [0] + [1] * 7}, "an epoch of stage 1 trains 1 image, too few for the 4 steps that one of another"),
+        ({"stages": [0] + [1] * 7}, r"stage 1 trains too few images in an epoch \(1\) for the 4 steps of another"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(options, message) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
-from kohya_bucket.buckets.families import family_named
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
 from kohya_bucket.buckets.no_upscale import corrected_without_upscaling, without_upscaling
 from kohya_bucket.buckets.rule import Assignment, RuleBase
@@ -123,6 +122,8 @@ class KohyaBuckets(RuleBase):
         Raises:
             ConfigError: there is no such family, with the nearest.
         """
+        from kohya_bucket.buckets.families import family_named
+
         usual = family_named(arch)
         return cls(usual.resolution, usual.min_size, usual.max_size, usual.reso_steps).changed(**changed)
 

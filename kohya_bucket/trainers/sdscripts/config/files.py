@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import path_meant, quoted
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, TooLongError
 from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, ScanTask
-from kohya_bucket.inputs import MAX_CAPTION_BYTES, TooLongError, read_small
+from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_small
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, check_ignored, fix_command, without_other_forms
 from kohya_bucket.trainers.door.sizes import scan_sizes
