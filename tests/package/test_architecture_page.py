@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "ARCHITECTURE.md"
 ROOMS = (
     "buckets", "images", "planning", "latents", "datasets", "trainers/door", "trainers/sdscripts", "trainers/musubi",
     "cli", "reports", "originals",
