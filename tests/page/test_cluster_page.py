@@ -1,4 +1,4 @@
-"""The walk in docs/cluster.md, as it stands there: encoded on Ray, trained on two nodes, gone on with on one."""
+"""The walk in docs/scale.md, as it stands there: encoded on Ray, trained on two nodes, gone on with on one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.latents.stub_encoders import make_images  # noqa: E402
 from tests.object_storage import Request, s3_server  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"<!-- (?:commands|file): (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL))
 SHAPES, SHARES = [(100, 60), (60, 100), (64, 64)], [0.5, 0.3, 0.2]
 IMAGES, GLOBAL_BATCH, SAVE_EVERY = 72, 8, 4
