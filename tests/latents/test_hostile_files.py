@@ -44,7 +44,7 @@ from tests.latents.text_outputs import fill_texts
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-FEW, MANY = 5, int(os.environ.get("KOHYA_BUCKET_SEEDS", "30"))  # docs/reliability.md has counts of 1500
+FEW, MANY = 5, int(os.environ.get("KOHYA_BUCKET_SEEDS", "30"))
 ARCH = replace(ARCHITECTURES["sd"])
 BUCKET = (64, 32)
 

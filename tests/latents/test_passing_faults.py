@@ -19,7 +19,7 @@ from tests.faults import PASSING, Faults  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
 from tests.thinned import one_in  # noqa: E402
 
-SEEDS = int(os.environ.get("KOHYA_BUCKET_SEEDS", "12"))  # of each command; docs/reliability.md has counts of more
+SEEDS = int(os.environ.get("KOHYA_BUCKET_SEEDS", "12"))  # of each command
 
 
 def items(root):
