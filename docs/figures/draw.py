@@ -1,4 +1,4 @@
-"""Draws the figures of docs/rules.md and docs/epochs.md into this folder: python docs/figures/draw.py"""
+"""Draws the figures of docs/rules.md into this folder: python docs/figures/draw.py"""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def figures() -> dict[str, Drawing]:
 
 
 def example_runs(gpus: int) -> list[Compared]:
-    """What loaders make of the 200 pictures of docs/epochs.md."""
+    """What loaders make of the 200 pictures of docs/rules.md."""
     rng = np.random.default_rng(7)
     formats = [(3000, 2000), (2000, 3000), (4000, 3000), (1920, 1080), (1080, 1920), (1024, 1024), (1080, 1350)]
     aspect = np.exp(rng.normal(0, 0.3, 80))[:, None]
