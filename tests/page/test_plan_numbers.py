@@ -28,24 +28,17 @@ def test_ranks() -> None:
 def test_remainders() -> None:
     table = rows("planning.md", "`(?:keep|pad|drop|merge|catch_all)`")
     assert len(table) == 5
-    for remainder, steps, trained, _, ledger in table:
+    for remainder, steps, trained, not_full, ledger in table:
         plan = plan_epoch(IDS, 8, bucket_sizes=SIZES, remainder=remainder.strip("`"))
         assert [steps, trained, f"1,203 images, {ledger}"] == [str(plan.steps), f"{plan.samples:,}", str(plan.ledger())]
+        assert int(not_full) == sum(len(plan.indices(step, 0)) < 8 for step in range(plan.steps))
 
 
-def test_the_tutorial_for_several_gpus(command_line, tmp_path, monkeypatch) -> None:
-    text = (DOCS / "tutorial-gpus.md").read_text(encoding="utf-8")
-    batches = re.search(r"num batches per epoch .*: (\d+)", text)[1]
-    images, missed, repeated = re.search(r"epoch 1: (\d+) images, (\d+) missed, (\d+) repeated", text).groups()
-    config = tmp_path / "c.toml"
+def test_one_shape_a_step(command_line, tmp_path, monkeypatch) -> None:
+    text = " ".join((DOCS / "planning.md").read_text(encoding="utf-8").split())
+    steps, repeats = re.search(r"takes (\d+) steps on 4 GPUs, with (\d+) repeats", text).groups()
     monkeypatch.chdir(ROOT)
-    subset = "[[datasets.subsets]]\nimage_dir = 'configs/demo_images'\n"
-    config.write_text("[[datasets]]\nresolution = 128\nbatch_size = 2\nenable_bucket = true\nmin_bucket_reso = 64\n"
-                      f"max_bucket_reso = 256\n{subset}", encoding="utf-8")  # fmt: skip
-    _, out, _ = command_line("plan", config, "--gpus", 2)
-    (row,) = [line.split() for line in out.splitlines() if re.match(r" +2 +\d", line)]
-    assert row[:5] == ["2", batches, images, missed, repeated]
-    steps, repeats = re.search(r"takes (\d+)\nsteps on 4 GPUs, with (\d+) repeats", text).groups()
+    config = tmp_path / "c.toml"
     demo = Path("configs/demo.toml").read_text(encoding="utf-8")
     config.write_text(f'[kohya_bucket]\nstep_shapes = "one"\n{demo}', encoding="utf-8")
     _, out, _ = command_line("plan", config, "--gpus", 4)
