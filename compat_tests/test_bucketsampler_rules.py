@@ -216,6 +216,6 @@ def test_as_many_of_its_own_tests_pass_as_the_page_says(tmp_path) -> None:
         text=True, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
     found = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|errors?)", done.stdout)}
-    page = (root / "docs" / "bucketsampler.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "coming-from.md").read_text(encoding="utf-8")
     count, passed = re.search(r"Of the (\d+) tests .*?, (\d+) pass", page).groups()
     assert (found["passed"], sum(found.values())) == (int(passed), int(count)), done.stdout[-5000:]

@@ -1,4 +1,4 @@
-"""diffusers' own DreamBooth scripts (DIFFUSERS_DIR names a checkout) with the lines of `docs/diffusers.md`."""
+"""diffusers' own DreamBooth scripts (DIFFUSERS_DIR names a checkout) with the lines of `docs/coming-from.md`."""
 
 import collections
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "diffusers.md"
+PAGE = HERE.parent / "docs" / "coming-from.md"
 BUCKETS = {(32, 32): 11, (24, 40): 7, (40, 24): 7, (16, 48): 8, (48, 16): 8}  # (height, width): images
 COUNT = sum(BUCKETS.values())
 ONCE = collections.Counter(range(COUNT))

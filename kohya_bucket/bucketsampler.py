@@ -1,7 +1,7 @@
 """The names and arguments of the package bucketsampler: `import kohya_bucket.bucketsampler as bucketsampler`.
 
 What is the same in both is this package's own. What is called or set otherwise there is adapted here, and nowhere else;
-docs/bucketsampler.md says what behaves differently.
+docs/coming-from.md says what behaves differently.
 """
 
 from __future__ import annotations

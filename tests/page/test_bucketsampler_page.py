@@ -1,4 +1,4 @@
-"""Every snippet and command of docs/bucketsampler.md, run as it stands there."""
+"""Every snippet and command of bucketsampler's page, run as it stands in bucketsampler_page.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kohya_bucket.buckets import Bucket, load_from_json, load_from_toml  # noqa:
 from tests.pictures import spoil  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "bucketsampler.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).with_name("bucketsampler_page.md").read_text(encoding="utf-8")
 BLOCKS = {
     (kind, name): text
     for kind, name, text in re.findall(r"<!-- (snippet|commands|file): (\S+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
@@ -68,7 +68,7 @@ def hub(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_snippet(name: str, **given: Any) -> dict[str, Any]:
     names = {"__name__": "snippet", **given}
-    exec(compile(BLOCKS["snippet", name], f"docs/bucketsampler.md#{name}", "exec"), names)
+    exec(compile(BLOCKS["snippet", name], f"bucketsampler_page.md#{name}", "exec"), names)
     return names
 
 
