@@ -1,4 +1,4 @@
-"""Writes docs/reported.md from the tests in tests/reported/: python docs/make_reported.py"""
+"""Writes the tables of docs/troubleshooting.md from the tests in tests/reported/: python docs/make_reported.py"""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ sys.path.insert(0, str(HERE.parent))
 
 from tests.reported.case import Report  # noqa: E402
 
-_HEAD = """# Reported elsewhere, right here
-
-What people reported of trainers and libraries, and what happens with this package. Each row is a test in
-`tests/reported/`, and `python docs/make_reported.py` makes this page from those tests.
-"""
+PAGE = HERE / "troubleshooting.md"
+_HEADING = "## Reported elsewhere\n"
 
 
 def page() -> str:
-    parts = [_HEAD]
+    """The page, with the part behind its last heading made anew."""
+    written = PAGE.read_text(encoding="utf-8")
+    parts = [written[: written.index(_HEADING) + len(_HEADING)], _INTRODUCTION]
     for path in sorted((HERE.parent / "tests" / "reported").glob("test_*.py")):
         module = importlib.import_module(f"tests.reported.{path.stem}")
         reports = [r for test in vars(module).values() if (r := getattr(test, "report", None)) is not None]
         if reports:
-            parts += [f"## {(module.__doc__ or path.stem).splitlines()[0].rstrip('.')}\n", *_table(reports)]
+            parts += [f"### {(module.__doc__ or path.stem).splitlines()[0].rstrip('.')}\n", *_table(reports)]
     return "\n".join(parts)
 
 
+_INTRODUCTION = """What people reported of trainers and libraries, and what happens here. Each row is a test in `tests/reported/`, from which
+`python docs/make_reported.py` makes these tables.
+"""
+
+
 def _table(reports: list[Report]) -> Iterator[str]:
-    yield "| symptom | what the trainer does | what happens here | shown by | reported in |"
-    yield "| --- | --- | --- | --- | --- |"
+    yield "| symptom | the trainer alone | here | shown by |"
+    yield "|---|---|---|---|"
     for report in reports:
-        cells = (
-            report.symptom,
-            report.trainer,
-            f"{report.here} (compared with: {report.origin})",
-            f"`{report.command}`",
-            ", ".join(report.sources) or "measured",
-        )
+        sources = f" ({', '.join(map(_link, report.sources))})" if report.sources else ""
+        cells = (report.symptom + sources, report.trainer, report.here, f"`{report.command}`")
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""
 
 
+def _link(source: str) -> str:
+    repository, number = source.split("#")
+    return f"[{source.split('/')[1]}](https://github.com/{repository}/issues/{number})"
+
+
 if __name__ == "__main__":
-    (HERE / "reported.md").write_text(page(), encoding="utf-8", newline="\n")
+    PAGE.write_text(page(), encoding="utf-8", newline="\n")

@@ -1,4 +1,4 @@
-"""What a test of `tests/reported/` says about the public reports that it carries; docs/reported.md is made of it."""
+"""What a test of `tests/reported/` says about the public reports that it carries; docs/troubleshooting.md is made of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOURCE = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
 @dataclass(frozen=True)
 class Report:
-    """One row of docs/reported.md.
+    """One row of docs/troubleshooting.md.
 
     symptom: in the words that people search for. sources: `owner/repository#number` each, or empty where the case was
     measured and not found reported. trainer: what the trainer does. here: what happens with this package. command: what

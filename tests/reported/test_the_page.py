@@ -11,4 +11,4 @@ def test_the_page_is_made_from_the_tests() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     made = module.page()
-    assert (DOCS / "reported.md").read_text(encoding="utf-8") == made, "run: python docs/make_reported.py"
+    assert (DOCS / "troubleshooting.md").read_text(encoding="utf-8") == made, "run: python docs/make_reported.py"
