@@ -87,7 +87,7 @@ def _before_any(
 
 def run() -> None:
     """Run the command that `sys.argv` names, and exit. A user's mistake is one line and exit code 2."""
-    if _COMPLETE in os.environ:  # asked by a shell; docs/how-to.md has the line that makes it ask
+    if _COMPLETE in os.environ:  # asked by a shell; docs/look.md has the line that makes it ask
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()

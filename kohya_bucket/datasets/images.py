@@ -106,7 +106,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             `kohya_bucket.images.resize.INTERPOLATIONS`.
         decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
             the resized size, and others are shrunk with torch's filter. Sizes, buckets and crops stay; pixels differ a
-            little, see docs/datasets.md.
+            little, see docs/tutorial-loop.md.
         on_bad_image: "leave_out", as said above, or "stop": an image whose pixels cannot be read is an error.
         obey_exif: turn images upright as their EXIF asks; trainers do not, so this is off.
         num_workers: at most this many threads or processes to read headers with; 0: none; None: as measured.

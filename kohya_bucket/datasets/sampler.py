@@ -75,7 +75,7 @@ def buckets_of(dataset: Any) -> npt.NDArray[Any]:
         )
     raise PlanError(
         f"{what}: to train a part of a dataset, give the dataset itself and repeats=, 0 for each image that is left "
-        "out; to join several, make one dataset of all their files (docs/datasets.md, Split and join)"
+        "out; to join several, make one dataset of all their files (docs/tutorial-loop.md, Split and join)"
     )
 
 

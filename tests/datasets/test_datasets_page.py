@@ -1,4 +1,4 @@
-"""What docs/datasets.md shows runs as printed."""
+"""What docs/tutorial-loop.md shows runs as printed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 
 from kohya_bucket import cli
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial-loop.md").read_text(encoding="utf-8")
 
 
-def block(language: str, number: int) -> str:
-    return str(re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[number])
+def block(language: str, word: str) -> str:
+    (found,) = [text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL) if word in text]
+    return str(found)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_sizes(data: Path) -> None:
     names = {"paths": sorted(data.glob("*.jpg"))}
-    exec(compile(block("python", 0), "docs/datasets.md", "exec"), names)
+    exec(compile(block("python", "read_sizes"), "docs/tutorial-loop.md", "exec"), names)
     scan = names["scan"]
     assert scan.sizes.tolist() == [[90, 60], [70, 80], [0, 0]]
     assert [(i, Path(path).name) for i, path, _ in scan.failures] == [(2, "c.jpg")]
@@ -46,7 +47,7 @@ def test_sizes(data: Path) -> None:
 
 def test_commands(data: Path) -> None:
     said = []
-    for line in block("bash", 0).splitlines():
+    for line in block("bash", "cache sizes").splitlines():
         program, *arguments = line.partition("#")[0].split()
         assert program == "kohya-bucket"
         said.append(CliRunner().invoke(cli.app, arguments).stdout)

@@ -161,7 +161,7 @@ def test_files_beside_images_and_those_of_simpletuner(tmp_path) -> None:
 
 def test_the_recipe_for_coco_makes_a_file_that_is_read(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "how-to.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "look.md").read_text(encoding="utf-8")
     (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "instances.json" in code)
     images = [{"id": i, "file_name": f"{i}.png", "width": 400, "height": 200} for i in range(3)]
     boxes = [(0, [0, 0, 40, 20]), (0, [60, 40, 40, 60]), (2, [300, 100, 200, 50.5])]
