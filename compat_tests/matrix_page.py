@@ -1,4 +1,4 @@
-"""`docs/compatibility.md` from what `matrix.py` found: a row per version of a trainer, and what lies behind it."""
+"""`docs/compatibility.md` from what `matrix.py` found, a row for each version, and the details beside the results."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ __all__ = ["PAGE", "RESULTS", "newest_verified", "page_of", "read_results", "wri
 RESULTS = Path(__file__).resolve().parent / "results"
 PAGE = RESULTS.parents[1] / "docs" / "compatibility.md"
 
+DETAILS = "README.md"  # in RESULTS
+
 _TOP = """# Verified versions of the trainers
 
-`compat_tests/matrix.py` writes this page. It runs the adapter with each version below, in that version's
-environment, with the trainer's real datasets, loaders and trainers.
+Each version was run in its own environment, on Linux, with the trainer's real datasets, loaders and trainers
+(`compat_tests/matrix.py`, which writes this page; `compat_tests/results/` has environments, kinds of runs and skipped tests).
+*Training runs* are runs of a real trainer with a tiny model that finished and trained the expected images. A version that
+ends in **-by-hand** is an approximation: the checkout before it, with what could be had of the release.
+[What ran on Windows](gui.md#what-was-checked). ai-toolkit (27a03a91) and anima_lora (0acdb05b) are [on their
+page](ai-toolkit.md).
+"""
+_DETAILS_TOP = """# What was run at each version
+
+`compat_tests/matrix.py` writes this page beside its results.
 
 - **seams**: places in the trainer's code that the adapter replaces. It checks all of them before it replaces one.
 - **training runs**: runs of a real trainer, started with `python -m kohya_bucket.launch`, from a patched checkout or by
-  an activated Python, that finished and trained the expected images: `train_network.py` of sd-scripts, and those of
-  musubi-tuner below.
+  an activated Python, that finished and trained the expected images.
 - **limited**: what the trainer's own code still does in that version.
-- a version whose name ends in **-by-hand** is an approximation: the checkout before it, with those files of the release
-  that could be had and the rest changed by hand after its changelog.
-
-All of this ran on Linux; [what ran on Windows](windows.md) is a page of its own.
 """
 _TRAINERS = ("sd-scripts", "musubi-tuner")
 _BY_HAND = "-by-hand"  # what the name of a version ends in that was put together from parts of a release
@@ -57,11 +62,26 @@ def newest_verified(results: list[dict[str, Any]]) -> str:
 
 def write_page(results: list[dict[str, Any]]) -> None:
     PAGE.write_text(page_of(results), encoding="utf-8", newline="\n")
+    (RESULTS / DETAILS).write_text(details_of(results), encoding="utf-8", newline="\n")
 
 
 def page_of(results: list[dict[str, Any]]) -> str:
+    """What ran, in one table."""
     newest = newest_verified(results)
     lines = [_TOP, *([f"Newest version of sd-scripts verified: **{newest}**.", ""] if newest else [])]
+    lines += ["| trainer | version | of | verified on | tests passed | failed | training runs |", "|---|---|---|---|---|---|---|"]
+    for trainer in _TRAINERS:
+        for result in _of(trainer, results):
+            files = result["files"].values()
+            cells = [trainer, result["version"], result["date"], max((file["on"] for file in files), default="")]
+            cells += [sum(file["passed"] for file in files), sum(len(file["failed"]) for file in files)]
+            lines.append(f"| {' | '.join(map(str, [*cells, sum(n for file in files for n in file['runs'].values())]))} |")
+    return "\n".join(lines) + "\n"
+
+
+def details_of(results: list[dict[str, Any]]) -> str:
+    """Environments, kinds of runs, skipped and failed tests."""
+    lines = [_DETAILS_TOP]
     for trainer in _TRAINERS:
         lines += _about(trainer, _of(trainer, results))
     return "\n".join(lines).rstrip() + "\n"

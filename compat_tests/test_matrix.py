@@ -71,12 +71,13 @@ def test_results_are_counted_and_written_down(checkout, suite, capsys):
     assert bad["passed"] == 1
     assert "test_sdscripts_bad::test_fails: AssertionError: one is not two" in bad["failed"][0]
     assert bad["failed"][1:] == ["wrote into the checkout: left.txt"]
-    page = suite.page.read_text(encoding="utf-8")
+    assert "| sd-scripts | v1.2.3 | 2026-01-02 |" in suite.page.read_text(encoding="utf-8")
+    assert "Newest version of sd-scripts verified" not in suite.page.read_text(encoding="utf-8")
+    page = suite.result.with_name("README.md").read_text(encoding="utf-8")
     assert "| v1.2.3 | 01234567 | 2026-01-02 |" in page
     assert "- cached on disk: v1.2.3 (2)" in page
     assert "this version has no such thing: v1.2.3 (1)" in page
     assert "one is not two" in page
-    assert "Newest version of sd-scripts verified" not in page
     assert "2 passed, 1 skipped, 0 failed" in capsys.readouterr().out
 
 
