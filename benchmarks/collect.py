@@ -1,4 +1,4 @@
-"""Put one table for each claim, of what was measured last, into `benchmarks/README.md`. This measures nothing itself."""
+"""Put one table for each claim, as measured last, into `benchmarks/README.md`. This measures nothing itself."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 HEAD = """# Benchmarks
 
-One script for each claim; other programs are measured in the same run. Each writes all that it measured, with how and on what, into
-`results/`, and `python benchmarks/collect.py` puts the tables of the claims here. The machine had 2 cores and, where a table's page
-says so, other work: look at ratios, not at absolute times.
+One script for each claim; other programs are measured in the same run. Each writes all that it measured, with how and
+on what, into `results/`, and `python benchmarks/collect.py` puts the tables of the claims here. The machine had 2 cores
+and, where a table's page says so, other work: look at ratios, not at absolute times.
 """
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The part of a result that shows a claim: a table by its number, the rows that match, and columns by their number."""
+    """The part of a result that shows a claim: a table and columns by their numbers, and the rows that match."""
 
     text: str
     table: int = 0
@@ -29,7 +29,8 @@ CLAIMS = {
     "epochs": Claim("Every image is trained once in an epoch", 0, r"^\| 41 \| (1 \| 8|2 \| 2)"),
     "lost_time": Claim(
         "GPUs wait less for one another (predicted)", 0,
-        r"^\| (100 photos|1,000 photos|2,000 clips, Wan|1,000,000 photos) \| \d+ \| \S+ \| (4|8) \|", (0, 2, 3, 4, 5, 6),
+        r"^\| (100 photos|1,000 photos|2,000 clips, Wan|1,000,000 photos) \| \d+ \| \S+ \| (4|8) \|",
+        (0, 2, 3, 4, 5, 6),
     ),
     "caching": Claim("Latents are cached sooner"),
     "precompute": Claim("`precompute` beside sd-scripts' tool", columns=(0, 1, 2, 4, 6)),

@@ -17,11 +17,11 @@ DETAILS = "README.md"  # in RESULTS
 _TOP = """# Verified versions of the trainers
 
 Each version was run in its own environment, on Linux, with the trainer's real datasets, loaders and trainers
-(`compat_tests/matrix.py`, which writes this page; `compat_tests/results/` has environments, kinds of runs and skipped tests).
-*Training runs* are runs of a real trainer with a tiny model that finished and trained the expected images. A version that
-ends in **-by-hand** is an approximation: the checkout before it, with what could be had of the release.
-[What ran on Windows](gui.md#what-was-checked). ai-toolkit (27a03a91) and anima_lora (0acdb05b) are [on their
-page](ai-toolkit.md).
+(`compat_tests/matrix.py`, which writes this page; [environments, kinds of runs and skipped
+tests](../compat_tests/results/README.md)). *Training runs* are runs of a real trainer with a tiny model that finished
+and trained the expected images. A version that ends in **-by-hand** is an approximation: the checkout before it, with
+what could be had of the release. [What ran on Windows](gui.md#what-was-checked). ai-toolkit (27a03a91) and anima_lora
+(0acdb05b) are [on their page](ai-toolkit.md).
 """
 _DETAILS_TOP = """# What was run at each version
 
@@ -69,13 +69,15 @@ def page_of(results: list[dict[str, Any]]) -> str:
     """What ran, in one table."""
     newest = newest_verified(results)
     lines = [_TOP, *([f"Newest version of sd-scripts verified: **{newest}**.", ""] if newest else [])]
-    lines += ["| trainer | version | of | verified on | tests passed | failed | training runs |", "|---|---|---|---|---|---|---|"]
+    columns = ("trainer", "version", "of", "verified on", "tests passed", "failed", "training runs")
+    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for trainer in _TRAINERS:
         for result in _of(trainer, results):
             files = result["files"].values()
             cells = [trainer, result["version"], result["date"], max((file["on"] for file in files), default="")]
             cells += [sum(file["passed"] for file in files), sum(len(file["failed"]) for file in files)]
-            lines.append(f"| {' | '.join(map(str, [*cells, sum(n for file in files for n in file['runs'].values())]))} |")
+            cells.append(sum(n for file in files for n in file["runs"].values()))
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -18,9 +18,10 @@ sys.path.insert(0, str(HERE.parent))
 
 _HEAD = """# Python API
 
-Every public name with its signature; the site has all of each docstring, whose examples run as tests. `import kohya_bucket` loads
-neither torch nor pyarrow: names are imported when they are first used. Sizes are (width, height), arrays of sizes `[N, 2] int32`.
-`python docs/make_api.py` makes this page. [Your own training loop](tutorial-loop.md) shows the names together.
+Every public name with its signature; the site has all of each docstring, whose examples run as tests. `import
+kohya_bucket` loads neither torch nor pyarrow: names are imported when they are first used. Sizes are (width, height),
+arrays of sizes `[N, 2] int32`. `python docs/make_api.py` makes this page. [Your own training loop](tutorial-loop.md)
+shows the names together.
 """
 _SECTIONS = {
     "Rules": "KohyaBuckets FixedBuckets AutoBuckets ExactBuckets NovelAIBuckets rule_from_name BucketSet list_presets "
@@ -39,9 +40,12 @@ _SECTIONS = {
     "buckets.load_from_toml buckets.load_from_json buckets.bucket_set_to_toml buckets.switching_points "
     "buckets.SwitchingPoint",
 }
-_MADE_HERE = {"AutoBuckets", "EpochPlan", "Ledger", "Placement", "Preview", "PreviewBucket", "NotTrained", "SwitchingPoint"}
+_MADE_HERE = {
+    "AutoBuckets", "EpochPlan", "Ledger", "Placement", "Preview", "PreviewBucket", "NotTrained", "SwitchingPoint",
+}  # fmt: skip
 _TEXTS = {
-    "Previews for other programs": """A graphical program need not compute buckets and steps: `preview` plans a config by the code that trains it.
+    "Previews for other programs": """A graphical program need not compute buckets and steps: `preview` plans a config
+by the code that trains it.
 
 ```python
 import kohya_bucket
@@ -56,8 +60,9 @@ for image in found.not_trained:
     print(image.file, image.reason, image.mend)  # e.g. {"bucket_no_upscale": False}
 ```
 
-`kohya-bucket plan dataset.toml --images --json` prints the same, `found.data` in Python. `kohya_bucket/cli/plan.schema.json` is its
-JSON Schema. Keys are added within a `version`; what would break a reader gets a new one.
+`kohya-bucket plan dataset.toml --images --json` prints the same, `found.data` in Python.
+`kohya_bucket/cli/plan.schema.json` is its JSON Schema. Keys are added within a `version`; what
+would break a reader gets a new one.
 """,
 }
 
@@ -80,7 +85,7 @@ def _entry(name: str) -> str:
 
 def _parameters(public: Any) -> str:
     """`(a, b=1)`; nothing for errors, enumerations, protocols and what other names return."""
-    if inspect.isclass(public) and issubclass(public, (Exception, Enum)) or getattr(public, "_is_protocol", False):
+    if (inspect.isclass(public) and issubclass(public, (Exception, Enum))) or getattr(public, "_is_protocol", False):
         return ""
     if getattr(public, "__name__", "") in _MADE_HERE:
         return ""

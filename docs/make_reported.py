@@ -28,8 +28,8 @@ def page() -> str:
     return "\n".join(parts)
 
 
-_INTRODUCTION = """What people reported of trainers and libraries, and what happens here. Each row is a test in `tests/reported/`, from which
-`python docs/make_reported.py` makes these tables.
+_INTRODUCTION = """What people reported of trainers and libraries, and what happens here. Each row is a test in
+`tests/reported/`, from which `python docs/make_reported.py` makes these tables.
 """
 
 

@@ -1,7 +1,7 @@
 """What mkdocs does in addition.
 
-The explorer and a report are in the site, addresses of pages that were merged lead to where they are now, the names of the
-API have their whole docstrings, and links out of docs/ become plain text.
+The explorer and a report are in the site, addresses of pages that were merged lead to where they are now, the names of
+the API have their whole docstrings, and links out of docs/ become plain text.
 """
 
 from __future__ import annotations

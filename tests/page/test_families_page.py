@@ -1,4 +1,4 @@
-"""The values for each model in docs/configs.md train as they stand, and are those of the code; so do musubi-tuner's configs."""
+"""The configs in docs/configs.md and docs/musubi.md are planned as they stand, and their values are the code's."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_pages_list_what_is_registered(page, start, named, registry) -> None:
 
 def test_the_table_of_options_names_what_is_offered() -> None:
     page = (ROOT / "docs/sd-scripts.md").read_text(encoding="utf-8")
-    table = page.split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
+    table = page.split("## Options", 1)[1].split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
     offered = [
         *REMAINDERS,
         *RESOLUTION_MODES,

@@ -1,4 +1,4 @@
-"""What a test of `tests/reported/` says about the public reports that it carries; docs/troubleshooting.md is made of it."""
+"""What a test of `tests/reported/` says about the public reports that it carries; it is in docs/troubleshooting.md."""
 
 from __future__ import annotations
 
