@@ -32,7 +32,9 @@ from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, colu
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels import explained
+from kohya_bucket.planning import plan_epoch
 from kohya_bucket.planning.fingerprint import agree
+from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.texts import one_line
 
 Sample = TypeVar("Sample")
@@ -47,7 +49,7 @@ class StreamCounts:
         trained: images in batches, each once.
         repeated: images added a second time, to fill a batch or to give every rank one.
         dropped: images left out by `remainder="drop"`.
-        short: batches smaller than asked.
+        short: steps with fewer images than asked.
         unplaced: images without a bucket, unreadable ones included: not trained.
         left_out: of this rank's, images whose pixels could not be read: another of the batch was trained again.
     """
@@ -67,10 +69,7 @@ class StreamBuffer(Generic[Sample]):
     With a generator, `capacity` images are gathered first; then, for each batch, a bucket is drawn with a
     probability proportional to what it holds, and its images at random. Without one, a batch leaves as soon as
     it is complete, in the order of arrival. When the buffer is full and no bucket can fill a batch, the fullest
-    one leaves by the rule for remainders, as all buckets do at the end.
-
-    Remainders: "keep" gives a short batch, at least one image per rank; "pad" fills it by repeating its own images;
-    "drop" leaves it out.
+    one leaves as a remainder, as all buckets do at the end: what it holds is planned like an epoch of one bucket.
 
     Raises:
         KohyaBucketError: a capacity below one batch, or an unknown remainder.
@@ -80,7 +79,7 @@ class StreamBuffer(Generic[Sample]):
     num_replicas: int
     capacity: int
     remainder: str
-    rng: np.random.Generator | None
+    rng: np.random.RandomState | None
     counts: StreamCounts = field(default_factory=StreamCounts)
 
     def __post_init__(self) -> None:
@@ -94,24 +93,25 @@ class StreamBuffer(Generic[Sample]):
         self._waiting: dict[Bucket, list[Sample]] = {}
         self._held = 0
 
-    def batches(self, samples: Iterable[tuple[Bucket, Sample]]) -> Iterator[tuple[Bucket, list[Sample]]]:
-        """(bucket, images) of each global batch; its length is a multiple of `num_replicas`."""
+    def batches(self, samples: Iterable[tuple[Bucket, Sample]]) -> Iterator[tuple[Bucket, list[list[Sample]]]]:
+        """(bucket, images of each rank) of each step."""
         for bucket, sample in samples:
             self._waiting.setdefault(bucket, []).append(sample)
             self._held += 1
             if self.rng is None and len(self._waiting[bucket]) == self._global:
-                yield self._leave(bucket)
+                yield from self._leave(bucket, self._global)
             elif self._held >= self.capacity and (full := self._full()):
-                yield self._leave(self._draw(full))
+                yield from self._leave(self._draw(full), self._global)
             elif self._held >= self.capacity:
-                yield from self._remainder(max(sorted(self._waiting), key=lambda b: len(self._waiting[b])))
+                fullest = max(sorted(self._waiting), key=lambda bucket: len(self._waiting[bucket]))
+                yield from self._leave(fullest, len(self._waiting[fullest]))
         while full := self._full():
-            yield self._leave(self._draw(full))
+            yield from self._leave(self._draw(full), self._global)
         left = sorted(self._waiting)
         if self.rng is not None:
-            self.rng.shuffle(left)
+            left = [left[i] for i in self.rng.permutation(len(left)).tolist()]
         for bucket in left:
-            yield from self._remainder(bucket)
+            yield from self._leave(bucket, len(self._waiting[bucket]))
 
     def _full(self) -> list[Bucket]:
         return sorted(b for b, waiting in self._waiting.items() if len(waiting) >= self._global)
@@ -122,30 +122,26 @@ class StreamBuffer(Generic[Sample]):
         weights = np.array([len(self._waiting[b]) for b in full], dtype=np.float64)
         return full[int(self.rng.choice(len(full), p=weights / weights.sum()))]
 
-    def _leave(self, bucket: Bucket) -> tuple[Bucket, list[Sample]]:
+    def _leave(self, bucket: Bucket, count: int) -> Iterator[tuple[Bucket, list[list[Sample]]]]:
+        """Train `count` of the images that wait in a bucket, which at most fill a global batch."""
         waiting = self._waiting.pop(bucket)
         if self.rng is not None:
             waiting = [waiting[i] for i in self.rng.permutation(len(waiting)).tolist()]
-        batch, rest = waiting[: self._global], waiting[self._global :]
+        leaving, rest = waiting[:count], waiting[count:]
         if rest:
             self._waiting[bucket] = rest
-        self._held -= len(batch)
-        self.counts.trained += len(batch)
-        return bucket, batch
-
-    def _remainder(self, bucket: Bucket) -> Iterator[tuple[Bucket, list[Sample]]]:
-        if self.remainder == "drop":
-            dropped = len(self._waiting.pop(bucket))
-            self._held -= dropped
-            self.counts.dropped += dropped
-            return
-        _, batch = self._leave(bucket)
-        own = len(batch)
-        wanted = self._global if self.remainder == "pad" else -(-own // self.num_replicas) * self.num_replicas
-        batch = [batch[i % own] for i in range(wanted)]
-        self.counts.repeated += wanted - own
-        self.counts.short += wanted < self._global
-        yield bucket, batch
+        self._held -= count
+        plan = plan_epoch(
+            np.zeros(count, dtype=np.int64), self.batch_size, world_size=self.num_replicas, remainder=self.remainder,
+            small_buckets="drop" if self.remainder == "drop" else None, order="file", step_shapes="one",
+        )  # fmt: skip
+        ledger = plan.ledger()
+        self.counts.trained += count - ledger.missed
+        self.counts.dropped += ledger.missed
+        self.counts.repeated += ledger.repeated
+        for step in range(plan.steps):
+            self.counts.short += plan.samples < self._global
+            yield bucket, [[leaving[i] for i in plan.indices(step, rank)] for rank in range(self.num_replicas)]
 
 
 if TYPE_CHECKING:
@@ -194,7 +190,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         name_column: the same of names.
         buffer_size: images that wait for others of their bucket, over all ranks, per worker.
         shuffle: draw buckets and images at random from the buffer; otherwise batches leave when complete.
-        remainder: "keep", "pad" or "drop", see `StreamBuffer`.
+        remainder: "keep", "pad" or "drop", as for `plan_epoch`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
         num_replicas: how many processes train; by default those of torch.distributed, or 1.
         rank: which of them this is; by default that of torch.distributed, or 0.
@@ -311,10 +307,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         buffer, (ranks, rank) = self._buffer(), self._ranks
         refuse_unlike_ranks(self._stream, ranks)
         self.counts = buffer.counts
-        for bucket, batch in buffer.batches(self._placed(buffer.counts)):
-            share = len(batch) // ranks
-            mine = batch[rank * share : (rank + 1) * share]
-            yield Batch(default_collate(self._items(bucket, mine, buffer.counts)))
+        for bucket, of_ranks in buffer.batches(self._placed(buffer.counts)):
+            yield Batch(default_collate(self._items(bucket, of_ranks[rank], buffer.counts)))
         counts = buffer.counts
         if any(told := (counts.repeated, counts.dropped, counts.left_out)):
             line = "stream: %d images trained, %d of them repeated, %d dropped, %d left out for their pixels"
@@ -342,8 +336,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
     def _buffer(self) -> StreamBuffer[_Sample]:
         batch_size, buffer_size, remainder = self._batching
         worker = get_worker_info()
-        key = [self._seed, int(self._epoch), 0 if worker is None else worker.id]
-        rng = np.random.default_rng(key) if self._shuffle else None
+        part = 0 if worker is None else worker.id
+        rng = stream(Purpose.STREAM, self._seed, int(self._epoch), part) if self._shuffle else None
         return StreamBuffer(batch_size, self._ranks[0], buffer_size, remainder, rng)
 
     def _placed(self, counts: StreamCounts) -> Iterator[tuple[Bucket, _Sample]]:

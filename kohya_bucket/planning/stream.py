@@ -23,6 +23,7 @@ class Purpose(enum.IntEnum):
     REGULARIZATION = 5
     RESOLUTIONS = 6
     SHARDS = 7
+    STREAM = 8
 
 
 def stream(purpose: Purpose, seed: int, epoch: int = -1, part: int = 0) -> np.random.RandomState:
