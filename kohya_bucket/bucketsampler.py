@@ -357,10 +357,10 @@ def build_metadata_cache(
 
 def dims_from_cache(paths: Sequence[str | os.PathLike[str]], cache: images.MetadataCache) -> npt.NDArray[np.int64]:
     """[N, 2] (width, height) of these files. `KeyError` where one is not in the cache."""
-    found = [cache.get_dim(path) for path in paths]
-    if None in found:
-        raise KeyError(f"cache miss for {paths[found.index(None)]}: build_metadata_cache(paths, existing=cache)")
-    return np.array(found, dtype=np.int64).reshape(-1, 2)
+    dims = [cache.get_dim(path) for path in paths]
+    if None in dims:
+        raise KeyError(f"cache miss for {paths[dims.index(None)]}: build_metadata_cache(paths, existing=cache)")
+    return np.array(dims, dtype=np.int64).reshape(-1, 2)
 
 
 @functools.cache

@@ -87,8 +87,8 @@ def opened_by_numpy(value: Any) -> type | None:
     kinds = set(map(type, value)) if isinstance(value, (list, tuple)) else set()
     if kinds & {list, tuple}:
         kinds |= {type(one) for row in value if isinstance(row, (list, tuple)) for one in row}
-    known = (list, tuple, range, str, bytes)
-    foreign = (kind for kind in kinds if not issubclass(kind, known) and not hasattr(kind, "__array__"))
+    plain = (list, tuple, range, str, bytes)
+    foreign = (kind for kind in kinds if not issubclass(kind, plain) and not hasattr(kind, "__array__"))
     return next((kind for kind in foreign if hasattr(kind, "__getitem__")), None)
 
 
@@ -115,14 +115,14 @@ def number_of_launch(name: str, alone: int, allowed: range) -> int:
     return number
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """The one of the known names that is spelled most like `name`."""
-    return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.0)[0]
 
 
-def near_text(name: Any, known: Iterable[str]) -> str:
+def near_text(name: Any, names: Iterable[str]) -> str:
     """A last clause with the known name that may have been meant; empty where none resembles `name`."""
-    near = difflib.get_close_matches(name, sorted(known), n=1) if isinstance(name, str) else []
+    near = difflib.get_close_matches(name, sorted(names), n=1) if isinstance(name, str) else []
     return f"; the nearest is {near[0]!r}" if near else ""
 
 
@@ -134,17 +134,17 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
     """
     if of_windows := _of_windows(os.fspath(path)):
         return of_windows
-    given = Path(path)
-    wrong = next((one for one in (given, *given.parents) if os.path.isdir(one.parent)), given)  # noqa: PTH112  (a NUL)
+    named = Path(path)
+    wrong = next((one for one in (named, *named.parents) if os.path.isdir(one.parent)), named)  # noqa: PTH112  (a NUL)
 
     def counts(one: Path) -> bool:
-        return one.is_dir() if wrong != given else not endings or one.suffix.lower() in endings
+        return one.is_dir() if wrong != named else not endings or one.suffix.lower() in endings
 
     try:
-        if given.exists():  # and is something else than was wanted
+        if named.exists():  # and is something else than was wanted
             return "correct the path"
-        known = {one.stem.lower(): one for one in wrong.parent.iterdir() if counts(one)}
-        near = [known[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), known, 1)]
+        by_stem = {one.stem.lower(): one for one in wrong.parent.iterdir() if counts(one)}
+        near = [by_stem[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), by_stem, 1)]
         plain = _as_pasted(os.fspath(path))
         meant = next(iter([*plain, *near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
     except (OSError, ValueError):
@@ -154,11 +154,11 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
 
 def _of_windows(text: str) -> str:
     """What to do about a Windows path on another system; empty for any other path."""
-    found = re.fullmatch(r"([A-Za-z]:(?=[\\/]))?([^%]*)", text.strip("\"' "))
-    if os.name == "nt" or found is None or not (found[1] or "\\" in found[2]) or not text.isprintable():
+    parts = re.fullmatch(r"([A-Za-z]:(?=[\\/]))?([^%]*)", text.strip("\"' "))
+    if os.name == "nt" or parts is None or not (parts[1] or "\\" in parts[2]) or not text.isprintable():
         return ""
-    here = found[2].replace("\\", "/")
-    mounted = f"/mnt/{found[1][0].lower()}{here}" if found[1] else here  # as WSL does it
+    here = parts[2].replace("\\", "/")
+    mounted = f"/mnt/{parts[1][0].lower()}{here}" if parts[1] else here  # as WSL does it
     if os.path.exists(mounted):  # noqa: PTH110
         return f"did you mean {quoted(mounted)}?"
     return (
@@ -178,21 +178,21 @@ def _as_pasted(text: str) -> list[Path]:
     return [Path(plain)] if plain not in ("", text) and os.path.exists(plain) else []  # noqa: PTH110  (a NUL)
 
 
-def one_of(name: str, value: Any, known: Iterable[str], error: type[KohyaBucketError] = PlanError) -> str:
+def one_of(name: str, value: Any, choices: Iterable[str], error: type[KohyaBucketError] = PlanError) -> str:
     """`value`, which is one of the known names of a choice.
 
     Raises:
         KohyaBucketError: it is not, of the type given, with the nearest name and all of them.
     """
-    names = list(known)
+    names = list(choices)
     if isinstance(value, str) and value in names:
         return value
     raise error(f"{name} is {value!r}, but must be one of {', '.join(names)}{near_text(value, names)}")
 
 
-def known_keyword(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+def known_keyword(where: str, arguments: Iterable[str], known: Iterable[str]) -> None:
     """Raises `TypeError` for an unknown argument, with the nearest known one, as Python itself does for a call."""
     names = set(known)
-    for name in given:
+    for name in arguments:
         if name not in names:
             raise TypeError(f"{where} has no argument {name!r}; the nearest is {nearest(name, names)!r}")

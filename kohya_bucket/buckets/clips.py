@@ -227,11 +227,11 @@ def _of_length(counts: Counts, length: int, how: ClipBuckets) -> tuple[Counts, C
     if how.extraction == "uniform":
         distinct, which = np.unique(room, return_inverse=True)
         _refuse_too_many(how.sample * len(distinct), length)
-        taken = [np.unique(np.linspace(0, last, how.sample, dtype=int)).astype(np.int64) for last in distinct.tolist()]
-        per_distinct = np.array([len(positions) for positions in taken], dtype=np.int64)
+        starts = [np.unique(np.linspace(0, last, how.sample, dtype=int)).astype(np.int64) for last in distinct.tolist()]
+        per_distinct = np.array([len(positions) for positions in starts], dtype=np.int64)
         each, skipped = per_distinct[which], (np.cumsum(per_distinct) - per_distinct)[which]
         _refuse_too_many(int(each.sum()), length)
-        places = np.concatenate([np.zeros(0, dtype=np.int64), *taken])
+        places = np.concatenate([np.zeros(0, dtype=np.int64), *starts])
         return np.repeat(fitting, each), places[runs(each, skipped)]
     step = {"head": None, "chunk": length, "slide": how.stride}[how.extraction]
     each = np.ones_like(room) if step is None else room // step + 1
@@ -343,9 +343,9 @@ def frames_at_rate(
     rates = np.broadcast_to(np.asarray(source_fps, dtype=np.float64), counts.shape)
     out = np.zeros_like(counts)
     for rate in np.unique(rates).tolist():
-        mine = rates == rate
-        longest = int(counts[mine].max(initial=0))
+        at_rate = rates == rate
+        longest = int(counts[at_rate].max(initial=0))
         kept, places = kept_frames(longest, rate, target_fps)
         before_end = len(kept) if end is None else int(np.searchsorted(places, end))
-        out[mine] = np.minimum(np.searchsorted(kept, counts[mine]), before_end)
+        out[at_rate] = np.minimum(np.searchsorted(kept, counts[at_rate]), before_end)
     return out

@@ -46,10 +46,10 @@ def too_long(sizes: IntArray, bucket_sizes: IntArray, index: IntArray | None = N
     if not len(sizes) or int(sizes.max()) * int(bucket_sizes.max(initial=0)) <= _MOST:
         return None  # no image that has been seen needs more than this look
     rows = bucket_sizes if index is None else bucket_sizes[index]
-    there = (np.minimum(sizes, rows) > 0).all(axis=1) & (True if index is None else index >= 0)
-    image, bucket = (np.where(there[:, None], part, 1).astype(np.float64) for part in (sizes, rows))
+    placed = (np.minimum(sizes, rows) > 0).all(axis=1) & (True if index is None else index >= 0)
+    image, bucket = (np.where(placed[:, None], part, 1).astype(np.float64) for part in (sizes, rows))
     scale = (bucket / image).max(axis=1)
-    long = there & ((image * scale[:, None]).max(axis=1) + 1 > _MOST)
+    long = placed & ((image * scale[:, None]).max(axis=1) + 1 > _MOST)
     return long if long.any() else None
 
 

@@ -42,8 +42,8 @@ def aspect_distance(sizes: IntArray, placement: Placement) -> FloatArray:
     """[N] |log(image aspect / bucket aspect)|; NaN without a bucket."""
     placed = placement.placed
     out = np.full(len(sizes), np.nan)
-    own, bucket = sizes[placed].astype(np.float64), placement.bucket_sizes[placed].astype(np.float64)
-    out[placed] = np.abs(np.log(own[:, 0] / own[:, 1]) - np.log(bucket[:, 0] / bucket[:, 1]))
+    image, bucket = sizes[placed].astype(np.float64), placement.bucket_sizes[placed].astype(np.float64)
+    out[placed] = np.abs(np.log(image[:, 0] / image[:, 1]) - np.log(bucket[:, 0] / bucket[:, 1]))
     return out
 
 
@@ -56,8 +56,8 @@ def too_long(sizes: IntArray, placement: Placement, far: float = FAR) -> Mask:
     """[N] images that are further than `far` from their bucket, and would be from the longest usual one."""
     distance = aspect_distance(sizes, placement)
     out = np.asarray(distance > far)
-    own = sizes[out].astype(np.float64)
-    out[out] = np.abs(np.log(own[:, 0] / own[:, 1])) - math.log(LONGEST_ASPECT) > far
+    image = sizes[out].astype(np.float64)
+    out[out] = np.abs(np.log(image[:, 0] / image[:, 1])) - math.log(LONGEST_ASPECT) > far
     return out
 
 

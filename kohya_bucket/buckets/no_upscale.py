@@ -93,40 +93,44 @@ def corrected_without_upscaling(
     columns = sizes, plain.bucket_sizes, plain.resized_sizes
 
     def work(start: int, stop: int) -> None:
-        own, buckets, resized = (column[start:stop] for column in columns)
+        images, buckets, resized = (column[start:stop] for column in columns)
         reasons = plain.reasons[start:stop]
 
-        def write(rows: npt.NDArray[np.intp], found: IntArray) -> None:
-            buckets[rows], resized[rows] = found, geometry.covering_sizes(own[rows], found)
+        def write(rows: npt.NDArray[np.intp], new: IntArray) -> None:
+            buckets[rows], resized[rows] = new, geometry.covering_sizes(images[rows], new)
 
+        # Which of Kohya's buckets may stay: those within `max_crop`.
         placed = reasons == Reason.PLACED
         within = placed.copy()
         if max_crop is not None:
             within[placed] = geometry.crop_loss(*buckets[placed].T, *resized[placed].T) <= max_crop
         # What a bucket of Kohya's choice crops from an image that is scaled to cover it bounds the search.
-        bound = np.ones(len(own))
+        bound = np.ones(len(images))
         kept = buckets[within]
-        bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], own[within, 0] / own[within, 1])
+        bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], images[within, 0] / images[within, 1])
 
-        search = ~(within & (own == buckets).all(axis=1)) & (reasons != Reason.UNREADABLE)
+        # Search for those whose bucket may be another one: all but readable images of exactly their bucket's size.
+        search = ~(within & (images == buckets).all(axis=1)) & (reasons != Reason.UNREADABLE)
         if not largest:
             search &= placed & ~within
         rows = np.flatnonzero(search & (placed | (max_crop is not None)))
-        found = largest_sizes(own[rows], admissible, bound[rows], max_crop)
+        largest_new = largest_sizes(images[rows], admissible, bound[rows], max_crop)
         # Kohya's own bucket stays where rounding to pixels hides it from the search.
-        smaller = found.prod(axis=1, dtype=np.int64) < buckets[rows].prod(axis=1, dtype=np.int64)
+        smaller = largest_new.prod(axis=1, dtype=np.int64) < buckets[rows].prod(axis=1, dtype=np.int64)
         change = ~(smaller & within[rows])
-        rows, found = rows[change], found[change]
-        too_small = np.where(own[rows].min(axis=1) < steps, Reason.TOO_SMALL, Reason.CROP_LIMIT)
-        reasons[rows] = np.where((found > 0).all(axis=1), Reason.PLACED, too_small)
-        write(rows, found)
+        rows, largest_new = rows[change], largest_new[change]
+        too_small = np.where(images[rows].min(axis=1) < steps, Reason.TOO_SMALL, Reason.CROP_LIMIT)
+        reasons[rows] = np.where((largest_new > 0).all(axis=1), Reason.PLACED, too_small)
+        write(rows, largest_new)
 
+        # Where Kohya's rule has no bucket at all, the size that crops least.
         if largest and max_crop is None:
             rows = np.flatnonzero(search & ~placed)
-            found = least_crop_sizes(own[rows], admissible)
-            rows, found = rows[found[:, 0] > 0], found[found[:, 0] > 0]
+            least_cropped = least_crop_sizes(images[rows], admissible)
+            exists = least_cropped[:, 0] > 0
+            rows = rows[exists]
             reasons[rows] = Reason.PLACED
-            write(rows, found)
+            write(rows, least_cropped[exists])
 
     for_chunks(len(sizes), work)
     return plain
@@ -198,10 +202,10 @@ def largest_sizes(
                 allowed &= geometry.crop_loss(*sides, *resized) <= max_crop
             area = wide.astype(np.int64) * high
             equal = (area == best_area[at]) & (loss <= best_loss[at] + _SLACK)
-            taken = np.flatnonzero(allowed & ((area > best_area[at]) | equal))
-            to = at[taken]
-            best[to, 0], best[to, 1] = wide[taken] * steps, high[taken] * steps
-            best_area[to], best_loss[to] = area[taken], loss[taken]
+            improved = np.flatnonzero(allowed & ((area > best_area[at]) | equal))
+            to = at[improved]
+            best[to, 0], best[to, 1] = wide[improved] * steps, high[improved] * steps
+            best_area[to], best_loss[to] = area[improved], loss[improved]
             pending = pending[~allowed]
             height[pending] -= 1
             pending = pending[height[pending] >= shortest[pending]]

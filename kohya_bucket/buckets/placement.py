@@ -110,8 +110,8 @@ class Placement:
 
     def select(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Placement:
         """The placement of some of the images, by mask or by positions; the bucket set stays."""
-        own = [getattr(self, one.name) for one in fields(self)]
-        chosen: list[Any] = [one[rows] if isinstance(one, np.ndarray) else one for one in own]
+        columns = [getattr(self, one.name) for one in fields(self)]
+        chosen: list[Any] = [one[rows] if isinstance(one, np.ndarray) else one for one in columns]
         return Placement(*chosen)
 
     def bucket(self, i: int) -> Bucket | None:

@@ -171,9 +171,9 @@ def nearest_indices(sizes: IntArray, bucket_set: BucketSet, switch: AspectSwitch
             index[start:stop] = -1
             index[start:stop][readable] = switch.index(rows[readable, 0] / rows[readable, 1])
         if exact:
-            own = size_keys(rows)
-            at = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
-            same = keys[at] == own
+            row_keys = size_keys(rows)
+            at = np.minimum(np.searchsorted(keys, row_keys), len(keys) - 1)
+            same = keys[at] == row_keys
             index[start:stop][same] = order[at][same]
 
     for_chunks(len(sizes), work)

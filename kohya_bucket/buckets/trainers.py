@@ -269,8 +269,8 @@ class EveryDream2Buckets(SetTrainer):
     def __init__(self, resolution: int = 1024) -> None:
         floored = resolution // 64 * 64
         if floored not in _SIZES:
-            known = ", ".join(map(str, _SIZES))
-            raise BucketSettingsError(f"EveryDream2's sizes are kept for {known}, not for a resolution of {resolution}")
+            kept = ", ".join(map(str, _SIZES))
+            raise BucketSettingsError(f"EveryDream2's sizes are kept for {kept}, not for a resolution of {resolution}")
         landscape = [tuple(map(int, size.split("x"))) for size in _SIZES[floored].split()]
         dims = [size for w, h in landscape for size in ([(w, h)] if w == h else [(w, h), (h, w)])]
         super().__init__(BucketSet.from_dims(dims, name="everydream2", vae_factor=64))

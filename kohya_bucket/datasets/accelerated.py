@@ -57,27 +57,27 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     from accelerate import data_loader as theirs
 
     told = accelerator.num_processes == 1
-    own = _batches_class(theirs)(sampler)
+    batches_of_ours = _batches_class(theirs)(sampler)
 
     def dealt(batches: BucketBatchSampler, num_processes: int, process_index: int, **_: Any) -> BucketBatchSampler:
         nonlocal told
         batches.deal_to(num_processes, process_index)
-        own.num_processes, own.process_index, told = num_processes, process_index, True
+        batches_of_ours.num_processes, batches_of_ours.process_index, told = num_processes, process_index, True
         return batches
 
     sampler.accelerated = True
     try:
-        with _instead(theirs, BatchSamplerShard=dealt, DataLoaderShard=_loader_class(theirs, own)):
+        with _instead(theirs, BatchSamplerShard=dealt, DataLoaderShard=_loader_class(theirs, batches_of_ours)):
             prepared: DataLoader[Any] = accelerator.prepare_data_loader(loader)
     except BaseException:
         sampler.accelerated = False
         raise
-    if not told or prepared.batch_sampler is not own:
+    if not told or prepared.batch_sampler is not batches_of_ours:
         raise PlanError(
             f"accelerate {version('accelerate')} prepares loaders in a way that is not known here: use a release from "
             "0.30.0 to 1.15.0"
         )
-    own.awake = True
+    batches_of_ours.awake = True
     if getattr(prepared, "use_stateful_dataloader", False):
         prepared.load_state_dict({})  # forgets the iterator that was begun to ask for its state
     prepared._is_accelerate_prepared = True

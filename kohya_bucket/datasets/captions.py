@@ -37,14 +37,14 @@ def caption_of_file(content: bytes, name: str) -> str:
         text = content.decode("utf-8-sig").strip()
         if not name.lower().endswith(".json"):
             return text
-        found = parse_json(text)
+        value = parse_json(text)
     except ValueError as error:
         kind = "UTF-8 text" if isinstance(error, UnicodeDecodeError) else "JSON"
         raise KohyaBucketError(f"{name}: the caption cannot be read ({error}); it must be {kind}") from error
-    caption = found.get("caption") if isinstance(found, dict) else found
+    caption = value.get("caption") if isinstance(value, dict) else value
     if isinstance(caption, str):
         return caption.strip()
-    held = f"the keys {', '.join(found) or '(none)'}" if isinstance(found, dict) else type(found).__name__
+    held = f"the keys {', '.join(value) or '(none)'}" if isinstance(value, dict) else type(value).__name__
     raise KohyaBucketError(
         f'{name}: the caption must be a JSON text, or a text under the key "caption" of an object, but it holds {held}'
     )

@@ -53,23 +53,23 @@ register_bucket_collation()
 def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
     """[N, 4] the focus of each image, from a file or checked."""
     if isinstance(focus, (str, os.PathLike)):
-        found, missing = read_focus(os.fspath(focus), paths)
-        if told := unfound(os.fspath(focus), found, missing):
-            _log.warning("%s", told)
-        return found
-    found = array_of("focus", focus, KohyaBucketError, np.float64)
-    if found.shape != (len(paths), 4):
+        boxes, missing = read_focus(os.fspath(focus), paths)
+        if warning := unfound(os.fspath(focus), boxes, missing):
+            _log.warning("%s", warning)
+        return boxes
+    boxes = array_of("focus", focus, KohyaBucketError, np.float64)
+    if boxes.shape != (len(paths), 4):
         raise KohyaBucketError(
-            f"focus has the shape {found.shape}, but must be [{len(paths)}, 4]: left, top, right, bottom of each image"
+            f"focus has the shape {boxes.shape}, but must be [{len(paths)}, 4]: left, top, right, bottom of each image"
         )
-    good = (found >= 0).all(axis=1) & (found <= 1).all(axis=1) & (found[:, :2] <= found[:, 2:]).all(axis=1)
-    wrong = np.flatnonzero(~good & ~np.isnan(found).all(axis=1))
+    good = (boxes >= 0).all(axis=1) & (boxes <= 1).all(axis=1) & (boxes[:, :2] <= boxes[:, 2:]).all(axis=1)
+    wrong = np.flatnonzero(~good & ~np.isnan(boxes).all(axis=1))
     if len(wrong):
         i = int(wrong[0])
         raise KohyaBucketError(
-            f"focus of {paths[i]} is {found[i].tolist()}, but must be left, top, right, bottom in shares from 0 to 1"
+            f"focus of {paths[i]} is {boxes[i].tolist()}, but must be left, top, right, bottom in shares from 0 to 1"
         )
-    return found
+    return boxes
 
 
 def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
@@ -282,10 +282,10 @@ class BucketedDataset(Dataset[dict[str, Any]]):
 
     def _readable(self, number: int, at: int, taken: set[int]) -> dict[str, Any]:
         """Item `number` in bucket `at` (-1: its own), or another of that bucket that is not `taken`."""
-        own = int(self.bucket_indices[number])
-        if own < 0:
+        own_bucket = int(self.bucket_indices[number])
+        if own_bucket < 0:
             raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
-        at = own if at < 0 else at
+        at = own_bucket if at < 0 else at
         first: KohyaBucketError | None = None
         for other in self._candidates(number, at, taken):
             try:
@@ -301,8 +301,8 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             if first is not None:
                 taken.add(other)
                 if not self._left_out[number]:
-                    told = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
-                    _log.warning("%s", one_line(told))
+                    warning = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
+                    _log.warning("%s", one_line(warning))
                 self._left_out[number] += 1
             return item
         raise cast("KohyaBucketError", first)

@@ -102,8 +102,8 @@ def shrink_fast(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDA
     """
     image = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
     smaller = torch.nn.functional.interpolate(image, (size[1], size[0]), mode="bilinear", antialias=True)
-    found: npt.NDArray[np.uint8] = smaller[0].permute(1, 2, 0).numpy()
-    return found
+    shrunk: npt.NDArray[np.uint8] = smaller[0].permute(1, 2, 0).numpy()
+    return shrunk
 
 
 Transform = Callable[[torch.Tensor], torch.Tensor]

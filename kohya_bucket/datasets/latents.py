@@ -49,14 +49,14 @@ def _rows_of_captions(store: LatentStore, family: str, texts: Sequence[str | Non
     """
     captions = [text or "" for text in texts]
     keys = {text: Caption(text).key for text in set(captions)}
-    found = store.find([keys[caption] for caption in captions], family)
-    if (found < 0).any():
-        first = captions[int(np.flatnonzero(found < 0)[0])]
+    rows = store.find([keys[caption] for caption in captions], family)
+    if (rows < 0).any():
+        first = captions[int(np.flatnonzero(rows < 0)[0])]
         raise LatentStoreError(
-            f"{store.layout.root} has no outputs of {family} for {int((found < 0).sum())} of {len(captions)} captions, "
+            f"{store.layout.root} has no outputs of {family} for {int((rows < 0).sum())} of {len(captions)} captions, "
             f"the first of them {first[:80]!r}; it holds those of {store.collections()}: {_HOW}"
         )
-    return found
+    return rows
 
 
 def _outputs_at(store: LatentStore, row: int) -> dict[str, torch.Tensor]:
@@ -137,8 +137,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self._rank: int | None = None  # in a spawned worker, which belongs to no process group
         self._rows = self._choose(collection)
         sizes = self.store.bucket_sizes[self._rows]
-        found, self.bucket_indices = distinct_sizes(sizes, np.ones(len(sizes), dtype=np.bool_), 1)
-        self.bucket_set = BucketSet.from_dims(found or (), name="latents")
+        sizes_in_use, self.bucket_indices = distinct_sizes(sizes, np.ones(len(sizes), dtype=np.bool_), 1)
+        self.bucket_set = BucketSet.from_dims(sizes_in_use or (), name="latents")
         table = self.store.table
         self._captioned = table["caption"].null_count < len(table)
         self._texts = {name: table[name] for name in ("caption", "source")}
@@ -163,16 +163,16 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             self._outputs = texts, _rows_of_captions(texts, text_outputs, captions)
 
     def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:
-        found = self.store.collections()
-        if not found:
+        collections = self.store.collections()
+        if not collections:
             raise LatentStoreError(f"{self.store.layout.root} holds no latents: run `kohya-bucket precompute`")
-        if collection is None and len(found) > 1:
+        if collection is None and len(collections) > 1:
             raise LatentStoreError(
-                f"{self.store.layout.root} holds several collections: choose one with collection=, of {found}"
+                f"{self.store.layout.root} holds several collections: choose one with collection=, of {collections}"
             )
-        chosen = found[0] if collection is None else collection
-        if chosen not in found:
-            raise LatentStoreError(f"{self.store.layout.root} has no collection {chosen!r}, but {found}")
+        chosen = collections[0] if collection is None else collection
+        if chosen not in collections:
+            raise LatentStoreError(f"{self.store.layout.root} has no collection {chosen!r}, but {collections}")
         rows = self.store.in_collection(chosen)
         if "text" in self.store.table["kind"].take(rows).unique().to_pylist():
             raise LatentStoreError(f"{self.store.layout.root} holds outputs of text encoders: name the store around it")
@@ -181,10 +181,10 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     def _one_vae(self) -> None:
         """Latents of two VAEs do not belong into one training; what an import could not tell may be of any."""
         vaes = self.store.table["vae"].take(self._rows).value_counts().to_pylist()
-        found = Counter({row["values"]: row["counts"] for row in vaes})
-        found.pop(UNKNOWN_VAE, None)
-        if len(found) > 1:
-            counts = ", ".join(f"{n} of {vae[:8]}" for vae, n in found.most_common())
+        items_of_vae = Counter({row["values"]: row["counts"] for row in vaes})
+        items_of_vae.pop(UNKNOWN_VAE, None)
+        if len(items_of_vae) > 1:
+            counts = ", ".join(f"{n} of {vae[:8]}" for vae, n in items_of_vae.most_common())
             raise LatentStoreError(
                 f"{self.store.layout.root} holds latents of several VAEs ({counts}): let `kohya-bucket precompute` "
                 "finish for all images with one of them, and drop those without images by `kohya-bucket cache prune "

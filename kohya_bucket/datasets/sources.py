@@ -96,13 +96,13 @@ def checked_sizes(source: ImageSource, fast: bool) -> SourceSizes:
     names = (*_METHODS, "picture") if fast else _METHODS
     if missing := [name for name in names if not hasattr(source, name)]:
         raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
-    found = source.read_sizes()
-    if (shape := np.shape(found[0])) != (len(source), 2):
+    columns = source.read_sizes()
+    if (shape := np.shape(columns[0])) != (len(source), 2):
         raise KohyaBucketError(
             f"read_sizes() of {type(source).__name__} gave sizes of shape {list(shape)} for {len(source)} images, but "
             "must give one (width, height) for each"
         )
-    return SourceSizes(*found)
+    return SourceSizes(*columns)
 
 
 def at_rest(cell: Any) -> Any:

@@ -40,10 +40,10 @@ def as_tokens(value: npt.ArrayLike) -> npt.NDArray[np.int64]:
     Raises:
         PlanError: other than whole numbers, 1 or more.
     """
-    given = array_of("bucket_tokens", value)
-    if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 1 or given.max() >= 2**31)):
+    array = array_of("bucket_tokens", value)
+    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 1 or array.max() >= 2**31)):
         raise PlanError(f"bucket_tokens is {value!r}, but must be a list of whole numbers, 1 or more")
-    return given.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def count_buckets(
@@ -63,11 +63,11 @@ def count_buckets(
         "bucket_sizes": None if bucket_sizes is None else len(bucket_sizes),
         "bucket_tokens": None if bucket_tokens is None else len(bucket_tokens),
     }
-    given = {name: n for name, n in entries.items() if n is not None}
-    if len(set(given.values())) > 1:
-        (one, n), (other, m), *_ = given.items()
+    described_by = {name: n for name, n in entries.items() if n is not None}
+    if len(set(described_by.values())) > 1:
+        (one, n), (other, m), *_ = described_by.items()
         raise PlanError(f"{one} has {n} entries and {other} {m}: give one for every bucket")
-    described = next(iter(given.values()), None)
+    described = next(iter(described_by.values()), None)
     if described is None:
         return highest + 1
     if highest >= described:
@@ -98,13 +98,13 @@ def per_rank_batches(
         )
     bound = np.full(n_buckets, np.iinfo(np.int32).max, dtype=np.int64)
     if batch_size is not None:
-        given = array_of("batch_size", batch_size)
-        large = given.dtype == object and all(type(n) is int for n in given.flat)  # beyond 64 bits
-        if given.ndim > 1 or not (large or given.dtype.kind in "iu") or (given.size and given.min() < 1):
+        sizes = array_of("batch_size", batch_size)
+        large = sizes.dtype == object and all(type(n) is int for n in sizes.flat)  # beyond 64 bits
+        if sizes.ndim > 1 or not (large or sizes.dtype.kind in "iu") or (sizes.size and sizes.min() < 1):
             raise PlanError(f"batch_size is {batch_size!r}, but must be a whole number of images, 1 or more")
-        if given.size and given.max() >= _TOO_MANY:
-            raise PlanError(f"batch_size is {given.max()}, but must be less than {_TOO_MANY:,}")
-        bound = np.broadcast_to(given.astype(np.int64), (n_buckets,)).copy()
+        if sizes.size and sizes.max() >= _TOO_MANY:
+            raise PlanError(f"batch_size is {sizes.max()}, but must be less than {_TOO_MANY:,}")
+        bound = np.broadcast_to(sizes.astype(np.int64), (n_buckets,)).copy()
     for budget in budgets:
         fits = budget.images()
         if fits.size and fits.min() < 1:
@@ -130,10 +130,10 @@ def as_global_batch(value: npt.ArrayLike, n_buckets: int) -> npt.NDArray[np.int6
     Raises:
         PlanError: another number of buckets, or sizes below 1.
     """
-    given = array_of("global batch", value)
-    if given.shape not in ((), (n_buckets,)) or given.dtype.kind not in "iu" or (given.size and given.min() < 1):
+    sizes = array_of("global batch", value)
+    if sizes.shape not in ((), (n_buckets,)) or sizes.dtype.kind not in "iu" or (sizes.size and sizes.min() < 1):
         raise PlanError(f"global batch is {value!r}, but must be one number or {n_buckets}, each 1 or more")
-    return np.broadcast_to(given, (n_buckets,)).astype(np.int64)
+    return np.broadcast_to(sizes, (n_buckets,)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -175,19 +175,19 @@ def tokens_that_fit(peaks: Mapping[int, float], limit: float, reserve: float = 0
         >>> tokens_that_fit({4096: 14.1, 16384: 20.3}, limit=24)  # GB, as torch.cuda.max_memory_reserved() says
         21338
     """
-    tokens, taken = np.array(sorted(peaks.items()), dtype=np.float64).reshape(-1, 2).T
+    tokens, peak = np.array(sorted(peaks.items()), dtype=np.float64).reshape(-1, 2).T
     if len(tokens) < 2:
         raise PlanError(f"peaks holds {len(tokens)}, but a line needs two: measure a small and a large batch")
-    slope, fixed = np.polyfit(tokens, taken, 1)
-    off = float(np.abs(fixed + slope * tokens - taken).max())
-    if not slope > 0 or off > 0.1 * taken.max():
+    slope, fixed = np.polyfit(tokens, peak, 1)
+    off = float(np.abs(fixed + slope * tokens - peak).max())
+    if not slope > 0 or off > 0.1 * peak.max():
         raise PlanError(
-            f"peaks do not lie on a rising line (off by {off:.3g} of {taken.max():.3g}): measure each in its own "
+            f"peaks do not lie on a rising line (off by {off:.3g} of {peak.max():.3g}): measure each in its own "
             "process, after a few steps of one shape"
         )
-    found = int((limit * (1 - reserve) - fixed) / slope)
-    if found < 1:
+    fitting = int((limit * (1 - reserve) - fixed) / slope)
+    if fitting < 1:
         raise PlanError(
             f"limit is {limit:g}, but a step takes {fixed:.3g} without a single token: train a smaller model"
         )
-    return found
+    return fitting

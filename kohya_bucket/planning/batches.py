@@ -112,15 +112,15 @@ def _crowded_batches(items: Items, cut: BatchLayout) -> npt.NDArray[np.intp]:
 def _exchange(items: Items, cut: BatchLayout, batches: npt.NDArray[np.intp], crowded: npt.NDArray[np.intp]) -> bool:
     begin, end, last = cut.start, cut.start + cut.length, int(batches[-1])
     for s in crowded.tolist():
-        here = items[begin[s] : end[s]]
-        while (place := _second_of_a_pair(here)) is not None:
+        batch = items[begin[s] : end[s]]
+        while (place := _second_of_a_pair(batch)) is not None:
             for t in _outward(s, int(batches[0]), last):
-                there = items[begin[t] : end[t]]
-                if here[place] in there:
+                partner = items[begin[t] : end[t]]
+                if batch[place] in partner:
                     continue
-                fits = np.flatnonzero(~np.isin(there, here))
+                fits = np.flatnonzero(~np.isin(partner, batch))
                 if len(fits):
-                    here[place], there[fits[0]] = there[fits[0]], here[place]
+                    batch[place], partner[fits[0]] = partner[fits[0]], batch[place]
                     break
             else:
                 return False

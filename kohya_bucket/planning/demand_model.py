@@ -209,34 +209,34 @@ def _as_stages(options: PlanOptions, n: int) -> npt.NDArray[np.int64] | None:
         raise PlanError("stages is set, which has no effect without resolution_mode = 'schedule': set that too")
     if options.regularization is not None:
         raise PlanError("stages is set with regularization, which is drawn in every epoch: leave out one of them")
-    given, last = array_of("stages", options.stages), len(options.resolution_epochs or ())
-    if given.shape != (n,) or (n and (given.dtype.kind not in "iu" or not 0 <= given.min() <= given.max() <= last)):
+    stages, last = array_of("stages", options.stages), len(options.resolution_epochs or ())
+    if stages.shape != (n,) or (n and (stages.dtype.kind not in "iu" or not 0 <= stages.min() <= stages.max() <= last)):
         raise PlanError(
-            f"stages is {given.dtype} of shape {list(given.shape)}, but must be a whole number from 0 to {last} for "
+            f"stages is {stages.dtype} of shape {list(stages.shape)}, but must be a whole number from 0 to {last} for "
             f"each of {n} images: the stage whose epochs train it, of those that resolution_epochs makes"
         )
-    return given.astype(np.int64)
+    return stages.astype(np.int64)
 
 
 def _check_total(total: int, epoch: int) -> None:
     """Refuse more trainings than a plan can hold, or than this machine has memory to plan."""
-    asked, there = f"epoch {epoch} is asked to train {total:,} images, repeats counted", _machine_memory()
+    asked, machine = f"epoch {epoch} is asked to train {total:,} images, repeats counted", _machine_memory()
     if total > MOST_TRAININGS:
         raise PlanError(f"{asked}, but a plan holds at most {MOST_TRAININGS:,}: lower repeats and train more epochs")
-    if there is not None and total * _BYTES > there:
+    if machine is not None and total * _BYTES > machine:
         raise PlanError(
             f"{asked}: to plan it takes about {total * _BYTES / 2**30:,.0f} GiB of memory, and this machine has "
-            f"{there / 2**30:,.0f} GiB: lower repeats and train more epochs"
+            f"{machine / 2**30:,.0f} GiB: lower repeats and train more epochs"
         )
 
 
 def _as_mask(mask: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_] | None:
     if mask is None:
         return None
-    given = array_of("regularization", mask)
-    if given.shape != (n,) or given.dtype != np.bool_:
-        raise PlanError(f"regularization has shape {list(given.shape)} and dtype {given.dtype}, but must be [{n}] bool")
-    return given
+    array = array_of("regularization", mask)
+    if array.shape != (n,) or array.dtype != np.bool_:
+        raise PlanError(f"regularization has shape {list(array.shape)} and dtype {array.dtype}, but must be [{n}] bool")
+    return array
 
 
 _BYTES = 50  # of a training, at the peak: order keys, places and row numbers of 8 bytes each, the plan itself of 4
@@ -307,17 +307,17 @@ def parse_repeats(repeats: object, n: int) -> Repeats:
         if not 0 <= repeats <= MOST_TRAININGS:
             raise PlanError(f"repeats is {repeats}, but must be {_RANGE}")
         return Repeats(n, int(repeats))
-    given = array_of("repeats", 1 if repeats is None else repeats)
-    if given.ndim == 0:
-        return Repeats(n, *_ratio(given.item()).as_integer_ratio())
-    if given.shape != (n,):
-        raise PlanError(f"repeats has shape {list(given.shape)}, but there are {n} images: give one for each")
-    if given.dtype.kind in "iu":
-        for value in (given.min(initial=0), given.max(initial=0)):
+    values = array_of("repeats", 1 if repeats is None else repeats)
+    if values.ndim == 0:
+        return Repeats(n, *_ratio(values.item()).as_integer_ratio())
+    if values.shape != (n,):
+        raise PlanError(f"repeats has shape {list(values.shape)}, but there are {n} images: give one for each")
+    if values.dtype.kind in "iu":
+        for value in (values.min(initial=0), values.max(initial=0)):
             if not 0 <= value <= MOST_TRAININGS:
                 raise PlanError(f"repeats holds {value}, but must be {_RANGE}")
-        return Repeats(n, given.astype(np.int64))
-    values, inverse = np.unique(given.astype(np.float64) if given.dtype.kind == "f" else given, return_inverse=True)
+        return Repeats(n, values.astype(np.int64))
+    values, inverse = np.unique(values.astype(np.float64) if values.dtype.kind == "f" else values, return_inverse=True)
     ratios = np.array([_ratio(v).as_integer_ratio() for v in values.tolist()], dtype=np.int64).reshape(-1, 2)
     return Repeats(n, *ratios[inverse.reshape(-1)].T)
 

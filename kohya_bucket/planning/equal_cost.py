@@ -67,19 +67,23 @@ def equal_cost(
         rng: mixes batches of equal cost; None leaves them in the order of their buckets.
         steps: at least so many are made, by splitting batches further.
     """
+    # What has a batch for each rank stays a step of one bucket; all else goes into a pool.
     k, per_rank = len(global_batch), global_batch // world_size
     batches = -(-cut.length // per_rank[cut.bucket])
     few = batches < world_size
     held = int(cut.length[few].sum())
+    # The pool must be able to give each rank of its last step an image: if it is short of images, a step joins it.
     if (missing := -(-int(batches[few].sum()) // world_size) * world_size - held) > 0 and not few.all():
         longest = int(np.argmax(np.where(few, 0, cut.length)))
         few[longest] = cut.length[longest] - world_size >= missing
+    # Cut the pool into batches of one rank, W for each of its steps; split batches until there are enough.
     pool = _rank_batches(cut, few, batches, per_rank)
     mixed_steps = -(-len(pool.length) // world_size)
     whole = BatchLayout.of(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
     kept = split_batches(whole, steps - mixed_steps)
     mixed_steps = max(mixed_steps, steps - len(kept.length)) if len(pool.length) else 0
     pool = split_batches(pool, mixed_steps * world_size)
+    # Neighbours in cost meet; ties are drawn.
     order = np.arange(len(pool.length))
     if rng is not None:
         rng.shuffle(order)
@@ -117,6 +121,6 @@ def _side_by_side(
     rank = np.arange(n) - first[at]
     length = np.zeros((steps, world_size), dtype=np.int32)
     length[at, rank] = lengths
-    own = np.diff(np.append(first, n))
-    bucket = buckets[first[:, None] + np.arange(world_size) % own[:, None]] if n else np.zeros_like(length)
+    per_step = np.diff(np.append(first, n))
+    bucket = buckets[first[:, None] + np.arange(world_size) % per_step[:, None]] if n else np.zeros_like(length)
     return MixedSteps(length, bucket.astype(np.int32))

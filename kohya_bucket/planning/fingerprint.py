@@ -55,23 +55,23 @@ def fingerprint_of(
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> list[str]:
     """What differs between two fingerprints, in words; empty if nothing does."""
-    found = []
+    texts = []
     for key in [*then, *(k for k in now if k not in then)]:
         a, b = then.get(key), now.get(key)
         if key in ignore or a == b:
             continue
         if key == "images_per_bucket":
-            found += _bucket_differences(a or [], b or [])
+            texts += _bucket_differences(a or [], b or [])
         elif key == "bucket_ids":
             if then.get("images_per_bucket") == now.get("images_per_bucket"):
-                found.append("images are in other buckets or in another order")
+                texts.append("images are in other buckets or in another order")
         elif key == "images":
-            found.append(f"{a} images, now {b}")
+            texts.append(f"{a} images, now {b}")
         elif _is_digest(a) and _is_digest(b):
-            found.append(f"other values of {key}")
+            texts.append(f"other values of {key}")
         else:
-            found.append(f"{key} was {_shown(a)}, now {_shown(b)}")
-    return found
+            texts.append(f"{key} was {_shown(a)}, now {_shown(b)}")
+    return texts
 
 
 def _is_digest(value: object) -> bool:
@@ -99,7 +99,7 @@ class RanksDifferError(PlanError):
 
 
 def agree(
-    mine: Mapping[str, Any],
+    values: Mapping[str, Any],
     gather: Gather,
     what: str,
     remedy: str,
@@ -120,16 +120,16 @@ def agree(
     Raises:
         RanksDifferError: they differ; every rank is told by the same message in what.
     """
-    everyone = gather(mine)
+    everyone = gather(values)
     first = everyone[0]
     hidden = ignore if deciding is None else (*ignore, deciding)
     for rank, other in enumerate(everyone):
         if deciding is not None and other[deciding] == first[deciding]:
             continue
-        found = differences(first, other, ignore=hidden)
-        if found or deciding is not None:
+        differing = differences(first, other, ignore=hidden)
+        if differing or deciding is not None:
             raise RanksDifferError(
                 f"rank {rank} {what} than rank 0 (there, then on rank {rank}): "
-                f"{'; '.join(found) or 'only the steps differ'}. {remedy}"
+                f"{'; '.join(differing) or 'only the steps differ'}. {remedy}"
             )
     return everyone

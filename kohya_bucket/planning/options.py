@@ -244,17 +244,17 @@ class PlanOptions(EpochOptions):
         Raises:
             PlanError: one that needs to know more of the buckets.
         """
-        sizes, tokens, found = self.sizes, self.tokens, []
-        for name, of, each, unit in (
+        sizes, tokens, budgets = self.sizes, self.tokens, []
+        for name, of, per_image, unit in (
             ("max_pixels", "sizes", None if sizes is None else pixels_of(sizes), "pixels"),
             ("max_tokens", "tokens", tokens, "tokens"),
         ):
             limit = getattr(self, name)
-            if limit is not None and each is None:
+            if limit is not None and per_image is None:
                 raise PlanError(f"{name} is set without bucket_{of}: the budget needs to know the buckets' {of}")
-            if limit is not None and each is not None:
-                found.append(Budget(name, limit, each, unit))
-        return found
+            if limit is not None and per_image is not None:
+                budgets.append(Budget(name, limit, per_image, unit))
+        return budgets
 
     def context(self, global_batch: npt.NDArray[np.int64]) -> RemainderContext:
         """What the policy may look at, for [K] buckets, at the first epoch of seed 0.
@@ -270,14 +270,14 @@ class PlanOptions(EpochOptions):
             groups = array_of("bucket_groups", self.bucket_groups, dtype=np.int64)
             if groups.shape != (n,):
                 raise PlanError(f"bucket_groups has shape {list(groups.shape)}, but there are {n} buckets")
-        given = array_of("no_upscale", self.no_upscale)
-        if given.dtype != np.bool_ or given.shape not in ((), (n,)):
+        no_upscale_of = array_of("no_upscale", self.no_upscale)
+        if no_upscale_of.dtype != np.bool_ or no_upscale_of.shape not in ((), (n,)):
             raise PlanError(
                 f"no_upscale is {self.no_upscale!r}, but must be true or false, for all or each of {n} buckets"
             )
-        if self.sizes is None and given.any():
+        if self.sizes is None and no_upscale_of.any():
             raise PlanError("no_upscale is set without bucket_sizes: which bucket is larger depends on them")
-        no_upscale = np.broadcast_to(given, (n,)).copy()
+        no_upscale = np.broadcast_to(no_upscale_of, (n,)).copy()
         return RemainderContext(
             global_batch, 0, 0, self.sizes, groups, self.merge_max_crop, self.base_bucket, no_upscale
         )
@@ -309,14 +309,14 @@ class PlanOptions(EpochOptions):
         }
 
 
-def known_options(where: Callable[..., object], given: dict[str, Any]) -> dict[str, Any]:
+def known_options(where: Callable[..., object], options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments that a caller of `where` gave as options.
 
     Raises:
         TypeError: an unknown name, with the nearest argument of `where`.
     """
     names = [one.name for one in fields(PlanOptions)]
-    own = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    if not given.keys() <= set(names):
-        known_keyword(where.__name__, given, [*own, *names])
-    return given
+    arguments = [p.name for p in inspect.signature(where).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if not options.keys() <= set(names):
+        known_keyword(where.__name__, options, [*arguments, *names])
+    return options

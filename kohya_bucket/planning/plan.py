@@ -43,8 +43,8 @@ class MixedSteps:
     def offset(self) -> npt.NDArray[np.int64]:
         """[M, W] where in the step each rank's images begin."""
         begin = np.cumsum(self.length, axis=1, dtype=np.int64) - self.length
-        own = np.count_nonzero(self.length, axis=1, keepdims=True)
-        return np.where(self.length > 0, begin, np.arange(self.length.shape[1]) % np.maximum(own, 1))
+        trained = np.count_nonzero(self.length, axis=1, keepdims=True)
+        return np.where(self.length > 0, begin, np.arange(self.length.shape[1]) % np.maximum(trained, 1))
 
     @property
     def images(self) -> npt.NDArray[np.int32]:
@@ -54,9 +54,9 @@ class MixedSteps:
     @property
     def unequal(self) -> npt.NDArray[np.bool_]:
         """[M] whether images of different ranks would weigh differently."""
-        own, world = np.count_nonzero(self.length, axis=1), self.length.shape[1]
+        trained, world = np.count_nonzero(self.length, axis=1), self.length.shape[1]
         equal = (self.images == self.images[:, :1]).all(axis=1)
-        unequal: npt.NDArray[np.bool_] = ~equal | (world % np.maximum(own, 1) > 0)
+        unequal: npt.NDArray[np.bool_] = ~equal | (world % np.maximum(trained, 1) > 0)
         return unequal
 
 
@@ -296,9 +296,9 @@ class EpochPlan:
     def _rank_fillers(self) -> Rows:
         """What steps with fewer images than ranks train again: the first rank left over the first image, and so on."""
         short = np.flatnonzero(self.length < self.world_size)
-        own = self.length[short].astype(np.int64)
-        extra = self.world_size - own
-        spare = runs(extra) % np.repeat(own, extra)
+        held = self.length[short].astype(np.int64)
+        extra = self.world_size - held
+        spare = runs(extra) % np.repeat(held, extra)
         bucket = np.repeat(self.bucket_of_step[short], extra)
         several = np.flatnonzero(bucket < 0)  # there, each rank has one image or none
         bucket[several] = self.mixed.bucket[-1 - bucket[several], spare[several]]

@@ -141,11 +141,12 @@ class EpochPlanner:
 
     def _plan(self, seed: int, epoch: int, done: Sequence[Done]) -> EpochPlan:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
-        stages = [self._stage(part) for part in done] + [(self.global_batch, self.world_size, 0)]
-        plan = self._planned(asked.demand, asked.demand, stages[0][0], stages[0][1], seed, epoch, 0)
+        trained = [self._trained_part(part) for part in done] + [(self.global_batch, self.world_size, 0)]
+        # The epoch as it was begun; wherever the global batch changed, what was left then is planned again.
+        plan = self._planned(asked.demand, asked.demand, trained[0][0], trained[0][1], seed, epoch, 0)
         plan = plan.with_ledger(asked.total, [ledger_rows(asked.unplaced, -1, -1, -1, LedgerReason.NO_BUCKET)])
         part, moved = 0, plan.ledger_rows
-        for global_batch, ranks, steps in stages:
+        for global_batch, ranks, steps in trained:
             if ranks != plan.world_size or not np.array_equal(global_batch, plan.global_batch):
                 part += 1
                 left = untrained(plan, self.n_buckets, moved)
@@ -165,7 +166,7 @@ class EpochPlanner:
         ranks = self.world_size if self.options.by_cost else None  # the plan depends on them
         return start.at_step(step, one_or_all(self.global_batch), ranks)
 
-    def _stage(self, part: Done) -> tuple[_GlobalBatch, int, int]:
+    def _trained_part(self, part: Done) -> tuple[_GlobalBatch, int, int]:
         """(global batch, ranks, steps) of a trained part. Ranks only count where the plan depends on them."""
         if len(part) not in (2, 3):
             raise PlanError(f"done holds {part!r}, but must hold (global batch, steps), or those and the ranks")
@@ -213,8 +214,12 @@ class EpochPlanner:
                 counts = self._settled(demand, global_batch // group, seed, epoch)[0].per_bucket()
                 steps.append(step_count(counts, global_batch, group))
                 trainings.append(int(counts.sum()))
-            for stage, (own, count) in enumerate(zip(steps, trainings, strict=True)):
-                if self.options.stages is not None and self.options.equal_epochs and own < max(steps) > count // ranks:
+            for stage, (alone, count) in enumerate(zip(steps, trainings, strict=True)):
+                if (
+                    self.options.stages is not None
+                    and self.options.equal_epochs
+                    and alone < max(steps) > count // ranks
+                ):
                     raise PlanError(
                         f"stage {stage + 1} trains too few images in an epoch ({count}) for the {max(steps)} steps of "
                         f"another stage (ranks: {ranks}): raise the repeats of its images, or the batch size of the "
@@ -268,8 +273,8 @@ def _sent_home(keys: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]
     order = np.argsort(away, kind="stable")
     away, home = away[order], home[order]
     at = np.searchsorted(keys, away) + np.arange(len(away)) - np.searchsorted(away, away)
-    there = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away)
-    keys[at[there]] = home[there]
+    trained = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away)
+    keys[at[trained]] = home[trained]
     return keys
 
 

@@ -114,15 +114,15 @@ def take_in_rotation(demand: Demand, want: npt.NDArray[np.int64], seed: int, epo
     ends = np.cumsum(rows_in)
     times = demand.all_times()
     rng = stream(Purpose.ROTATION, seed)
-    taken: list[npt.NDArray[np.intp]] = []
+    chosen: list[npt.NDArray[np.intp]] = []
     for k in np.flatnonzero(rows_in):
         rows = order[ends[k] - rows_in[k] : ends[k]]
         rng.shuffle(rows)
         most = int(times[rows].max())
         if want[k] > 0 and most > 0:
             circle = np.concatenate([rows[times[rows] > j] for j in range(most)])
-            taken.append(circle[(epoch * int(want[k]) % len(circle) + np.arange(want[k])) % len(circle)])
-    return np.concatenate(taken) if taken else np.zeros(0, dtype=np.intp)
+            chosen.append(circle[(epoch * int(want[k]) % len(circle) + np.arange(want[k])) % len(circle)])
+    return np.concatenate(chosen) if chosen else np.zeros(0, dtype=np.intp)
 
 
 def _keep(demand: Demand, context: RemainderContext) -> tuple[Demand, list[Rows]]:  # noqa: ARG001
@@ -193,10 +193,12 @@ def _targets(
     moved = np.zeros(len(counts), dtype=np.int64)
     open_ = counts > 0
     for k in sorted(np.flatnonzero(open_).tolist(), key=lambda b: (counts[b], b)):
+        # Behind this line nothing moves into k any more, so its own remainder is final.
         remainder = int(held[k] % context.global_batch[k])
         open_[k] = False
         if remainder == 0 or remainder > counts[k]:
             continue
+        # Of the buckets that are still open and may take these images, the one that crops least.
         crop = 1 - np.minimum(aspects / aspects[k], aspects[k] / aspects)
         if context.no_upscale[k]:
             crop = 1 - areas / areas[k]
@@ -295,10 +297,10 @@ def apply_policies(
             (policies[1], replace(context, global_batch=np.where(small, context.global_batch, full))),
             (policies[0], replace(context, global_batch=np.where(small, full, context.global_batch))),
         ]
-    found: list[Rows] = []
+    all_changes: list[Rows] = []
     for policy, seen in stages:
         demand, changes = policy.apply(demand, seen)
         for rows in changes:
             rows["reason"] = policy.reason
-        found += changes
-    return demand, found
+        all_changes += changes
+    return demand, all_changes

@@ -119,13 +119,13 @@ def stage_starts(epochs: Sequence[int] | None, n_columns: int) -> npt.NDArray[np
     Raises:
         PlanError: another number of stages than resolutions.
     """
-    given = list(epochs or ())
-    if len(given) != n_columns - 1:
+    lengths = list(epochs or ())
+    if len(lengths) != n_columns - 1:
         raise PlanError(
-            f"resolution_epochs is {given}, but must hold {n_columns - 1} of {n_columns} resolutions: for how many "
+            f"resolution_epochs is {lengths}, but must hold {n_columns - 1} of {n_columns} resolutions: for how many "
             "epochs each but the last is trained"
         )
-    return np.cumsum([0, *given])
+    return np.cumsum([0, *lengths])
 
 
 def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray[np.intp]:
@@ -134,11 +134,11 @@ def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray
     Raises:
         PlanError: another number of weights, negative ones, or shares that need a cycle of over 1,000 epochs.
     """
-    given = array_of("resolution_weights", weights)
-    if given.shape != (n_columns,):
+    values = array_of("resolution_weights", weights)
+    if values.shape != (n_columns,):
         raise PlanError(f"resolution_weights is {weights!r}, but must hold {n_columns} weights, one per resolution")
     try:
-        ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in given.tolist()]
+        ratios = [Fraction(w).limit_denominator(_LONGEST_CYCLE) for w in values.tolist()]
     except (TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"resolution_weights is {weights!r}, but must hold numbers") from error
     total = sum(ratios, Fraction(0))

@@ -90,18 +90,18 @@ def checked_shards(shards: npt.ArrayLike, images: int) -> npt.NDArray[np.int32]:
     Raises:
         PlanError: not a whole number for each image, a negative one, or one far above the number of images.
     """
-    given = array_of("shards", shards)
-    if given.shape != (images,) or (images and given.dtype.kind not in "iu"):
+    array = array_of("shards", shards)
+    if array.shape != (images,) or (images and array.dtype.kind not in "iu"):
         raise PlanError(
-            f"shards is {given.dtype} of shape {list(given.shape)}, but must be one whole number for each of {images} "
+            f"shards is {array.dtype} of shape {list(array.shape)}, but must be one whole number for each of {images} "
             "images: the number of the shard that it lies in"
         )
-    if images and not 0 <= int(given.min()) <= int(given.max()) < 2 * images + 1024:
+    if images and not 0 <= int(array.min()) <= int(array.max()) < 2 * images + 1024:
         raise PlanError(
-            f"shards has numbers from {given.min()} to {given.max()} for {images} images: count the shards from 0, "
+            f"shards has numbers from {array.min()} to {array.max()} for {images} images: count the shards from 0, "
             "e.g. with np.unique(names, return_inverse=True)"
         )
-    return given.astype(np.int32, copy=False)
+    return array.astype(np.int32, copy=False)
 
 
 def windows_of_shards(
@@ -122,18 +122,20 @@ def windows_of_shards(
     Returns:
         the windows; and [shards] numbers that sort the shards by window.
     """
-    own = demand.of_rows(shards)
+    shard_of_row = demand.of_rows(shards)
     n_shards = int(shards.max(initial=-1)) + 1
-    images = np.bincount(own, demand.times, minlength=n_shards)
+    images = np.bincount(shard_of_row, demand.times, minlength=n_shards)
     bucket = np.zeros(n_shards, dtype=np.int64)
-    bucket[own] = demand.bucket  # of several, that of its last row
+    bucket[shard_of_row] = demand.bucket  # of several, that of its last row
+    # Shards in the order in which they are dealt to windows: bucket after bucket, at random within.
     small = images < global_batch[bucket] if len(global_batch) else images < 0
-    there = np.flatnonzero(images)
-    rng.shuffle(there)
+    occurring = np.flatnonzero(images)
+    rng.shuffle(occurring)
     place = np.arange(demand.n_buckets)
     rng.shuffle(place)
     # The smallest go last: a window between others with too few images for a batch would keep those before it open.
-    line = there[np.lexsort((small[there], place[bucket[there]]))]
+    line = occurring[np.lexsort((small[occurring], place[bucket[occurring]]))]
+    # Deal each bucket's shards round the windows as often as they go; lay what is left over in rows, there and back.
     columns = max(1, -(-len(line) // most))
     shards_of = np.bincount(bucket[line], minlength=demand.n_buckets)
     first = np.flatnonzero(np.diff(bucket[line], prepend=-1))
@@ -142,6 +144,7 @@ def windows_of_shards(
     row, column = np.divmod(np.cumsum(~goes_round) - 1, columns)
     windows = np.zeros(n_shards, dtype=np.int32)
     windows[line] = np.where(goes_round, turn % columns, np.where(row % 2, columns - 1 - column, column))
+    # Number the shards so that those of one window are neighbours.
     numbers = np.zeros(n_shards, dtype=np.int32)
     numbers[line[np.argsort(windows[line], kind="stable")]] = np.arange(len(line), dtype=np.int32)
     return windows, numbers
@@ -161,11 +164,11 @@ def _deal_to_nodes(
         node: [T] that trains each place.
     """
     for begin, end in pairwise(begins.tolist()):
-        mine, at = items[begin:end].astype(np.intp), 0  # the kind that numpy shuffles fastest
+        stretch, at = items[begin:end].astype(np.intp), 0  # the kind that numpy shuffles fastest
         for many in np.bincount(node[begin:end]).tolist():
-            rng.shuffle(mine[at : at + many])
+            rng.shuffle(stretch[at : at + many])
             at += many
-        items[begin:end][np.argsort(node[begin:end], kind="stable")] = mine
+        items[begin:end][np.argsort(node[begin:end], kind="stable")] = stretch
 
 
 def _nodes_of_places(length: Ints, nodes: int) -> Ints:

@@ -166,12 +166,12 @@ def generate_buckets(
         raise BucketSettingsError(f"no multiple of {step} lies within the sides {min_side}..{max_side}")
     aspects = sizes[:, 0] / sizes[:, 1]
     asked = SetRequest(num_buckets, size, step, low, high, seed, max_iter, min_fill)
-    found: AutoSet = AUTO_METHODS[method].load()(aspects, asked)
-    bucket_set = BucketSet.from_dims(found.sizes, name=name, description=description, vae_factor=vae_factor)
+    made: AutoSet = AUTO_METHODS[method].load()(aspects, asked)
+    bucket_set = BucketSet.from_dims(made.sizes, name=name, description=description, vae_factor=vae_factor)
     index = aspect_switch(bucket_set, "geometric").index(aspects)
-    counts = found.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
+    counts = made.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
     mean = float(aspect_loss(bucket_set.aspects[index], aspects).mean())
-    return AutoBucketResult(bucket_set, found.log_aspects, counts, found.iterations, mean, num_buckets, method)
+    return AutoBucketResult(bucket_set, made.log_aspects, counts, made.iterations, mean, num_buckets, method)
 
 
 @dataclass(frozen=True)

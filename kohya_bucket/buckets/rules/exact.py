@@ -129,9 +129,9 @@ class ExactBuckets(RuleBase):
         loss = geometry.crop_loss(*buckets[at].T, *geometry.covering_sizes(sizes[at], buckets[at]).T)
         at = at[loss > (self.max_crop or 0.0)]
         admissible = Admissible(self.max_area, self.divisor, self.no_upscale)
-        found = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
-        outside = (found.min(axis=1) < self.min_side) | (found.max(axis=1) > self.max_side)
-        buckets[at] = found
+        larger = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
+        outside = (larger.min(axis=1) < self.min_side) | (larger.max(axis=1) > self.max_side)
+        buckets[at] = larger
         reasons[at[outside]] = Reason.CROP_LIMIT
 
     def _check(self, limits_given: bool) -> None:

@@ -95,8 +95,8 @@ class RuleRequest(RuleOptions):
     @property
     def set_options(self) -> dict[str, Any]:
         """The options for a rule with a set; without `switching` it is the rule's own."""
-        own = {} if self.switching is None else {"switching": self.switching}
-        return {"no_upscale": self.no_upscale, "max_crop": self.max_crop, **own}
+        switching = {} if self.switching is None else {"switching": self.switching}
+        return {"no_upscale": self.no_upscale, "max_crop": self.max_crop, **switching}
 
 
 def rule_choices() -> dict[str, NamedRule]:
@@ -112,10 +112,10 @@ def named_rule(name: str) -> NamedRule:
     """
     from kohya_bucket.buckets.set_files import list_presets
 
-    known = rule_choices()
-    if name not in known and name in list_presets():
+    rules = rule_choices()
+    if name not in rules and name in list_presets():
         raise ConfigError(f"rule is {name!r}, which is a bucket set: write 'preset:{name}'")
-    return known[one_of("rule", _as_listed(name), known, ConfigError)]
+    return rules[one_of("rule", _as_listed(name), rules, ConfigError)]
 
 
 def is_rule(name: object) -> bool:
