@@ -176,6 +176,19 @@ def unreadable(case):
     case.train()
 
 
+def other_encodings(case):
+    for i in range(2):
+        case.image(f"a{i}.png", i)
+    case.do("write", case.folder / "im" / "a1.txt", "caf\xe9 1", "cp1252")
+    case.dataset()
+    case.both()
+    row = {"image_path": str(case.folder / "im" / "a0.png"), "caption": "caf\xe9 1"}
+    case.do("write", case.folder / "list.jsonl", json.dumps(row, ensure_ascii=False), "cp1252")
+    case.dataset(source="image_jsonl_file", lies="list.jsonl")
+    case.latents()
+    case.files()
+
+
 def no_text(case):
     for i in range(3):
         case.image(f"a{i}.png", i)
@@ -414,8 +427,8 @@ SCENARIOS = {
     "sections": sections, "two_passes": two_passes, "controls": controls, "other_controls": other_controls,
     "resolution": resolution, "edited": edited, "cut_off": cut_off, "deleted": deleted, "replaced": replaced,
     "same_stem": same_stem, "same_name": same_name, "too_small": too_small, "unreadable": unreadable,
-    "no_text": no_text, "kept": kept, "one_image": one_image, "other_frames": other_frames,
-    "without_buckets": without_buckets, "skip_broken": skip_broken,
+    "no_text": no_text, "other_encodings": other_encodings, "kept": kept, "one_image": one_image,
+    "other_frames": other_frames, "without_buckets": without_buckets, "skip_broken": skip_broken,
     "not_enlarged": not_enlarged, "minimax_h3": minimax_h3, "minimax_h3_images": minimax_h3_images,
 }  # fmt: skip
 FAMILIES = {

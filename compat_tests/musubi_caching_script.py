@@ -182,9 +182,9 @@ def marked(path, size, box):
         image.save(path)
 
 
-def write(path, text):
+def write(path, text, encoding="utf-8"):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_text(text, encoding=encoding)
 
 
 def cut(path, length):

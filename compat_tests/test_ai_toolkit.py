@@ -95,6 +95,21 @@ def test_alone_it_fills_slots_with_repeats(pictures, tmp_path):
     assert (restated.steps, restated.repeated) == (steps, sum(seen.values()) - COUNT)
 
 
+def test_captions_in_another_encoding(pictures, tmp_path):
+    folder = tmp_path / "pictures"
+    shutil.copytree(pictures, folder)
+    (folder / "03.txt").write_bytes(b"caf\xe9")
+    listed = tmp_path / "list.json"
+    listed.write_text(json.dumps({str(folder / "03.png"): {}}), encoding="utf-8")
+    for source in (data(folder), data(listed)):
+        assert "UnicodeDecodeError" in run(tmp_path / "alone", [source], 37, plan=False, code=1)[1]
+        with pytest.raises(FileNotFoundError):  # no batch was made
+            run(tmp_path / "out", [data(pictures), source], 1, code=2)
+    said = (tmp_path / "out" / "said0.txt").read_text(encoding="utf-8")
+    assert "1 caption file not in UTF-8, at which ai-toolkit stops" in said
+    assert f"`kohya-bucket fix {folder}` writes them as UTF-8" in said
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_image_once_in_each_epoch(pictures, tmp_path, workers):
     steps = steps_of(pictures, tmp_path, data(pictures))

@@ -146,6 +146,15 @@ def test_images_none_of_which_can_be_read(left, right):
     assert files["files"].keys() == left["all_broken"][-1]["files"].keys()
 
 
+def test_captions_in_another_encoding(left, right):
+    assert ["UnicodeDecodeError" in result["error"] for result in left["other_encodings"][:3]] == [True] * 3
+    *both, of_list, cached = right["other_encodings"]
+    for result in both:
+        refused(result, "1 caption file not in UTF-8", "a1.txt", "`kohya-bucket fix ")
+    refused(of_list, "list.jsonl")
+    assert "FileNotFoundError" in cached["error"]
+
+
 def test_an_item_without_a_cached_caption(left, right):
     assert items(left["no_text"][-1]) == [0, 2]
     line = refused(right["no_text"][-1], "a1.png (text: not encoded yet)", "_cache_text_encoder_outputs.py")

@@ -33,6 +33,13 @@ def config(subset: str = "") -> str:
     return "d.toml"
 
 
+def job() -> str:
+    process = {"datasets": [{"folder_path": "img", "caption_ext": "txt"}], "train": {"batch_size": 1}}
+    data = {"job": "extension", "config": {"name": "x", "process": [process]}}
+    Path("job.json").write_text(json.dumps(data), encoding="utf-8")
+    return "job.json"
+
+
 def found(run: Command, file: str, *more: str) -> dict[str, set[str]]:
     """{code: the names} of the findings of `plan`, which are those of `doctor` and `analyze` too."""
     findings = json.loads(run("plan", file, "--json", *more)[1])["findings"]
@@ -72,19 +79,26 @@ def test_captions_of_several_lines(command_line: Command) -> None:  # noqa: F811
 
 @reported(
     "a byte order mark (U+FEFF) in captions saved by Windows editors",
-    trainer="both trainers read the files as UTF-8, and the mark sticks to the first tag, so that it is another one",
-    here="a warning with the number and two names",
+    trainer="all read the files as UTF-8, and the mark sticks to the first tag, so that it is another one",
+    here="a warning with the number, two names, and `kohya-bucket fix DIR`, which takes it away",
     command="kohya-bucket doctor my.toml",
-    origin="both trainers' own readers",
+    origin="the trainers' own readers",
 )
 def test_a_byte_order_mark(command_line: Command) -> None:  # noqa: F811
     assert found(command_line, config())["caption-mark"] == {"mark"}
+    assert found(command_line, job()) == {"caption-mark": {"mark"}}
+    for file in (config(), job()):
+        assert "`kohya-bucket fix img` takes it away" in command_line("plan", file)[1]
     text = "[[datasets]]\nresolution = 512\nenable_bucket = true\nimage_directory = 'img'\ncaption_extension = '.txt'\n"
     Path("m.toml").write_text(text, encoding="utf-8")
     assert found(command_line, "m.toml", "--arch", "qi") == {"caption-mark": {"mark"}}
     Path("img/plain.txt").write_bytes(b"caf\xe9")
     assert "broken-caption" in found(command_line, "m.toml", "--arch", "qi")
     assert command_line("doctor", "m.toml", "--arch", "qi", "--quick")[0] == 1
+    assert found(command_line, job())["broken-caption"] == {"plain"}
+    for file in (["m.toml", "--arch", "qi"], [job()]):
+        assert "1 caption file not in UTF-8, at which" in (said := command_line("plan", *file)[1])
+        assert "`kohya-bucket fix img` writes them as UTF-8" in said
 
 
 @reported(
@@ -104,10 +118,10 @@ def test_names_in_another_unicode_form(command_line: Command) -> None:  # noqa: 
                 Image.new("RGB", (512, 512)).save(path)
             else:
                 path.write_text("a cat", encoding="utf-8")
-    files = [config(), "m.toml"]
+    files = [config(), "m.toml", job()]
     keys = "resolution = 512\nenable_bucket = true\nimage_directory = 'img'\ncaption_extension = '.txt'\n"
     Path("m.toml").write_text(f"[[datasets]]\n{keys}", encoding="utf-8")
-    for file, more in zip(files, ((), ("--arch", "qi")), strict=True):
+    for file, more in zip(files, ((), ("--arch", "qi"), ()), strict=True):
         findings = found(command_line, file, *more)
         assert {unicodedata.normalize("NFC", one) for one in findings["unicode-form"]} == {"caf\u00e9", "\uac00\u1e69"}
         assert "no-caption" not in findings

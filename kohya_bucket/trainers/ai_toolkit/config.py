@@ -271,6 +271,7 @@ def _datasets(
         findings.error("no-source", name, "it names no images", "set folder_path")
         return
     taken["batch_size"] = taken.get("batch_size", _whole(batch_size))
+    taken["caption_ext"] = caption_ending(taken.get("caption_ext"), table.get("caption_type"))
     companions = companions_in(table, name, findings)
     if not taken.get("is_reg"):
         check_editing(table, companions, arch, name, findings)
@@ -281,6 +282,12 @@ def _datasets(
         keys = JobKeys(number, path, **{**taken, "resolution": resolution, "companions": companions})
         if _check(keys, findings):
             yield keys
+
+
+def caption_ending(caption_ext: Any, caption_type: Any) -> str:
+    """The ending of caption files: the older key counts, and takes no dot before it."""
+    ending = str(caption_ext or ".txt")
+    return str(caption_type or (ending if ending.startswith(".") else f".{ending}"))
 
 
 def _check(keys: JobKeys, findings: Findings) -> bool:

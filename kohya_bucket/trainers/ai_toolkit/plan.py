@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import locale
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
+from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
 from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.group import GpuRow, Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
@@ -101,23 +104,63 @@ def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int
 
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     """The images, and where clips are trained the clips, of a dataset, in an order that no file system decides."""
+    try:
+        found, captions = listed(keys)
+    except (OSError, ValueError, TypeError) as error:
+        message = f"{keys.source} is neither a folder nor a JSON file whose keys are paths ({error})"
+        findings.error("missing-folder", keys.place, message, path_meant(keys.source))
+        return []
     if os.path.isdir(keys.source):
-        found = sorted(_files_below(keys.source, IMAGES + _CLIPS if keys.of_clips else IMAGES))
         others = tuple(ending for ending in IMAGE_EXTENSIONS if ending not in IMAGES)
         check_ignored(sorted(_files_below(keys.source, others)), "ai-toolkit", keys.place, findings)
     else:
-        try:
-            found = list(parse_json(read_text(Path(keys.source))))
-        except (OSError, ValueError, TypeError) as error:
-            message = f"{keys.source} is neither a folder nor a JSON file whose keys are paths ({error})"
-            findings.error("missing-folder", keys.place, message, path_meant(keys.source))
-            return []
-    found = [path for path in found if os.path.basename(os.path.dirname(path)) != "_controls"]
+        _check_code_page(keys, findings)
+    _check_captions(captions, keys, findings)
     if not found:
         kinds = "images or clips" if keys.of_clips else "images"
         message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(IMAGES)})"
         findings.error("no-images", keys.place, message, "correct folder_path, or convert them")
     return found
+
+
+def listed(keys: JobKeys) -> tuple[list[str], dict[str, str]]:
+    """What `files_of` gives, and {image: its caption file} of those whose caption is not in the JSON file.
+
+    Raises:
+        OSError, ValueError, TypeError: the source is neither a folder nor a JSON file whose keys are paths.
+    """
+    entries: Any = {}
+    if os.path.isdir(keys.source):
+        found = sorted(_files_below(keys.source, IMAGES + _CLIPS if keys.of_clips else IMAGES))
+    else:
+        entries = parse_json(read_text(Path(keys.source)))
+        found = list(entries)
+    found = [path for path in found if os.path.basename(os.path.dirname(path)) != "_controls"]
+    beside = [path for path in found if path not in entries or "caption" not in entries[path]]
+    return found, {path: os.path.splitext(path)[0] + keys.caption_ext for path in beside}
+
+
+def _check_code_page(keys: JobKeys, findings: Findings) -> None:
+    used = locale.getpreferredencoding(False)
+    if codecs.lookup(used).name not in ("utf-8", "ascii") and not read_text(Path(keys.source)).isascii():
+        message = f"ai-toolkit reads {keys.source} as {used}, the system's own encoding, and trains other letters"
+        remedy = "set PYTHONUTF8=1 before it is started, or write them as \\u00e9"
+        findings.warning("code-page", f"dataset {keys.number}", message, remedy, (keys.source,))
+
+
+def _check_captions(captions: Mapping[str, str], keys: JobKeys, findings: Findings) -> None:
+    """Name caption files at which ai-toolkit stops, that it does not find, and marks that it trains."""
+    place, files = f"dataset {keys.number}", list(captions.values())
+    texts, broken = read_captions(files)
+    check_broken(broken, "ai-toolkit", place, findings)
+    check_marks(zip(files, texts, strict=True), place, findings)
+    bare: dict[str, list[str]] = {}
+    for (image, file), text in zip(captions.items(), texts, strict=True):
+        if text is None and file not in broken:
+            bare.setdefault(os.path.dirname(image), []).append(image)
+    for folder, images in bare.items():
+        with suppress(OSError):  # an image in a JSON file may be nowhere
+            without_other_forms(images, os.listdir(folder or "."), keys.caption_ext, place, findings)
 
 
 def listed_as(keys: JobKeys, image: Path) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from kohya_bucket.latents.vae.single_frames import fold_single_frames
+from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending
 from kohya_bucket.trainers.ai_toolkit.latents import current_name
 from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
+from kohya_bucket.trainers.ai_toolkit.plan import listed
+from kohya_bucket.trainers.door.captions import refuse_broken
 from kohya_bucket.trainers.door.options import TABLE
 from kohya_bucket.trainers.door.resume import WEIGHING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
@@ -21,6 +25,7 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
     job = getattr(getattr(process, "job", None), "raw_config", None) or {}
     tables = [found[TABLE] for found in (job, job.get("config") or {}) if TABLE in found]
     seam.door.read_options({TABLE: tables[0]} if tables else {}, frame)
+    refuse_broken_captions(dataset_options or ())
     fold_vae_of_images(getattr(sd, "vae", None))
     loader = seam.original(dataset_options, batch_size, sd)
     sampler = getattr(loader, "sampler", None)
@@ -32,6 +37,27 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
         name = next((name for name in names if getattr(process, name, None) is dataset_options), names[0])
         seam.door.resume.add(name, planned, process)
     return planned
+
+
+def refuse_broken_captions(datasets: Iterable[Any]) -> None:
+    """Raise `ConfigError` for caption files at which ai-toolkit would stop, before it encodes anything.
+
+    Args:
+        datasets: ai-toolkit's own configs of them, or tables with their keys.
+    """
+    files = list[str]()
+    for one in datasets:
+        given: dict[str, Any] = one if isinstance(one, dict) else vars(one)
+        keys = JobKeys(
+            0,
+            given.get("dataset_path") or given.get("folder_path") or "",
+            num_frames=given.get("num_frames", 1),
+            auto_frame_count=given.get("auto_frame_count", False),
+            caption_ext=caption_ending(given.get("caption_ext"), given.get("caption_type")),
+        )
+        with suppress(OSError, ValueError, TypeError):  # ai-toolkit says so of a source that is not there
+            files += listed(keys)[1].values()
+    refuse_broken(files, "ai-toolkit")
 
 
 def fold_vae_of_images(vae: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -236,40 +235,3 @@ def check_turned(
         asked = say_orientations([one for one in orientations if one > 1])
         message = f"{counted(len(turned), 'image')} with an EXIF turn or mirroring, which {trainer} ignores ({asked}): "
         findings.warning("turned", place, f"{message}{some(turned, 2)}", fix_command(turned), turned)
-
-
-def without_other_forms(
-    bare: Sequence[str], names: Iterable[str], ending: str, place: str, findings: Findings
-) -> list[str]:
-    """Name the images whose caption file is there under the same name in another Unicode form; returns the others.
-
-    Args:
-        bare: paths of images without a caption file, all of one folder.
-        names: of the files in the folder.
-        ending: of caption files.
-    """
-    captions = {unicodedata.normalize("NFC", name): name for name in names if name.endswith(ending)}
-    beside = {}
-    for path in bare:
-        if other := captions.get(unicodedata.normalize("NFC", Path(path).stem + ending)):
-            beside[path] = other
-    if beside:
-        both = [f"{Path(path).name!a} beside {caption!a}" for path, caption in beside.items()]
-        message = (
-            f"{counted(len(beside), 'image', 'has', 'have')} a caption file whose name looks the same and is written "
-        )
-        message += f"in another Unicode form (NFC or NFD), so that no trainer finds it ({some(both, 2)})"
-        findings.warning("unicode-form", place, message, "rename the captions to the images' very names", list(beside))
-    return [path for path in bare if path not in beside]
-
-
-MARK = "\ufeff"
-"""What an editor's "UTF-8 with BOM" puts in front of a text; no trainer takes it away."""
-
-
-def check_marks(captions: Iterable[tuple[str, str | None]], place: str, findings: Findings) -> None:
-    """Name the captions, given as (name, text), that hold a byte order mark."""
-    if marked := [name for name, text in captions if text is not None and MARK in text]:
-        message = f"{counted(len(marked), 'caption')} with a byte order mark (U+FEFF), which is trained with the word "
-        message += f"behind it ({some(marked, 2)})"
-        findings.warning("caption-mark", place, message, "save the captions as 'UTF-8', not 'UTF-8 with BOM'", marked)

@@ -17,10 +17,10 @@ from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, format_of_extension, frame_endings, is_listed
 from kohya_bucket.images.listing import from_here
-from kohya_bucket.images.scan import Job, ScanTask
-from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_small
+from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
 from kohya_bucket.texts import counted, parse_json, read_text, some
-from kohya_bucket.trainers.door.findings import Findings, check_ignored, check_marks, fix_command, without_other_forms
+from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
+from kohya_bucket.trainers.door.findings import Findings, check_ignored
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
@@ -51,7 +51,7 @@ def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family =
         rows = _once(_in_list(keys.jsonl_file, place, keys.what, findings, beside), keys, model, place, findings)
         paths = [path for path, _ in rows]
         controls = controls_in_rows(keys, rows, place, findings, model)
-        check_marks(((path, row["caption"]) for path, row in rows), place, findings)
+        check_marks(((path, row["caption"]) for path, row in rows), place, findings, keys.jsonl_file)
     else:
         return Listed([], [])
     if not paths:
@@ -217,25 +217,13 @@ def _beside(path: Any, file: str) -> Any:
 
 
 def _check_captions(keys: CommonKeys, paths: Sequence[str], place: str, findings: Findings) -> None:
-    """Read the caption files as musubi-tuner does: whole, as UTF-8, without space around them."""
+    """Name caption files at which musubi-tuner stops, and marks that it trains."""
     if not keys.caption_extension:
         return
     files = [os.path.splitext(path)[0] + keys.caption_extension for path in paths]
-    files = [file for file in files if os.path.exists(file)]
-    job = Job(ScanTask(_caption_row, [("text", "O")]), files).run()
-    if broken := {files[i]: why for i, why in job.failures.items()}:
-        first = some([f"{file}: {why}" for file, why in broken.items()], 2)
-        message = f"{counted(len(broken), 'caption file')}, at which musubi-tuner stops ({first})"
-        findings.error("broken-caption", place, message, f"{fix_command(broken)} writes them as UTF-8", broken)
-    texts = [text or None for text in job.rows["text"].tolist()]  # 0 of a broken one
+    texts, broken = read_captions(files)
+    check_broken(broken, "musubi-tuner", place, findings)
     check_marks(zip(files, texts, strict=True), place, findings)
-
-
-def _caption_row(file: str) -> tuple[str]:
-    content = read_small(file, MAX_CAPTION_BYTES)
-    if content is None:
-        raise ConfigError("it is not a file")
-    return (content.decode("utf-8").strip(),)
 
 
 def _of_line(entry: Any, key: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.captions import refuse_broken
 from kohya_bucket.trainers.door.config_source import load_source
 from kohya_bucket.trainers.door.resume import RESUMING, WEIGHING
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
@@ -52,7 +56,23 @@ def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = F
         folders.append(next((path for path in (one.params.cache_directory, *listed) if path is not None), None))
     for _, message, remedy in filter(None, why_not_cached_in(folders)):
         raise ConfigError(f"{message}: {remedy}")
-    return seam.original(dataset_group_blueprint, training, **more)
+    try:
+        group = seam.original(dataset_group_blueprint, training, **more)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        given = (getattr(one.params, key, None) for one in dataset_group_blueprint.datasets for key in SOURCES)
+        lists = ", ".join(str(path) for path in given if path is not None and os.path.isfile(path))
+        raise ConfigError(f"a line of {lists} cannot be read: {error}; `kohya-bucket plan` names it") from error
+    if not training:  # captions are read where they are cached
+        refuse_broken(chain.from_iterable(map(caption_files, group.datasets)), "musubi-tuner")
+    return group
+
+
+def caption_files(dataset: Any) -> list[str]:
+    """Of a dataset whose captions are in files of their own."""
+    source = getattr(dataset, "datasource", None)
+    ending = getattr(source, "caption_extension", None)
+    paths = getattr(source, "image_paths", getattr(source, "video_paths", ()))
+    return [os.path.splitext(path)[0] + ending for path in paths] if ending else []
 
 
 _GROUP_KEYS = ("dataset_group_blueprint", "training", "num_timestep_buckets", "shared_epoch", "audio_spec")

@@ -1,6 +1,7 @@
 """Jobs of ai-toolkit: read, planned, and shown by the commands."""
 
 import json
+import locale
 import os
 import shutil
 from collections import Counter
@@ -275,6 +276,19 @@ def test_doctor_and_commands_that_do_not_take_it(tmp_path, job, command_line):
         code, _, err = command_line(*arguments)
         assert code == 2
         assert "ai-toolkit" in err
+
+
+def test_a_list_that_windows_reads_in_its_code_page(tmp_path, job, command_line, monkeypatch):
+    def codes(caption):
+        entries = {str(tmp_path / "images" / "0.png"): {"caption": caption}}
+        (tmp_path / "list.json").write_text(json.dumps(entries, ensure_ascii=False), encoding="utf-8")
+        file = job({"dataset_path": str(tmp_path / "list.json")})
+        return [one["code"] for one in json.loads(command_line("plan", file, "--json")[1])["findings"]]
+
+    assert codes("caf\xe9") == []
+    monkeypatch.setattr(locale, "getpreferredencoding", lambda _=True: "cp1252")
+    assert codes("cafe") == []
+    assert codes("caf\xe9") == ["code-page"]
 
 
 def test_a_list_of_paths_and_square_crops(tmp_path, job, command_line):

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, check_marks
+from kohya_bucket.trainers.door.captions import check_marks
+from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Trainer
 
@@ -122,7 +123,7 @@ def check_captions(
         cut: names of those that have further lines, which sd-scripts leaves out.
     """
     texts = [(name, text) for name, text in captions if text]
-    check_marks(texts, subset.place, findings)
+    check_marks(texts, subset.place, findings, subset.metadata_file)
     if not subset.enable_wildcard:
         cut = [*cut, *(name for name, text in texts if "\n" in text)]
         trained = {name: text.partition("\n")[0].strip() for name, text in texts}

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import path_meant, quoted
-from kohya_bucket.errors import ConfigError, TooLongError
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
 from kohya_bucket.images.scan import STAT, Job, ScanTask
-from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_small
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, check_ignored, fix_command, without_other_forms
+from kohya_bucket.trainers.door.captions import BrokenCaptionError, caption_text, check_broken, without_other_forms
+from kohya_bucket.trainers.door.findings import Findings, check_ignored
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, DatasetConfig, SubsetConfig
@@ -169,7 +169,7 @@ def read_captions(
             subset, folder, images = folders[i]
             start, end = end, end + len(images)
             found = job.rows["caption"][start:end].tolist()
-            _report_broken(job.rows[start:end], subset.place, findings)
+            check_broken(_broken(job.rows[start:end]), "sd-scripts", subset.place, findings)
             if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
                 _report_missing(missing, folder.names, len(images), subset, findings)
             # 0 of a broken one
@@ -195,29 +195,19 @@ def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | int | N
     return ("\n".join(filter(None, lines)), False, "", "") if whole else (lines[0], any(lines[1:]), "", "")
 
 
+def _broken(rows: npt.NDArray[Any]) -> dict[str, str]:
+    return {row["file"]: row["why"] for row in rows if row["file"]}
+
+
 def refuse_broken_captions(folders: Iterable[tuple[str, str]]) -> None:
     """Raise `ConfigError` where (folder, ending of its captions) hold caption files at which sd-scripts stops."""
     findings = Findings()
     for folder, ending in dict.fromkeys(folders):
         images = read_folder(folder).images if os.path.isdir(folder) else []
         job = Job(ScanTask(partial(_caption_row, extension=ending, whole=False), _CAPTION_COLUMNS), images).run()
-        _report_broken(job.rows, "", findings)
+        check_broken(_broken(job.rows), "sd-scripts", "", findings)
     if len(findings):
         raise ConfigError("; ".join(finding.text for finding in findings))
-
-
-def _report_broken(rows: npt.NDArray[Any], place: str, findings: Findings) -> None:
-    """Name caption files at which sd-scripts stops: those that `fix` writes as UTF-8, and the others."""
-    broken = {row["file"]: row["why"] for row in rows if row["file"]}
-    if encoded := [file for file, why in broken.items() if not why]:
-        message = (
-            f"{counted(len(encoded), 'caption file')} not in UTF-8, at which sd-scripts stops ({some(encoded, 2)})"
-        )
-        findings.error("broken-caption", place, message, f"{fix_command(encoded)} writes them as UTF-8", encoded)
-    if others := {file: why for file, why in broken.items() if why}:
-        first = some([f"{file}: {why}" for file, why in others.items()], 1)
-        message = f"{counted(len(others), 'caption file')} at which sd-scripts stops ({first})"
-        findings.error("broken-caption", place, message, "write a caption, or delete the file", others)
 
 
 def _report_missing(
@@ -243,19 +233,6 @@ def _report_missing(
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
-class BrokenCaptionError(ConfigError):
-    """A caption file at which sd-scripts stops.
-
-    Attributes:
-        file: its path.
-        why: what is wrong; "" where it is text in another encoding than UTF-8.
-    """
-
-    def __init__(self, file: str, why: str = "") -> None:
-        super().__init__(f"{file}: {why or 'not UTF-8'}, and sd-scripts stops at it")
-        self.file, self.why = file, why
-
-
 def read_caption(image: str, extension: str) -> str | None:
     """The caption in an image's file; None without a file.
 
@@ -270,20 +247,12 @@ def _caption_lines(image: str, extension: str) -> list[str] | None:
     """The lines of a caption file, without space around them."""
     stem = os.path.splitext(image)[0]
     file = stem + extension
-    try:
-        content = read_small(file, MAX_CAPTION_BYTES)
-        if content is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
-            file = parts[0] + extension
-            content = read_small(file, MAX_CAPTION_BYTES)
-        if content is None:
-            return None
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BrokenCaptionError(file) from None
-    except TooLongError as error:
-        raise BrokenCaptionError(file, f"{error.strerror}: is it the right one?") from None
-    except OSError as error:
-        raise BrokenCaptionError(file, f"it cannot be read ({error.strerror})") from None
+    text = caption_text(file)
+    if text is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
+        file = parts[0] + extension
+        text = caption_text(file)
+    if text is None:
+        return None
     if not text:
         raise BrokenCaptionError(file, "it is empty")
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]

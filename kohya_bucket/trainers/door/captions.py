@@ -1,0 +1,126 @@
+"""Captions in files beside images: those at which a trainer stops, and those that it does not find."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from kohya_bucket.errors import ConfigError, TooLongError
+from kohya_bucket.images.scan import Job, ScanTask
+from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_small
+from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.findings import Findings, fix_command
+
+
+class BrokenCaptionError(ConfigError):
+    """A caption file that trainers cannot read.
+
+    Attributes:
+        file: its path.
+        why: what is wrong; "" where it is text in another encoding than UTF-8.
+    """
+
+    def __init__(self, file: str, why: str = "") -> None:
+        super().__init__(f"{file}: {why or 'not UTF-8'}, and trainers stop at it")
+        self.file, self.why = file, why
+
+
+def caption_text(file: str) -> str | None:
+    """The text of a caption file; None where there is no file.
+
+    Raises:
+        BrokenCaptionError: it is not UTF-8, or cannot be read.
+    """
+    try:
+        content = read_small(file, MAX_CAPTION_BYTES)
+        return None if content is None else content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BrokenCaptionError(file) from None
+    except TooLongError as error:
+        raise BrokenCaptionError(file, f"{error.strerror}: is it the right one?") from None
+    except OSError as error:
+        raise BrokenCaptionError(file, f"it cannot be read ({error.strerror})") from None
+
+
+def read_captions(files: Sequence[str]) -> tuple[list[str | None], dict[str, str]]:
+    """The texts of N caption files, and {file: why} of the broken ones, as in `BrokenCaptionError`.
+
+    A text is None where there is no file, or a broken one.
+    """
+    rows = Job(ScanTask(_caption_row, [("text", "O"), ("why", "O")]), files).run().rows
+    broken = {file: why for file, why in zip(files, rows["why"].tolist(), strict=True) if why is not None}
+    return rows["text"].tolist(), broken
+
+
+def _caption_row(file: str) -> tuple[str | None, str | None]:
+    try:
+        text = caption_text(file)
+    except BrokenCaptionError as error:
+        return None, error.why
+    return text, "it is not a file" if text is None and os.path.exists(file) else None  # noqa: PTH110  (a NUL)
+
+
+def check_broken(broken: Mapping[str, str], trainer: str, place: str, findings: Findings) -> None:
+    """Name caption files at which a trainer stops: those that `fix` writes as UTF-8, and the others."""
+    if encoded := [file for file, why in broken.items() if not why]:
+        message = f"{counted(len(encoded), 'caption file')} not in UTF-8, at which {trainer} stops ({some(encoded, 2)})"
+        findings.error("broken-caption", place, message, f"{fix_command(encoded)} writes them as UTF-8", encoded)
+    if others := {file: why for file, why in broken.items() if why}:
+        first = some([f"{file}: {why}" for file, why in others.items()], 1)
+        message = f"{counted(len(others), 'caption file')} at which {trainer} stops ({first})"
+        findings.error("broken-caption", place, message, "write a caption, or delete the file", others)
+
+
+def refuse_broken(files: Iterable[str], trainer: str) -> None:
+    """Raise `ConfigError` where a trainer would stop at one of its caption files."""
+    findings = Findings()
+    check_broken(read_captions([*dict.fromkeys(files)])[1], trainer, "", findings)
+    if len(findings):
+        raise ConfigError("; ".join(finding.text for finding in findings))
+
+
+MARK = "\ufeff"
+"""What an editor's "UTF-8 with BOM" puts in front of a text; no trainer takes it away."""
+
+
+def check_marks(
+    captions: Iterable[tuple[str, str | None]], place: str, findings: Findings, listed_in: str | None = None
+) -> None:
+    """Name the captions that hold a byte order mark.
+
+    Args:
+        captions: (path of the image or of its caption file, text).
+        listed_in: the file that holds them all; None where each is in a file of its own.
+    """
+    if marked := [name for name, text in captions if text is not None and MARK in text]:
+        message = f"{counted(len(marked), 'caption')} with a byte order mark (U+FEFF), which is trained with the word "
+        message += f"behind it ({some(marked, 2)})"
+        remedy = f"{fix_command(marked)} takes it away" if listed_in is None else f"remove it from {listed_in}"
+        findings.warning("caption-mark", place, message, remedy, marked)
+
+
+def without_other_forms(
+    bare: Sequence[str], names: Iterable[str], ending: str, place: str, findings: Findings
+) -> list[str]:
+    """Name the images whose caption file is there under the same name in another Unicode form; returns the others.
+
+    Args:
+        bare: paths of images without a caption file, all of one folder.
+        names: of the files in the folder.
+        ending: of caption files.
+    """
+    captions = {unicodedata.normalize("NFC", name): name for name in names if name.endswith(ending)}
+    beside = {}
+    for path in bare:
+        if other := captions.get(unicodedata.normalize("NFC", Path(path).stem + ending)):
+            beside[path] = other
+    if beside:
+        both = [f"{Path(path).name!a} beside {caption!a}" for path, caption in beside.items()]
+        message = (
+            f"{counted(len(beside), 'image', 'has', 'have')} a caption file whose name looks the same and is written "
+        )
+        message += f"in another Unicode form (NFC or NFD), so that no trainer finds it ({some(both, 2)})"
+        findings.warning("unicode-form", place, message, "rename the captions to the images' very names", list(beside))
+    return [path for path in bare if path not in beside]
