@@ -376,8 +376,8 @@ def _torch_names() -> Mapping[str, Any]:
     like_there: dict[str, Any] = {"interpolation": "bicubic", "pixel_range": (0, 1)}
 
     def as_rule(strategy: Any) -> Any:
-        own = isinstance(strategy, Strategy) and not hasattr(strategy, "place")
-        return _StrategyBuckets(strategy) if own else strategy
+        has_no_place = isinstance(strategy, Strategy) and not hasattr(strategy, "place")
+        return _StrategyBuckets(strategy) if has_no_place else strategy
 
     class BucketedDataset(datasets.BucketedDataset):
         """Images in [0, 1], each with the bucket that a strategy gives it; without captions, items have none."""
@@ -399,12 +399,12 @@ def _torch_names() -> Mapping[str, Any]:
             cls, hf_dataset: Any, strategy: Any, *, image_column: str = "image", caption_column: str | None = None,
             transform: Any = None, num_workers: int = 8,  # noqa: ARG003 (headers of a table are read without)
         ) -> BucketedDataset:  # fmt: skip
-            found = super().from_hf(
+            dataset = super().from_hf(
                 hf_dataset, as_rule(strategy), image_column=image_column, caption_column=caption_column,
                 transform=transform, **like_there,
             )  # fmt: skip
-            found._captioned = caption_column is not None
-            return found
+            dataset._captioned = caption_column is not None
+            return dataset
 
         def _place(self, *arguments: Any) -> None:
             super()._place(*arguments)
@@ -419,11 +419,11 @@ def _torch_names() -> Mapping[str, Any]:
             return [Path(self.source.name(i)) for i in range(len(self))]
 
         def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-            found = super().__getitems__(indices)
+            items = super().__getitems__(indices)
             if not self._captioned:
-                for item in found:
+                for item in items:
                     del item["caption"]
-            return found
+            return items
 
     class BucketBatchSampler(sampler.BucketBatchSampler):
         """Batches of one bucket; what does not fill one is left out, in each epoch another part."""
@@ -456,16 +456,18 @@ def _torch_names() -> Mapping[str, Any]:
             self.bucket_indices = self.bucket_indices.astype(np.int64)
 
         def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-            found = super().__getitems__(indices)
+            items = super().__getitems__(indices)
             if self._device.type != "cpu":
-                for item in found:
+                for item in items:
                     item["latents"] = item["latents"].to(self._device)
-            return found
+            return items
 
-    found = {kind.__name__: kind for kind in (BucketedDataset, BucketBatchSampler, BucketResize, BucketedLatentDataset)}
-    for name, kind in found.items():
+    classes = {
+        kind.__name__: kind for kind in (BucketedDataset, BucketBatchSampler, BucketResize, BucketedLatentDataset)
+    }
+    for name, kind in classes.items():
         kind.__qualname__ = name  # where worker processes find it again
-    return found
+    return classes
 
 
 class _Normalizing:

@@ -305,11 +305,11 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
     for path in paths:
         names.setdefault(path.parent, set()).add(path.name)
     removed = 0
-    for folder, known in names.items():
-        with suppress(OSError), os.scandir(folder) as found:
-            for entry in found:
+    for folder, expected in names.items():
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
                 with suppress(OSError):
-                    if final_name(entry.name) in known and time.time() - entry.stat().st_mtime > TEMPORARY_AGE:
+                    if final_name(entry.name) in expected and time.time() - entry.stat().st_mtime > TEMPORARY_AGE:
                         if entry.is_dir(follow_symlinks=False):  # a lock
                             _release(Path(entry.path), filter(final_name, os.listdir(entry.path)))
                         else:
