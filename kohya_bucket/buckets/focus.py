@@ -115,7 +115,7 @@ class FocusCuts(NamedTuple):
     cut: int
 
     @classmethod
-    def of(cls, placement: Placement, focus: FloatArray) -> FocusCuts:
+    def from_placement(cls, placement: Placement, focus: FloatArray) -> FocusCuts:
         """With the crops of a placement, and without a focus: in the middle."""
         middle, now = middle_cuts(placement, focus), cut_rectangles(placement, focus)
         return cls(*(int(np.sum(one)) for one in (~np.isnan(now), middle > 0, now > 0)))

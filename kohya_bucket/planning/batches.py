@@ -31,7 +31,7 @@ class BatchLayout:
     per_bucket: npt.NDArray[np.int64]
 
     @classmethod
-    def of(
+    def from_columns(
         cls, start: npt.NDArray[np.int64], length: npt.NDArray[np.integer], bucket: npt.NDArray[np.integer], k: int
     ) -> BatchLayout:
         """Batches of these starts, lengths and buckets of `k`, in bucket order."""
@@ -74,7 +74,7 @@ def split_batches(cut: BatchLayout, steps: int) -> BatchLayout:
     start = np.concatenate([cut.start[kept], parts[:, 1]])
     bucket = np.concatenate([cut.bucket[kept], parts[:, 2]])
     order = np.argsort(start, kind="stable")
-    return BatchLayout.of(start[order], length[order], bucket[order], len(cut.per_bucket))
+    return BatchLayout.from_columns(start[order], length[order], bucket[order], len(cut.per_bucket))
 
 
 Items = npt.NDArray[np.int32]

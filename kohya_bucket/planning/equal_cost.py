@@ -79,7 +79,7 @@ def equal_cost(
     # Cut the pool into batches of one rank, W for each of its steps; split batches until there are enough.
     pool = _rank_batches(cut, few, batches, per_rank)
     mixed_steps = -(-len(pool.length) // world_size)
-    whole = BatchLayout.of(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
+    whole = BatchLayout.from_columns(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
     kept = split_batches(whole, steps - mixed_steps)
     mixed_steps = max(mixed_steps, steps - len(kept.length)) if len(pool.length) else 0
     pool = split_batches(pool, mixed_steps * world_size)
@@ -108,7 +108,7 @@ def _rank_batches(cut: BatchLayout, rows: npt.NDArray[np.bool_], batches: Counts
     bucket = np.repeat(cut.bucket[rows], each)
     into = runs(each) * per_rank[bucket]
     length = np.minimum(per_rank[bucket], np.repeat(cut.length[rows], each) - into)
-    return BatchLayout.of(np.repeat(cut.start[rows], each) + into, length, bucket, len(per_rank))
+    return BatchLayout.from_columns(np.repeat(cut.start[rows], each) + into, length, bucket, len(per_rank))
 
 
 def _side_by_side(

@@ -124,7 +124,7 @@ def _open_windows(draft: Draft) -> None:
 
         rng = stream(Purpose.SHARDS, draft.seed, draft.epoch, draft.part)
         options = draft.options
-        draft.windows = Windows.of(
+        draft.windows = Windows.drawn(
             draft.shards, draft.asked, draft.global_batch, options.open_shards, options.nodes, rng
         )
 

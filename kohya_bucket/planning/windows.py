@@ -40,7 +40,7 @@ class Windows:
     nodes: int
 
     @classmethod
-    def of(
+    def drawn(
         cls, shards: npt.NDArray[np.int32], demand: Demand, global_batch: npt.NDArray[np.int64], open_shards: int,
         nodes: int, rng: np.random.RandomState,
     ) -> Windows:  # fmt: skip
@@ -71,7 +71,7 @@ class Windows:
         begins_group = np.ones(len(last), dtype=np.bool_)
         begins_group[1:] = (cut.bucket[1:] != cut.bucket[:-1]) | (last[1:] != last[:-1])
         group = np.cumsum(begins_group) - 1
-        return BatchLayout.of(cut.start, cut.length, group, 0), 2 * last.astype(np.int64) + ~joins
+        return BatchLayout.from_columns(cut.start, cut.length, group, 0), 2 * last.astype(np.int64) + ~joins
 
     def _inside(
         self, items: npt.NDArray[np.int32], cut: BatchLayout, joins: npt.NDArray[np.bool_]

@@ -188,7 +188,7 @@ class Analysis:
     def focus_cuts(self) -> FocusCuts | None:
         """How many rectangles are cut; None where no focus is set."""
         focus = self.subject.focus
-        return None if focus is None else FocusCuts.of(self.placement, focus)
+        return None if focus is None else FocusCuts.from_placement(self.placement, focus)
 
     @cached_property
     def rotated(self) -> Indices:

@@ -67,7 +67,7 @@ class PlacedData:
     @property
     def focus_cuts(self) -> FocusCuts | None:
         """How many of the images' or clips' rectangles are cut; None where no focus is set."""
-        return None if self.focus is None else FocusCuts.of(self.picture, self.focus)
+        return None if self.focus is None else FocusCuts.from_placement(self.picture, self.focus)
 
 
 def _place(

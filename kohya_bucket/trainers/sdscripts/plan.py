@@ -59,7 +59,11 @@ class DatasetOverview:
     def focus_cuts(self) -> list[FocusCuts]:
         """What the crops of each resolution cut off the images' focus; none where no focus is set."""
         focus = self.images.focus
-        return [] if focus is None else [FocusCuts.of(placement, focus) for placement in self.images.placements]
+        return (
+            []
+            if focus is None
+            else [FocusCuts.from_placement(placement, focus) for placement in self.images.placements]
+        )
 
     def enlarged_per_bucket(self) -> list[tuple[int, float]]:
         """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
