@@ -34,7 +34,7 @@ def config_for(arch: str) -> str:
     return text if model == "none" else f'{text}\n[kohya_bucket]\nmodel = "{model}"\n'
 
 
-@pytest.mark.parametrize("arch", [*ROWS, *(set(CONFIGS) - set(ROWS))])
+@pytest.mark.parametrize("arch", [*ROWS, *sorted(set(CONFIGS) - set(ROWS))])
 def test_every_config(arch, command_line, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_pictures(tmp_path / "path/to/images", [(96, 64), (80, 80), (64, 128)], caption="a picture")
