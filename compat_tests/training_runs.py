@@ -69,10 +69,11 @@ def train(
     network: bool = True,
     models: str = "1",
     python: str = sys.executable,
+    cwd: Path | None = None,
 ) -> TrainingRun:
     """Run a trainer to its end; `out` is made by it, and `out`-batches holds what was trained.
 
-    `models` is what `SMALL_MODELS` is set to, see `small_models`.
+    It runs in the checkout, or in `cwd`. `models` is what `SMALL_MODELS` is set to, see `small_models`.
     """
     on_gpu = bool(os.environ.get("KOHYA_BUCKET_GPU"))
     if on_gpu and ranks > 1:
@@ -112,7 +113,7 @@ def train(
     if not on_gpu:
         environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     output = {"capture_output": True, "encoding": "utf-8", "errors": "replace"}
-    done = subprocess.run(command, cwd=checkout, env=environment, **output, check=False, timeout=900)
+    done = subprocess.run(command, cwd=cwd or checkout, env=environment, **output, check=False, timeout=900)
     return TrainingRun(done.returncode, " ".join((done.stderr + done.stdout).split()), out, recorded(record))
 
 
