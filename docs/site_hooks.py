@@ -27,7 +27,7 @@ _MERGED = {  # the page that holds what had one of its own
 }  # fmt: skip
 _REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url=../{0}/"><a href="../{0}/index.html">Moved</a>\n'
 _TRY = "`kohya-bucket explore`"
-_TRY_HERE = "[the explorer](explorer/index.html) here, without installing anything"
+_TRY_HERE = "[the explorer](explorer/index.html) (nothing to install)"
 _NAME = re.compile(r"^- \*\*`(kohya_bucket\.[\w.]+)`\*\*.*\n", re.MULTILINE)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)(?:#[^)]*)?\)")
 
