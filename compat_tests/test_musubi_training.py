@@ -31,7 +31,7 @@ def test_a_training_that_is_stopped_and_resumed(musubi_source, z_image, tmp_path
     )
     half = len(whole) // 2
     assert [counted(whole[:half]), counted(whole[half:])] == [ONCE, ONCE]
-    assert "seams checked" in log
+    assert "is active" in log
     assert f"epoch 2: {COUNT} images, 0 missed, 0 repeated" in log
     assert "counts steps and epochs from 0 again" not in log
     state = tmp_path / "whole" / "model-step00000005-state"
@@ -77,7 +77,7 @@ def test_from_an_activated_environment(musubi_source, z_image, tmp_path):
     python = environment(tmp_path / "env")
     assert command(python, "activate")[0] == 0
     steps, log = train(musubi_source, tmp_path, z_image, "on", "--max_train_epochs", 1, door=(), python=python)
-    assert log.count("seams checked") == 1
+    assert log.count("is active") == 1
     assert counted(steps) == ONCE
     assert "seen: musubi" in command(python, "activate", "--status")[1]
     assert command(python, "activate", "--off")[0] == 0

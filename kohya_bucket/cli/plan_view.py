@@ -17,8 +17,8 @@ from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.group import GpuRow
 
 _LEGEND = (
-    "short: batches that are not full; cut and worst: what is cropped off, on average and at most; idle: time "
-    "in which GPUs wait for one another"
+    "not full: batches with fewer images than the batch size; cut and worst: what is cropped off, on average and at "
+    "most; idle: time in which GPUs wait for one another"
 )
 _RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
 
@@ -32,7 +32,7 @@ def show(plan: Plan, images: bool, as_json: bool) -> None:
     for data in plan.datasets:
         _print_data(console, data, images)
     if plan.gpus:
-        _print_gpus(console, plan.gpus, plan.accumulate, plan.trainer)
+        _print_gpus(console, plan.gpus, plan.accumulate)
     if plan.length is not None:
         for row in (row for row in plan.gpus if row.epochs == plan.gpus[0].epochs):  # all epochs are equally long
             where = f"on {counted(row.gpus, 'GPU')}: " if len(plan.gpus) > 1 else ""
@@ -90,7 +90,7 @@ def _print_buckets(console: Console, entry: Mapping[str, Any]) -> None:
     total["mean_crop_loss"] = sum(row["mean_crop_loss"] * row[what] for row in rows) / total[what]
     cells = [_bucket_cells(row, what) for row in (*rows, {**total, what: entry[what], "bucket": f"all {len(rows)}"})]
     console.print()
-    print_table(console, cells, left=0, spare=("aspect", "short", "samples", "batches"), total=True, **_RULED)
+    print_table(console, cells, left=0, spare=("aspect", "not full", "samples", "batches"), total=True, **_RULED)
 
 
 def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
@@ -99,7 +99,7 @@ def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
     name = size if of_all else " + ".join(map(size_text, (size, *row.get("controls", ()))))
     cells = {"bucket": name, "aspect": "" if of_all else f"{size[0] / size[1]:.3f}"}
     cells |= {name: f"{row[name]:,}" for name in (what, "samples", "batches")}
-    cells["short"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
+    cells["not full"] = f"{row['short_batches']:,}" if row["short_batches"] else ""
     cells |= {"cut": f"{row['mean_crop_loss']:.1%}", "worst": f"{row['worst_crop_loss']:.1%}"}
     if "enlarged" in row:
         up = row["enlarged"]
@@ -107,7 +107,7 @@ def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
     return cells
 
 
-def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, trainer: str) -> None:
+def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int) -> None:
     """The epoch on each number of GPUs, beside what the trainer would do alone."""
     console.print()
     console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
@@ -117,7 +117,7 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int, train
         line |= {"GPUs": f"{row.gpus}", "steps": f"{row.steps:,}"}
         line |= {"updates": f"{row.updates:,}"} if accumulate > 1 else {}
         line |= {name: f"{getattr(row, name):,}" for name in ("samples", "missed", "repeated")}
-        cells.append(line | {"idle": f"{row.idle:.1%}", f"idle in {trainer} alone": f"{row.idle_independent:.1%}"})
+        cells.append(line | {"idle": f"{row.idle:.1%}", "idle without kohya_bucket": f"{row.idle_independent:.1%}"})
     console.print()
     print_table(console, cells, left=0, spare=("samples",), **_RULED)
     console.print(_LEGEND, style="dim", soft_wrap=True)

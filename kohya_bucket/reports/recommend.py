@@ -103,7 +103,7 @@ def differences(before: Summary, after: Summary) -> tuple[str, str]:
     short = f"{before.short_batches:,} of {before.batches:,} → {after.short_batches:,} of {after.batches:,}"
     for name, old, new, floor, text in (
         ("mean crop loss", before.mean_crop, after.mean_crop, 0.0005, ""),
-        ("95th percentile of crop loss", before.p95_crop, after.p95_crop, 0.002, ""),
+        ("crop loss of 19 of 20 images, at most", before.p95_crop, after.p95_crop, 0.002, ""),
         ("worst crop loss", before.worst_crop, after.worst_crop, 0.01, ""),
         ("enlarged images", before.enlarged, after.enlarged, 0.002, ""),
         ("images without a bucket", before.unplaced, after.unplaced, 1, f"{before.unplaced:,} → {after.unplaced:,}"),

@@ -70,7 +70,7 @@ def test_a_folder_in_place_of_a_config(command_line, folder):
 
 
 def test_the_rule_is_always_said(command_line, config):
-    assert "\n  rule kohya\n" in command_line("plan", config)[1]
+    assert "\n  sd-scripts' buckets\n" in command_line("plan", config)[1]
     text = config.read_text(encoding="utf-8")
     config.write_text(text + "[kohya_bucket]\nrule = 'auto'\nnum_buckets = 2\n", encoding="utf-8")
     assert "\n  rule auto (kmeans) chose " in command_line("plan", config)[1]

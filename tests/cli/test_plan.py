@@ -130,7 +130,7 @@ def test_the_table_can_be_read(folder):
     output = run("plan", write(folder), "--gpus", "1,8", "--images").output
     assert "256x256" in output
     assert "worst" in output
-    assert "idle in sd-scripts alone" in output
+    assert "idle without kohya_bucket" in output
     assert all(f"{i}.png" in output for i in range(7))
     assert "\x1b[" not in output
 

@@ -52,10 +52,10 @@ def test_sixty_columns_hold_every_table(folder: Path) -> None:
 
 def test_a_plan_fits_eighty_columns_and_names_what_fewer_leave_out(folder: Path) -> None:
     config = config_of(folder, str(folder))
-    for width, missing in (("80", []), ("60", ["aspect", "short"])):
+    for width, missing in (("80", []), ("60", ["aspect", "full"])):
         plain = re.sub(r"\x1b\[[0-9;]*m", "", run("plan", config, env={**NARROW, "COLUMNS": width}))
         (head,) = (line.split() for line in plain.splitlines() if line.split()[:1] == ["bucket"])
-        assert {"aspect", "short", "samples", "batches"} - {*head} == {*missing}
+        assert {"aspect", "full", "samples", "batches"} - {*head} == {*missing}
         assert all(f"{name}" in plain.partition("(without ")[2] for name in missing)
         assert ("(without " in plain) == bool(missing)
 

@@ -121,7 +121,7 @@ def test_subsets_for_musubi_tuner(command_line: Command) -> None:  # noqa: F811
 def test_a_dataset_config_as_config_file(command_line: Command) -> None:  # noqa: F811
     code, out, _ = command_line("plan", config())
     assert code == 0
-    assert out.rstrip().endswith("for the trainer: --dataset_config d.toml; as --config_file it would name no images")
+    assert out.rstrip().endswith("give it to the trainer as --dataset_config d.toml, not as --config_file")
     mixed = config(top="pretrained_model_name_or_path = 'm'\n[training]\noutput_dir = 'o'\nlearning_rate = 1e-4")
     found = findings(command_line, mixed, code=1)
     assert list(found) == ["misplaced-key"]

@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from kohya_bucket.reports.compare import Compared
 
 _LEGEND = (
-    "mean crop, 95% and worst: shares of images cropped off; upscaled: images smaller than their bucket; steps, left "
+    "mean crop, 19 of 20 and worst: what is cropped off, on average, of 19 in 20 images, and at most; upscaled: images smaller than their bucket; steps, left "
     "out and repeats: of an epoch of each GPU, in another trainer's own loader, else by this package's plan; never: "
-    "images that none of ten epochs trains (of fewer for very many); idle: time in which GPUs wait for one another"
+    "images that none of ten epochs trains (of fewer for very many)"
 )
+_OF_IDLE = "; idle: time in which GPUs wait for one another"
 
 
 OPTION_GROUPS = {"compare": {"without": ("rule", "preset", "bucket_config", "no_upscale_fit")}}
@@ -89,11 +90,16 @@ def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], 
     console.print(f"{images}, at {size[0]}x{size[1]}, batches of {batch_size}{on}")
     rows = []
     for s, trained, name in ((result.summary, result.trained, one_line(result.name)) for result in results):
-        row = {"rule": name, "buckets": str(s.buckets), "mean crop": f"{s.mean_crop:.2%}", "95%": f"{s.p95_crop:.2%}"}
+        row = {
+            "rule": name,
+            "buckets": str(s.buckets),
+            "mean crop": f"{s.mean_crop:.2%}",
+            "19 of 20": f"{s.p95_crop:.2%}",
+        }
         row |= {"worst": f"{s.worst_crop:.2%}", "upscaled": f"{s.enlarged:.1%}", "no bucket": str(s.unplaced)}
         rows.append(row | _of_epoch(trained, gpus))
     print_table(console, rows)
-    console.print(_LEGEND, style="dim", soft_wrap=True)
+    console.print(_LEGEND + _OF_IDLE * (gpus > 1), style="dim", soft_wrap=True)
     for result in results:
         for reason, count in result.reasons.items():
             console.print(f"{result.name}: {count:,} without a bucket: {reason}", soft_wrap=True)

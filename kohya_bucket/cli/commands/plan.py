@@ -72,7 +72,7 @@ def plan(
             given |= {"train_data_dir": train_data_dir, "reg_data_dir": reg_data_dir, "in_json": in_json}
             read = read_config(config, given, release=release, trainer=trainer)
             if read.length is None:
-                hint = f"for the trainer: --dataset_config {argument(config)}; as --config_file it would name no images"
+                hint = f"give it to the trainer as --dataset_config {argument(config)}, not as --config_file"
         elif train_data_dir is not None:
             read = read_folders(train_data_dir, reg_data_dir, given, in_json=in_json, release=release, trainer=trainer)
         else:

@@ -191,7 +191,7 @@ class TrainerDoor(ABC):
         replaced = [replacement for some in self._replaced.values() for replacement in some]
         self.patches.apply(replaced, self._belongs)
         if not self.quiet and is_first_process():
-            self._report(sum(len(subject.seams_of(self.owners)) for subject in known), replaced, wrong)
+            self._report(replaced, wrong)
 
     def _refuse(self, problems: Sequence[str]) -> None:
         self.refusal = (
@@ -203,9 +203,8 @@ class TrainerDoor(ABC):
         if is_first_process() and not self.quiet:
             logger.warning("%s. A training that is started like this will end before its first step", self.refusal)
 
-    def _report(self, seams: int, replaced: Sequence[Replacement], wrong: Iterable[SeamGroup]) -> None:
-        logger.info("kohya_bucket in %s %s: %d seams checked, %d replaced", self.trainer, self.describe(), seams,
-                    len(replaced))  # fmt: skip
+    def _report(self, replaced: Sequence[Replacement], wrong: Iterable[SeamGroup]) -> None:
+        logger.info("kohya_bucket in %s %s is active", self.trainer, self.describe())
         logger.debug("replaced: %s", ", ".join(f"{getattr(r.owner, '__name__', r.owner)}.{r.name}" for r in replaced))
         for subject in wrong:
             self._say(subject)

@@ -23,6 +23,8 @@ def rule_text(images: PlacedDataset, options: AdapterOptions, *, enable_bucket: 
     """What decided the buckets of a dataset, and for a rule that looks at the images, which ones it offers."""
     if not enable_bucket:
         return "no buckets: enable_bucket is off"
+    if options.rule == "kohya":
+        return "sd-scripts' buckets"
     if options.rule != "auto":
         return f"rule {options.rule}"
     offered = [place.bucket_set for place in images.placements]
@@ -47,7 +49,7 @@ def bucket_table_lines(images: PlacedDataset, counts: BucketCounts, rule: str) -
         short = "+" if row.short_batches else " "
         lines.append(f"{row.bucket!s:>9} {row.samples:>7} {row.batches:>6}{short} {row.mean_crop_loss:>4.0%}")
     if any(row.short_batches for row in rows):
-        lines.append("(+: its last batch is short)")
+        lines.append("(+: its last batch is not full)")
     if images.mode is not None:
         lines.append(f"{len(images.per_resolution)} resolutions, {RESOLUTION_MODES[images.mode].text}")
     return lines

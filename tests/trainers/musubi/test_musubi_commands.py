@@ -52,7 +52,7 @@ def test_plan(config, command_line):
 def test_plan_as_a_table(config, command_line):
     code, out, _ = command_line("plan", config, "--arch", "wan", "--images")
     assert code == 0
-    for text in ("Dataset 1: clips, 96x64, buckets, for Wan", "96x64x25", "idle in musubi-tuner alone",
+    for text in ("Dataset 1: clips, 96x64, buckets, for Wan", "96x64x25", "idle without kohya_bucket",
                  "10 items with 72 of 84 frames; 12 in none (0.5 s)", "fewer frames than the shortest length",
                  "Wan trains 16 frames per second; 3 clips have 24, 30"):  # fmt: skip
         assert text in out

@@ -9,7 +9,7 @@ function numbers(now, before, items, batchSize) {
   cell(int, "not trained", (r) => r.bad.length + r.unplaced.length, lost ? "bad" : "");
   cell(int, "buckets used", (r) => r.buckets.length);
   cell(percent, "cut off, mean", (r) => r.mean, lossClass(now.mean * 2));
-  cell(percent, "cut off, 95th percentile", (r) => r.p95, lossClass(now.p95));
+  cell(percent, "cut off of 19 in 20, at most", (r) => r.p95, lossClass(now.p95));
   cell(percent, "cut off, worst", (r) => r.worst, lossClass(now.worst));
   cell(percent, "enlarged", (r) => r.enlarged / Math.max(r.placed, 1), now.enlarged / Math.max(now.placed, 1) > 0.3 ? "warn" : "");
   if (batchSize) cell(int, batchSize > 1 ? `batches of ${batchSize} an epoch, ${int(now.short)} not full` : "steps an epoch at batch size 1", (r) => r.batches);

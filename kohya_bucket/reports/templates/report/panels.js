@@ -8,7 +8,7 @@ function keyNumbers(view) {
   cell(int(lost), "not trained", lost ? "bad" : "");
   cell(int(t.buckets), d.underfilled && !d.clips ? `buckets used, ${int(d.underfilled)} never fill a batch` : "buckets used");
   cell(percent(t.mean_crop), "cut off, mean", lossClass(t.mean_crop * 2));
-  cell(percent(t.p95_crop), "cut off, 95th percentile", lossClass(t.p95_crop));
+  cell(percent(t.p95_crop), "cut off of 19 in 20, at most", lossClass(t.p95_crop));
   cell(percent(t.worst_crop), "cut off, worst", lossClass(t.worst_crop));
   cell(percent(t.enlarged), "enlarged", t.enlarged > 0.3 ? "warn" : "");
   if (d.clips) cell(d.clips.items === null ? "–" : int(d.clips.items), "items an epoch");
