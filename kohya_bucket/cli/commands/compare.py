@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from kohya_bucket.reports.compare import Compared
 
 _LEGEND = (
-    "mean crop, 19 of 20 and worst: what is cropped off, on average, of 19 in 20 images, and at most; upscaled: images smaller than their bucket; steps, left "
-    "out and repeats: of an epoch of each GPU, in another trainer's own loader, else by this package's plan; never: "
-    "images that none of ten epochs trains (of fewer for very many)"
+    "mean crop, 19 of 20 and worst: what is cropped off, on average, of 19 in 20 images, and at most; upscaled: images "
+    "smaller than their bucket; steps, left out and repeats: of an epoch of each GPU, in another trainer's own loader, "
+    "else by this package's plan; never: images that none of ten epochs trains (of fewer for very many)"
 )
 _OF_IDLE = "; idle: time in which GPUs wait for one another"
 
