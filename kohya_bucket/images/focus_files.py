@@ -8,7 +8,6 @@ smallest rectangle around all is taken. `buckets/focus.py` says what a rectangle
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import math
@@ -108,26 +107,6 @@ def _none(count: int) -> FloatArray:
     return np.full((count, 4), np.nan)
 
 
-def _json_lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
-    """By pyarrow where it is installed, in a quarter of the time."""
-    try:
-        pa, reader = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.json")
-    except ImportError:
-        return _lines(path, data)
-    if b"null" in data:  # a row of it ends the process in pyarrow
-        return _lines(path, data)
-    schema = pa.schema([("image", pa.string()), ("focus", pa.list_(pa.float64()))])
-    try:
-        table = reader.read_json(
-            pa.BufferReader(data), reader.ReadOptions(block_size=1 << 22),
-            reader.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )  # fmt: skip
-        found = _from_arrow(table)
-    except (pa.ArrowException, ValueError):  # ValueError: of an empty file
-        found = None
-    return found or _lines(path, data)
-
-
 def _parquet(path: str, data: bytes) -> tuple[list[str], FloatArray]:
     with as_damage(f"{path}: cannot be read as a table with the columns image and focus", error=ConfigError):
         table = bounded_table(data, ["image", "focus"])
@@ -169,7 +148,7 @@ def _columns(rows: Iterable[Row]) -> tuple[list[str], FloatArray]:
     return [name for name, _ in found], np.array([box for _, box in found], dtype=np.float64).reshape(-1, 4)
 
 
-def _lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
+def _json_lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
     """Many lines at a time; one by one where any of them is not a row."""
     names, rectangles, number = list[str](), [_none(0)], 1
     try:

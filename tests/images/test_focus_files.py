@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,8 @@ ROWS = [
 EXPECTED = [[0.1, 0.2, 0.5, 1.0], [0.25, 0.75, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0]]
 
 
-@pytest.fixture(params=["columns", "lines"])
-def folder(request, tmp_path, monkeypatch):
-    if request.param == "lines":
-        monkeypatch.setitem(sys.modules, "pyarrow", None)
-    else:
-        pytest.importorskip("pyarrow")
+@pytest.fixture
+def folder(tmp_path):
     focus_files._table.cache_clear()
     (tmp_path / "sub").mkdir()
     for name in ("a.jpg", "sub/b.png", "ü.webp", "none.jpg"):
@@ -86,7 +81,8 @@ def test_what_is_no_rectangle_is_refused_with_its_line_and_value(folder, line, v
 def test_lines_are_read_the_same_however_many_at_a_time(folder, monkeypatch, size) -> None:
     monkeypatch.setattr(focus_files, "_LINES", size)
     path = write(folder, ROWS[0], "", *ROWS[1:], {"image": "last.jpg", "focus": [0, 1]})
-    assert focus_files._lines(str(path), (folder / "focus.jsonl").read_bytes())[1].tolist() == [*EXPECTED, [0, 1, 0, 1]]
+    _, rectangles = focus_files._json_lines(path, Path(path).read_bytes())
+    assert rectangles.tolist() == [*EXPECTED, [0, 1, 0, 1]]
     for halves in (['{"image": "x.jpg"', '"focus": [0, 0]}'], ['{"image": "x.jpg", "focus": [0', "0.5]}", "{}"]):
         with pytest.raises(ConfigError, match="line 5: "):
             read_focus(write(folder, ROWS[0], "", *ROWS[1:], *halves), [])
