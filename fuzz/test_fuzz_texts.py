@@ -1,10 +1,9 @@
-"""Bucket sets, dataset configs, tables of sizes and pickles: read, or refused with one clear error."""
+"""Bucket sets, dataset configs, tables of sizes: read, or refused with one clear error."""
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,14 +110,4 @@ def test_options(table: dict) -> None:
 def test_tables(folder: Path, suffix: str, data: st.DataObject) -> None:
     path = folder / f"table{suffix}"
     path.write_bytes(data.draw(mutated(TABLES[suffix].encode())))
-    read_or_refused(read_size_table, path)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@given(data=st.data())
-def test_pickles(folder: Path, protocol: int, data: st.DataObject) -> None:
-    shared = (512, 512)
-    whole = pickle.dumps({**{i: (w, h) for i, w, h in ROWS}, "a": shared, "b": shared, 2**40: (1, 2)}, protocol)
-    path = folder / "table.pkl"
-    path.write_bytes(data.draw(mutated(whole)))
     read_or_refused(read_size_table, path)

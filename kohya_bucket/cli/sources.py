@@ -182,7 +182,7 @@ def sizes_of(
     if (tars := tars_in(sources)) is not None:
         sizes = tars.sizes
     elif len(sources) == 1 and Path(sources[0]).suffix.lower() in TABLE_SUFFIXES and Path(sources[0]).is_file():
-        sizes = read_size_table(sources[0]).sizes
+        sizes = read_size_table(sources[0])
     else:
         paths = images_in(sources, recursive=recursive)
         with scan_progress("reading headers", quiet=quiet) as progress:

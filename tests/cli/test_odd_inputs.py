@@ -109,7 +109,7 @@ def told(code: int, out: str, errors: str, name: str) -> None:
         ("odd.csv", ("compare", "FILE")),
         ("odd.json", ("compare", "FILE")),
         ("odd.parquet", ("compare", "FILE")),
-        ("odd.pkl", ("buckets", "make", "FILE")),
+        ("odd.csv", ("buckets", "make", "FILE")),
         ("odd.txt", ("analyze", "FILE")),
         ("odd.tar", ("analyze", "FILE")),
         ("odd.toml", ("plan", "FILE")),
