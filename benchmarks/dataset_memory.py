@@ -114,7 +114,7 @@ def adapter(n: int) -> Any:
     from kohya_bucket.trainers.sdscripts.tables import ImageColumns
 
     infos, _ = sd_scripts(n)
-    return ImageColumns(TextColumn.of(list(infos)), list(infos.values()))
+    return ImageColumns(TextColumn.from_texts(list(infos)), list(infos.values()))
 
 
 def read_adapter(records: Any) -> None:

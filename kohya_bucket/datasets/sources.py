@@ -293,7 +293,7 @@ class FileSource(CellSource):
             raise KohyaBucketError(f"metadata_cache is {metadata_cache!r}: give MetadataCache.load(path)")
         if not isinstance(paths, TextColumn):
             must = "a text or a Path: leave out rows without a file"
-            paths = TextColumn.of(map(os.fspath, _all_are((str, os.PathLike), paths, "path", must)))
+            paths = TextColumn.from_texts(map(os.fspath, _all_are((str, os.PathLike), paths, "path", must)))
         self.paths = paths
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
@@ -349,4 +349,4 @@ def _texts(captions: Sequence[str]) -> TextColumn:
             "captions is a mapping, and iterating over it gives its keys: give a list in the order of the paths, e.g. "
             "[captions[path] for path in paths]"
         )
-    return TextColumn.of(_all_are(str, captions, "caption", 'a text; "" stands for none'))
+    return TextColumn.from_texts(_all_are(str, captions, "caption", 'a text; "" stands for none'))

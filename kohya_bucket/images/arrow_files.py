@@ -95,7 +95,7 @@ def checked_texts(column: Any) -> TextColumn:
     pa, _ = pyarrow_modules()
     array = whole(column).cast(pa.large_string()).combine_chunks()
     if len(array) == 0:
-        return TextColumn.of([])
+        return TextColumn.from_texts([])
     _, offsets, pool = array.buffers()
     ends = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
     return TextColumn(pool[int(ends[0]) : int(ends[-1])].to_pybytes() if pool else b"", ends - ends[0])

@@ -82,7 +82,7 @@ class MetadataCache:
         changes: what `build` or `refresh` did; None for a cache that was loaded.
     """
 
-    paths: TextColumn = field(default_factory=lambda: TextColumn.of([]))
+    paths: TextColumn = field(default_factory=lambda: TextColumn.from_texts([]))
     sizes: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     mtime_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -136,7 +136,7 @@ class MetadataCache:
         hash = as_flag("hash", hash)
         how: dict[str, Any] = {"workers": workers, "engine": engine}
         listed = absolute_paths([path for path in self.paths if os.path.exists(path)] if paths is None else paths)
-        texts, n = TextColumn.of(listed), len(listed)
+        texts, n = TextColumn.from_texts(listed), len(listed)
         # Looked at before the headers are read: a file that changes in between is read again next time.
         stat = Job(STAT, listed, **how)
         try:
@@ -254,7 +254,7 @@ class MetadataCache:
         names = _NUMBERS if self.hashes is None or other.hashes is None else (*_NUMBERS, "hashes")
         columns: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
         reasons = self.reasons | {len(self) + i: reason for i, reason in other.reasons.items()}
-        paths = TextColumn.of([*self.paths, *other.paths])
+        paths = TextColumn.from_texts([*self.paths, *other.paths])
         return replace(self, paths=paths, reasons=reasons, **{"hashes": None} | columns)
 
     def where(self, keep: npt.NDArray[np.bool_]) -> MetadataCache:
@@ -341,7 +341,7 @@ def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
 
     hashes = [(row.hash or "").encode("ascii", "replace") for row in last.values()]
     return replace(
-        like, paths=TextColumn.of(list(last)), sizes=sizes, mtime_ns=column("mtime_ns", np.int64),
+        like, paths=TextColumn.from_texts(list(last)), sizes=sizes, mtime_ns=column("mtime_ns", np.int64),
         bytes=column("bytes", np.int64), formats=column("format", np.uint8),
         orientation=column("orientation", np.uint8),
         hashes=None if like.hashes is None else np.array(hashes, dtype=like.hashes.dtype),
@@ -357,7 +357,7 @@ def is_metadata_cache(path: str) -> bool:
 def _as_table(cache: MetadataCache) -> Any:
     pa, _ = arrow_files.pyarrow_modules()
     n = len(cache)
-    formats = arrow_files.arrow_texts(TextColumn.of([kind.name for kind in ImageFormat]))
+    formats = arrow_files.arrow_texts(TextColumn.from_texts([kind.name for kind in ImageFormat]))
     hashes = None if cache.hashes is None else cache.hashes.astype(f"U{HASH_LENGTH}")
     reasons = [cache.reasons.get(i) for i in range(n)] if cache.reasons else None
     return pa.table(

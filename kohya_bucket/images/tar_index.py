@@ -98,7 +98,7 @@ class TarIndex:
             raise KohyaBucketError("no shards: the list of tar files is empty")
         texts = absolute_paths(shards)
         if before is None or (before.caption, before.image) != (caption, image):
-            before = cls([], [], TextColumn.of([]), np.zeros(0, dtype=ROW), {})
+            before = cls([], [], TextColumn.from_texts([]), np.zeros(0, dtype=ROW), {})
         stamps = for_each(stamp_or_refuse, texts)
         known = {one: i for i, one in enumerate(zip(before.shards, before.stamps, strict=True))}
         new = [shard for shard in zip(texts, stamps, strict=True) if shard not in known]
@@ -118,7 +118,7 @@ class TarIndex:
             reasons |= {len(keys) + i: reason for i, reason in why.items()}
             keys += names
             parts.append(part)
-        return cls(texts, stamps, TextColumn.of(keys), np.concatenate(parts), reasons, caption, image)
+        return cls(texts, stamps, TextColumn.from_texts(keys), np.concatenate(parts), reasons, caption, image)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -31,7 +31,7 @@ class TextColumn(Sequence[str]):
         self.offsets = offsets.astype(np.uint32, copy=False) if len(pool) < 1 << 32 else offsets
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> TextColumn:
+    def from_texts(cls, texts: Iterable[str]) -> TextColumn:
         """Pack texts; a `TextColumn` is returned as it is."""
         if isinstance(texts, TextColumn):
             return texts
@@ -68,7 +68,7 @@ class TextColumn(Sequence[str]):
 
     def take(self, rows: npt.NDArray[Any]) -> TextColumn:
         """The texts at `rows` (positions), in that order."""
-        return TextColumn.of(self._at(rows))
+        return TextColumn.from_texts(self._at(rows))
 
     def is_first(self) -> npt.NDArray[np.bool_]:
         """[N] bool: no earlier row holds the same text."""

@@ -1,8 +1,8 @@
-"""What makes a cached latent valid, and why one does not serve.
+"""What makes a cached latent valid, and why one is stale.
 
-Two fingerprints differ exactly if the item must be encoded again. That is decided in one place, `differences` and
-`source_changes`, for one item or for columns of them. Reasons are one vocabulary for latents, outputs of text encoders
-and npz: code decides by their kinds, and their words are for people.
+An item is encoded again exactly where its fingerprint differs. One place decides that, `differences` and, for the
+image, `source_changes`: for a single item or for columns of many. Latents, text-encoder outputs and npz share one
+vocabulary of reasons: code decides by their kind, their text is for people.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kohya_bucket.images.stamps import hash_file
 
 
 class Stale(enum.Enum):
-    """Kinds of reasons, for latents and outputs of text encoders. The values are what a reason's details go into."""
+    """Kinds of reasons, for latents and text-encoder outputs. The values are templates for a reason's details."""
 
     MISSING = "not encoded yet"
     GONE = "the image is gone"
@@ -60,13 +60,13 @@ class Stale(enum.Enum):
 
     @property
     def brief(self) -> str:
-        """The text without what is in brackets."""
+        """The text without its brackets."""
         return self.value.partition(" (")[0]
 
 
 @dataclass(frozen=True, init=False)
 class StaleReason:
-    """One reason, with what its text names."""
+    """One reason, with the details that its text names."""
 
     kind: Stale
     details: tuple[Any, ...]
@@ -80,7 +80,7 @@ class StaleReason:
 
     @property
     def brief(self) -> str:
-        """The text without what is in brackets."""
+        """The text without its brackets."""
         return self.kind.brief.format(*self.details)
 
 
@@ -90,7 +90,7 @@ def as_text(reasons: Iterable[StaleReason]) -> str:
 
 
 NOTE = "kohya_bucket_fingerprint"
-"""What a fingerprint is called where it is noted in a file of a trainer's form."""
+"""The key of a fingerprint in a trainer's own cache files."""
 
 UNKNOWN_VAE = "unknown"  # used when the VAE's hash is unknown
 
@@ -102,12 +102,12 @@ class Fingerprint:
     Attributes:
         source_bytes: length of the image file.
         source_mtime_ns: its modification time.
-        source_hash: hash of its content (hex), or "" where none was asked for.
+        source_hash: hash of its content (hex); "" if none was requested.
         vae: hash of the VAE's weights (hex).
         bucket_size, resized_size: (width, height) in pixels.
         crop: left and top of the cut in the resized image.
-        interpolation: filter and the library that computes it, e.g. "area/cv2"; "none" without resizing. What imitates
-            a library to 1 of 255, as in "area/cv2-stub", serves like it.
+        interpolation: filter and the library that computes it, e.g. "area/cv2"; "none" without resizing. An imitation
+            that agrees to 1 of 255, as in "area/cv2-stub", counts as equal.
         dtype: storage type, "float32", "float16" or "bfloat16".
         kind: "latents", or "posterior" (mean and standard deviation, sampled when read).
         flip: the mirrored image is stored too.
@@ -128,11 +128,11 @@ class Fingerprint:
     mask: bool = False
 
     @classmethod
-    def of(cls, stated: dict[str, Any]) -> Fingerprint:
-        """The same of `asdict`, from a file that anybody may have changed.
+    def from_json(cls, stated: dict[str, Any]) -> Fingerprint:
+        """The inverse of `asdict`, for a file that anybody may have changed.
 
         Raises:
-            ValueError, TypeError, KeyError, UnicodeEncodeError: a value is missing, or not of its type.
+            ValueError, TypeError, KeyError, UnicodeEncodeError: a value is missing or has the wrong type.
         """
         pairs = {name: tuple(stated[name]) for name in ("bucket_size", "resized_size", "crop")}
         made = cls(**(stated | pairs))
@@ -168,30 +168,31 @@ Bools = npt.NDArray[np.bool_]
 
 
 def differences(stored: Columns, wanted: Columns, *, ignoring: Collection[Stale] = ()) -> dict[Stale, Bools]:
-    """What of stored items is not as wanted, besides their source: [N] bool by kind, or one bool for one item.
+    """How stored items differ from the wanted ones apart from their source: [N] bool by kind, or one bool for one item.
 
-    A flipped latent or mask that is stored but not wanted makes no difference. `ignoring` names what may differ.
-    Outputs of text encoders depend on caption, encoders and tokens; "" is unknown, which matches anything.
+    An extra flipped latent or mask is no difference. `ignoring` names what may differ.
+    Text-encoder outputs depend on caption, encoders and tokens; "" is unknown and matches anything.
     """
     if wanted["kind"] == "text":
         names = [name for name in _CHANGES_OF_TEXT if wanted.get(name)]
         return {_CHANGES_OF_TEXT[n]: np.asarray((stored[n] != wanted[n]) & (stored[n] != "")) for n in names}
-    found = {kind: _unequal(stored[name], wanted[name]) for name, kind in _CHANGES.items() if kind not in ignoring}
-    if Stale.CROP in found:  # it follows from the sizes; where it alone differs, a focus moved it
+    differs = {kind: _unequal(stored[name], wanted[name]) for name, kind in _CHANGES.items() if kind not in ignoring}
+    # The crop follows from the sizes: it is a reason of its own only where a focus moved it.
+    if Stale.CROP in differs:
         sizes = [_unequal(stored[name], wanted[name]) for name in ("bucket_size", "resized_size")]
-        found[Stale.CROP] = np.asarray(found[Stale.CROP] & ~np.logical_or(*sizes))
-    if Stale.INTERPOLATION in found:
-        before, now = (_not_imitated(columns["interpolation"]) for columns in (stored, wanted))
-        found[Stale.INTERPOLATION] = _unequal(before, now)
+        differs[Stale.CROP] = np.asarray(differs[Stale.CROP] & ~np.logical_or(*sizes))
+    if Stale.INTERPOLATION in differs:
+        filters = (_not_imitated(columns["interpolation"]) for columns in (stored, wanted))
+        differs[Stale.INTERPOLATION] = _unequal(*filters)
     for kind, name in ((Stale.FLIP, "flip"), (Stale.MASK, "mask")):
         if kind not in ignoring:
-            found[kind] = np.asarray(wanted[name] & np.logical_not(stored[name]))
-    return found
+            differs[kind] = np.asarray(wanted[name] & np.logical_not(stored[name]))
+    return differs
 
 
-def _unequal(before: Any, now: Any) -> Bools:
-    out = np.asarray(before != now)
-    return np.asarray(out.any(axis=-1) if out.ndim > 1 else out)
+def _unequal(stored: Any, wanted: Any) -> Bools:
+    differs = np.asarray(stored != wanted)
+    return np.asarray(differs.any(axis=-1) if differs.ndim > 1 else differs)
 
 
 def _not_imitated(names: Any) -> Any:
@@ -204,51 +205,54 @@ _LENGTH, _CONTENT, _TIME = 1, 2, 3  # of `source_changes`
 
 
 def source_changes(
-    stored: Columns, wanted: Columns, hash_of: Callable[[int], str], *, inside: Bools | bool = False,
+    stored: Columns,
+    wanted: Columns,
+    hash_of: Callable[[int], str],
+    *,
+    inside: Bools | bool = False,
     always: bool = False,
-) -> npt.NDArray[np.uint8]:  # fmt: skip
-    """[N] how each image is not what was encoded: 0, it is; or its length, its content, or its time alone differs.
+) -> npt.NDArray[np.uint8]:
+    """[N] how each image differs from the one that was encoded: 0, not at all; else in length, content, or time alone.
 
     Where a hash is stored, contents are compared if only the time differs, or `always`; then the time does not count.
 
     Args:
-        stored, wanted: `source_bytes` and `source_mtime_ns`, [N] each; of what is stored also `source_hash`, N texts.
-        hash_of: the hash of an image as it is now, which may be read for it; "" where it is not known, so that length
-            and time decide.
-        inside: [N] or one for all, images that lie in a file with others, so that its length alone decides nothing.
+        stored, wanted: `source_bytes` and `source_mtime_ns`, [N] each; `stored` also has `source_hash`, N texts.
+        hash_of: the image's current hash, which may read the file; "" if unknown: then length and time decide.
+        inside: [N] or one for all, images in a file with others, whose length alone decides nothing.
     """
     length = np.asarray(stored["source_bytes"] != wanted["source_bytes"])
     time = np.asarray(stored["source_mtime_ns"] != wanted["source_mtime_ns"])
     out = np.where(length, _LENGTH, np.where(time, _TIME, 0)).astype(np.uint8)
     for k in np.flatnonzero((inside | ~length) & (length | time | always)).tolist():
-        before = str(stored["source_hash"][k])
-        if before:
+        stored_hash = str(stored["source_hash"][k])
+        if stored_hash:
             try:
-                now = hash_of(k)
+                current_hash = hash_of(k)
             except UnreadableError:
                 raise
             except (OSError, KohyaBucketError):
                 out[k] = _CONTENT
                 continue
-            if now:
-                out[k] = 0 if now == before else _CONTENT
+            if current_hash:
+                out[k] = 0 if current_hash == stored_hash else _CONTENT
     return out
 
 
 def why_stale(
     stored: Fingerprint, wanted: Fingerprint, source: Path | None = None, *, ignoring: Collection[Stale] = ()
 ) -> list[StaleReason]:
-    """Reasons why what is stored does not serve for `wanted`; none if it does. See `differences`.
+    """Why what is stored cannot be used for `wanted`; empty if it can. See `differences`.
 
-    A file whose modification time alone changed is current if both content hashes are known and equal; with `source`
-    given and a hash stored, the file is read to find out. `ignoring` may name `Stale.SOURCE` for all that is known of
+    A file of which only the modification time changed is current if both content hashes are known and equal; with
+    `source` and a stored hash, the file is read to find out. `Stale.SOURCE` in `ignoring` stands for everything about
     the image file.
     """
     different = why_different(vars(stored), vars(wanted), ignoring=ignoring)
     if Stale.SOURCE in ignoring or wanted.kind == "text":
         return different
     names = ("source_bytes", "source_mtime_ns", "source_hash")
-    before, now = ({name: np.array([getattr(known, name)]) for name in names} for known in (stored, wanted))
+    stored_file, file = ({name: np.array([getattr(item, name)]) for name in names} for item in (stored, wanted))
 
     def hash_of(_: int) -> str:
         if wanted.source_hash or source is None:
@@ -256,7 +260,7 @@ def why_stale(
         with reading(source):
             return hash_file(os.fspath(source))
 
-    (change,) = source_changes(before, now, hash_of, always=bool(wanted.source_hash)).tolist()
+    (change,) = source_changes(stored_file, file, hash_of, always=bool(wanted.source_hash)).tolist()
     texts = {
         _LENGTH: f"{stored.source_bytes} -> {wanted.source_bytes} bytes",
         _CONTENT: "its content hash differs",
@@ -280,7 +284,7 @@ def _text(value: object) -> str:
 
 
 def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> tuple[int, int, str]:
-    """Length in bytes, modification time in ns and, with `content`, the hash of the file (else "")."""
+    """Length in bytes, modification time in ns and, with `content`, the file's hash (else "")."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns, hash_file(os.fspath(path)) if content else ""
 
@@ -289,9 +293,9 @@ _SAMPLES = 1024
 
 
 def sampled_hash(module: Any) -> str:
-    """Hash of at most 1024 values of each of a torch module's weights, 16 bytes as hex; "" for what has no weights.
+    """Hash of at most 1024 values of each of a torch module's weights, 16 bytes as hex; "" if it has none.
 
-    For modules of many gigabytes: training, merging and another precision change nearly all values of a tensor.
+    For modules of many gigabytes: training, merging or another precision changes nearly all values of a tensor.
     """
     import torch
 
@@ -305,11 +309,11 @@ def sampled_hash(module: Any) -> str:
 
 
 def module_hash(module: Any) -> str:
-    """Hash of a torch module's weights, 16 bytes as hex: the same for one model wherever its weights are met.
+    """Hash of a torch module's weights, 16 bytes as hex: the same for one model however its weights are loaded.
 
-    A trainer names weights otherwise than the file does, has them on another device and in another type. So names do
-    not count, nor axes of length 1 (attention as convolution or as matrix), and values count as bfloat16, which
-    float32 and bfloat16 weights of one model agree in. Weights that were rounded to float16 in between may not.
+    A trainer may rename the weights of a file, move them to another device and convert them. So names do not count,
+    nor do axes of length 1 (attention as convolution or as matrix), and values count as bfloat16, in which the float32
+    and bfloat16 weights of a model agree. Weights rounded to float16 in between may not.
     """
     import torch
 

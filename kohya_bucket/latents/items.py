@@ -319,7 +319,7 @@ class LatentItems:
             "source_mtime_ns": int(self.source_mtime_ns[i]), "interpolation": str(self.interpolations[i]),
             "source_hash": "" if self.source_hashes is None else self.source_hashes[i],
         }  # fmt: skip
-        return StoreEntry.of(known)
+        return StoreEntry.from_values(known)
 
 
 @dataclass

@@ -25,8 +25,8 @@ class LatentSpace:
     architecture: str = ""
 
     @classmethod
-    def of(cls, stated: Any) -> LatentSpace:
-        """The same of what a file states. Raises `ValueError` or `TypeError` if numbers cannot mean that."""
+    def from_json(cls, stated: Any) -> LatentSpace:
+        """From what a file states. Raises `ValueError` or `TypeError` where no numbers can mean that."""
         space = cls(**stated)
         numbers = (space.scale_factor, space.shift_factor, space.downsample_factor)
         usable = all(type(n) in (int, float) and math.isfinite(n) for n in numbers) and space.scale_factor != 0

@@ -297,7 +297,7 @@ def test_the_command_builds_and_refreshes(tmp_path: Path) -> None:
 
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)), st.data())
 def test_a_text_column_behaves_as_a_list(texts: list[str], data: st.DataObject) -> None:
-    column = TextColumn.of(texts)
+    column = TextColumn.from_texts(texts)
     assert list(column) == texts
     assert len(column) == len(texts)
     start, stop, step = data.draw(st.slices(len(texts)).map(lambda s: (s.start, s.stop, s.step)))
@@ -317,7 +317,7 @@ def test_a_text_column_behaves_as_a_list(texts: list[str], data: st.DataObject) 
 def test_equal_hashes_of_different_texts_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kohya_bucket.images.text_column.hash", len, raising=False)
     texts = ["aa", "bb", "c", "cc", "bb"]
-    column = TextColumn.of(texts)
+    column = TextColumn.from_texts(texts)
     assert column.find(["cc", "bb", "dd", "c", "eee"]).tolist() == [3, 1, -1, 2, -1]
     assert column.is_first().tolist() == [True, True, True, True, False]
 

@@ -254,7 +254,9 @@ def _self_described(layout: Layout, name: str, nbytes: int) -> tuple[Any, ShardI
             if tensor not in specs or (specs[tensor].dtype, list(specs[tensor].shape)) != (dtype, shape):
                 raise LatentStoreError(f"shard {name} is damaged: its header and its entries disagree on {tensor!r}")
         del specs[ENTRIES]
-        info = ShardInfo(name, nbytes, specs, LatentSpace.of(description["space"]), given_arrays(description)).checked()
+        info = ShardInfo(
+            name, nbytes, specs, LatentSpace.from_json(description["space"]), given_arrays(description)
+        ).checked()
         pa, _, _ = arrow()
         text = name.encode()  # by its bytes: `pa.array` imports pandas, see `numpy_of`
         word = pa.StringArray.from_buffers(1, pa.py_buffer(np.array([0, len(text)], np.int32)), pa.py_buffer(text))

@@ -64,10 +64,10 @@ class StoreEntry:
         return {name: [value] for name, value in row.items()}
 
     @classmethod
-    def of(cls, known: Columns) -> StoreEntry:
+    def from_values(cls, values: Columns) -> StoreEntry:
         """An item by the names of its attributes and those of its fingerprint."""
-        fingerprint = Fingerprint(*[known[name] for name in Fingerprint.__match_args__])
-        return cls(known["source"], fingerprint, *[known[name] for name in cls.__match_args__[2:]])
+        fingerprint = Fingerprint(*[values[name] for name in Fingerprint.__match_args__])
+        return cls(values["source"], fingerprint, *[values[name] for name in cls.__match_args__[2:]])
 
 
 def arrow() -> tuple[Any, Any, Any]:
@@ -202,7 +202,7 @@ class ItemTable:
         known |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
         known |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption")}
         known |= {name: words[codes[i]] for name in _WORDS for words, codes in [self.words(name)]}
-        return StoreEntry.of(known)
+        return StoreEntry.from_values(known)
 
     def columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as `fingerprint.differences` compares it."""

@@ -45,8 +45,8 @@ class TensorSpec:
     offset: int
 
     @classmethod
-    def of(cls, dtype: Any, shape: Any, offset: Any) -> TensorSpec:
-        """The same of values that a file states; `ValueError` or `KeyError` if there can be no such tensor."""
+    def from_json(cls, dtype: Any, shape: Any, offset: Any) -> TensorSpec:
+        """From what a file states. Raises `ValueError` or `KeyError` where there can be no such tensor."""
         if not all(type(n) is int and n >= 0 for n in (*shape, offset)) or len(shape) > MOST_AXES:
             raise ValueError(f"there can be no tensor of shape {shape!r} at byte {offset!r}")
         carrier(dtype)
@@ -90,7 +90,7 @@ def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str
         specs, end = {}, 0
         for name, spec in header.items():
             begin, stop = spec["data_offsets"]
-            specs[name] = TensorSpec.of(_NAMES[spec["dtype"]], spec["shape"], 8 + length + begin)
+            specs[name] = TensorSpec.from_json(_NAMES[spec["dtype"]], spec["shape"], 8 + length + begin)
             if begin != end or stop - begin != specs[name].nbytes:
                 raise ValueError(f"tensor {name!r} does not fill its place")
             end = stop
@@ -156,8 +156,10 @@ class ShardInfo:
     def from_json(cls, data: dict[str, Any]) -> ShardInfo:
         """What `to_json` gave, from a file that anybody may have changed. Raises `ValueError`, `TypeError` or
         `KeyError` if there can be no such shard."""
-        specs = {name: TensorSpec.of(*spec) for name, spec in data["tensors"].items()}
-        return cls(data["name"], data["bytes"], specs, LatentSpace.of(data["space"]), given_arrays(data)).checked()
+        specs = {name: TensorSpec.from_json(*spec) for name, spec in data["tensors"].items()}
+        return cls(
+            data["name"], data["bytes"], specs, LatentSpace.from_json(data["space"]), given_arrays(data)
+        ).checked()
 
     def checked(self) -> ShardInfo:
         """The same, if its tensors belong together and lie in the file; else `ValueError` or `TypeError`."""

@@ -110,7 +110,7 @@ class PlacedDataset:
         columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
         return replace(
             self,
-            keys=TextColumn.of([key for key, keep in zip(self.keys, kept.tolist(), strict=True) if keep]),
+            keys=TextColumn.from_texts([key for key, keep in zip(self.keys, kept.tolist(), strict=True) if keep]),
             repeats=self.repeats[kept],
             placement=first_placed(columns) if columns else self.placement.select(kept),
             per_resolution=columns,

@@ -160,7 +160,7 @@ class Note:
             said = json.loads(file.texts.get(NOTE, "{}"))
             if said.get("content") != file.content:
                 return None
-            fingerprint = Fingerprint.of(said["fingerprint"]) if latents else None
+            fingerprint = Fingerprint.from_json(said["fingerprint"]) if latents else None
             rest = [(int(nbytes), int(time), str(sha)) for nbytes, time, sha in said["further" if latents else "seen"]]
             return cls(
                 rest if fingerprint is None else [identity_in(fingerprint), *rest],

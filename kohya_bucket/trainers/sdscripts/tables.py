@@ -125,7 +125,7 @@ def compact(group: Group) -> None:
             continue
         if not isinstance(table, BatchTable) or list(records) != list(table.images.keys):
             continue
-        keys = TextColumn.of(table.images.keys)
+        keys = TextColumn.from_texts(table.images.keys)
         subsets = Few.of([inner.image_to_subset[key] for key in records], by_identity=True)
         infos = list(records.values())
         if subsets is None or len({type(info) for info in infos}) != 1 or set(inner.image_to_subset) - set(records):
@@ -256,7 +256,7 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
         return few
     kinds = {type(value) for value in values}
     if kinds == {str}:
-        texts = TextColumn.of(values)
+        texts = TextColumn.from_texts(values)
         return keys if texts == keys else texts
     if ResizedSize in kinds and kinds <= {tuple, ResizedSize}:
         rows = list(map(ResizedSize.row_of, values))

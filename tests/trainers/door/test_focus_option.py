@@ -68,7 +68,9 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
     assert [isinstance(size, ResizedSize) for size in sizes] == moved.tolist()
     assert moved.tolist() == [True, True, False, True]
     assert [size.crop_ltrb((128, 448)) for size in sizes[:1]] == [tuple(found.crop_ltrb[0].tolist())]
-    column = pickle.loads(pickle.dumps(column_of(sizes, TextColumn.of(["a", "b", "c", "d"]))))  # as loaders' workers do
+    column = pickle.loads(
+        pickle.dumps(column_of(sizes, TextColumn.from_texts(["a", "b", "c", "d"])))
+    )  # as loaders' workers do
     assert [(column[i], getattr(column[i], "crop", None)) for i in range(4)] == [
         (size, getattr(size, "crop", None)) for size in sizes
     ]

@@ -22,7 +22,7 @@ class Info:
 
 
 def columns(infos):
-    return ImageColumns(TextColumn.of([info.image_key for info in infos]), infos)
+    return ImageColumns(TextColumn.from_texts([info.image_key for info in infos]), infos)
 
 
 def same(left, right):

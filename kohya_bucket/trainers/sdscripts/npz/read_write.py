@@ -301,7 +301,7 @@ def read_note(file: OpenNpz, key_suffix: str) -> tuple[Fingerprint, str] | None:
         if note.pop("latents_crc32") == file.crc(f"latents{key_suffix}"):
             source = note.pop("source")
             if isinstance(source, str):
-                return Fingerprint.of(note), source
+                return Fingerprint.from_json(note), source
     return None
 
 
