@@ -64,7 +64,7 @@ def _outputs_at(store: LatentStore, row: int) -> dict[str, torch.Tensor]:
     outputs = {}
     for name, packed in store.packed(row).items():
         if packed.storage == "bfloat16":
-            bits = unpack(replace(packed, storage="bits", given="<i2", bits=packed.bits.view(np.int16)))
+            bits = unpack(replace(packed, storage="bits", numpy_type="<i2", bits=packed.bits.view(np.int16)))
             outputs[name] = torch.from_numpy(bits).view(torch.bfloat16)
         else:
             outputs[name] = torch.from_numpy(unpack(packed))

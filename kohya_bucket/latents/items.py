@@ -1,4 +1,4 @@
-"""The items a store should hold, images as columns and captions; which it lacks or holds stale, and why."""
+"""The items that a store should hold, images or captions; which of them are missing or stale, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.errors import UnreadableError
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
@@ -31,23 +31,23 @@ TEXT_FOLDER = "text"  # of captions, inside the folder of a store of latents
 
 
 def caption_bytes(caption: str | Iterable[str]) -> bytes:
-    """A caption, or several of one image, as bytes."""
+    """A caption, or the several captions of one image, as bytes."""
     text = caption if isinstance(caption, str) else "\x1e".join(caption)
     return text.encode("utf-8", "surrogatepass")
 
 
 def content_hash(content: bytes) -> str:
-    """Hash of what `caption_bytes` gives."""
+    """Hash of the result of `caption_bytes`."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How captions are encoded, all that their outputs depend on besides the text. "" is unknown.
+    """How captions are encoded: all that outputs depend on besides the text. "" is unknown.
 
     Attributes:
         encoders: hash of the text encoders' weights.
-        tokens: how a caption becomes tokens: the tokenizer, its lengths, what is asked of the encoders.
+        tokens: how a caption becomes tokens: the tokenizers, their lengths, the options of the encoders.
     """
 
     encoders: str = ""
@@ -55,20 +55,20 @@ class Encoding:
 
     @property
     def columns(self) -> dict[str, str]:
-        """The same as `fingerprint.differences` compares it."""
+        """The same as columns for `fingerprint.differences`."""
         return {"kind": "text", "vae": self.encoders, "interpolation": self.tokens}
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One text, and how often it is left out, where that is saved with the outputs."""
+    """One text, and its dropout rate where the outputs record one."""
 
     text: str | tuple[str, ...]
     dropout: float = 0.0
 
     @property
     def key(self) -> str:
-        """The item's name: the same for each image with this caption."""
+        """The item's name, shared by all images with this caption."""
         rate = float(np.float32(self.dropout))  # as it is saved
         content = caption_bytes(self.text) + (f"\x1d{rate!r}".encode() if rate else b"")
         return f"caption-{content_hash(content)}"
@@ -79,7 +79,7 @@ class Caption:
         return content_hash(caption_bytes(self.text))
 
     def entry(self, collection: str, encoding: Encoding) -> StoreEntry:
-        """The item as a row of a store; columns that are about pixels are 0."""
+        """The item as a row of a store; the columns about pixels are 0."""
         content, none = caption_bytes(self.text), (0, 0)
         fingerprint = Fingerprint(
             len(content), 0, self.text_hash, encoding.encoders, none, none, none, encoding.tokens, EXACT, "text"
@@ -90,7 +90,7 @@ class Caption:
 
 @dataclass(frozen=True)
 class CaptionItems:
-    """Captions whose outputs a store should hold, as `LatentItems` are images."""
+    """Captions whose outputs a store should hold; the counterpart of `LatentItems`."""
 
     captions: Sequence[Caption]
     encoding: Encoding
@@ -106,7 +106,7 @@ class CaptionItems:
 
     @property
     def paths(self) -> list[str]:
-        """What people know them by."""
+        """Their texts, as messages name them."""
         return [str(caption.text) for caption in self.captions]
 
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
@@ -114,11 +114,11 @@ class CaptionItems:
         return self.encoding.columns
 
     def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """None: the key says the text."""
+        """None: the key is made from the text."""
         return np.zeros(len(items), dtype=np.uint8)
 
     def with_newer_texts(self, store: LatentStore) -> None:
-        """None: the key says the text."""
+        """None: the key is made from the text."""
 
     def add(self, writer: StoreWriter, items: Sequence[int], outputs: Sequence[Mapping[str, Any]]) -> None:
         """Add the outputs of these captions to a store, each by name."""
@@ -159,12 +159,12 @@ class LatentItems:
         original_sizes, bucket_sizes, resized_sizes, crops: [N, 2] int32.
         crop_ltrb: [N, 4] float64 left, top, right, bottom of the crop, SDXL's conditioning.
         captions: N texts or None.
-        source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 where it is missing.
-        source_hashes: N content hashes, or None where none were asked for.
+        source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 if missing.
+        source_hashes: N content hashes, or None if none were requested.
         without_bucket: (path, reason) of images that get no latent.
-        further: sizes besides those at which a trainer itself would cache these images.
-        dataset: number of the dataset that they belong to, in the order in which a trainer caches.
-        files: N files in which their latents lie, where each has one of its own.
+        further: these are additional sizes, at which the trainer itself would not cache these images.
+        dataset: number of their dataset, in the order in which a trainer caches.
+        files: N cache files, where each item has its own.
     """
 
     encoding: EncodeOptions
@@ -200,71 +200,74 @@ class LatentItems:
         """Items of the images that have a bucket.
 
         Args:
-            images: or their paths.
+            images: origins or paths.
             sizes: [N, 2] size of each image file.
-            content_hash: read every file to know its hash, not only its length and time.
+            content_hash: also hash every file, which reads it; else length and time identify it.
             further: see the attributes.
         """
         keep = np.flatnonzero(placement.placed).tolist()
         if not isinstance(images, Origins):
             images = Origins.named(map(absolute, images))
         kept = images.subset(keep)
-        resized, buckets = placement.resized_sizes[keep], placement.bucket_sizes[keep]
         without = [(images.names[i], placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
         nbytes, mtimes = kept.stamps()
         return cls(
-            encoding, kept, relative_source(kept.names, images_root), np.asarray(sizes)[keep].astype(np.int32), buckets,
-            resized, placement.cuts[keep, :2].astype(np.int32), placement.crop_ltrb[keep],
-            [None] * len(keep) if captions is None else [captions[i] for i in keep],
-            nbytes, mtimes, kept.hashes() if content_hash else None, without, further,
-        )  # fmt: skip
+            encoding=encoding,
+            images=kept,
+            sources=relative_source(kept.names, images_root),
+            original_sizes=np.asarray(sizes)[keep].astype(np.int32),
+            bucket_sizes=placement.bucket_sizes[keep],
+            resized_sizes=placement.resized_sizes[keep],
+            crops=placement.cuts[keep, :2].astype(np.int32),
+            crop_ltrb=placement.crop_ltrb[keep],
+            captions=[None] * len(keep) if captions is None else [captions[i] for i in keep],
+            source_bytes=nbytes,
+            source_mtime_ns=mtimes,
+            source_hashes=kept.hashes() if content_hash else None,
+            without_bucket=without,
+            further=further,
+        )
 
     def __len__(self) -> int:
         return len(self.images)
 
     @property
     def paths(self) -> list[str]:
-        """Absolute path or address of each image; of one in a container, its name."""
+        """Absolute path or address of each image; for one in a container, its name."""
         return self.images.names
 
     def subset(self, items: Sequence[int]) -> LatentItems:
         """The items at these positions."""
         at = np.asarray(items, dtype=np.int64)
-        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        columns |= {name: column[at] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        attributes: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        attributes |= {name: column[at] for name, column in attributes.items() if isinstance(column, np.ndarray)}
         for name in ("sources", "captions", "source_hashes", "files"):
-            columns[name] = columns[name] and [columns[name][i] for i in at.tolist()]
-        return LatentItems(**columns | {"images": self.images.subset(at), "without_bucket": []})
+            attributes[name] = attributes[name] and [attributes[name][i] for i in at.tolist()]
+        return LatentItems(**attributes | {"images": self.images.subset(at), "without_bucket": []})
 
     @cached_property
     def interpolations(self) -> npt.NDArray[Any]:
         """[N] text: filter and the library that computes it, "none" where the image is not resized."""
-        cases = np.stack([
-            (self.original_sizes == self.resized_sizes).all(axis=1),
-            (self.original_sizes >= self.resized_sizes).all(axis=1),
-        ], axis=1) @ np.array([2, 1])  # fmt: skip
-        out = np.empty(len(self), dtype=object)
-        for case in np.unique(cases):
-            first = int(np.flatnonzero(cases == case)[0])
-            name = "none"
-            if case < 2:
-                size, resized = (tuple(map(int, s[first])) for s in (self.original_sizes, self.resized_sizes))
-                name = choose_interpolation((size[0], size[1]), (resized[0], resized[1]), self.encoding.interpolation)
-                name = f"{name}/{resampler(name)}"
-            out[cases == case] = name
+        out = np.full(len(self), "none", dtype=object)
+        resized = (self.original_sizes != self.resized_sizes).any(axis=1)
+        shrinks = (self.original_sizes >= self.resized_sizes).all(axis=1)
+        for case in (resized & shrinks, resized & ~shrinks):  # all images of a case are resized by one filter
+            for first in np.flatnonzero(case)[:1].tolist():
+                sizes = as_pair(self.original_sizes[first]), as_pair(self.resized_sizes[first])
+                name = choose_interpolation(*sizes, self.encoding.interpolation)
+                out[case] = f"{name}/{resampler(name)}"
         return out
 
     def rows(self, items: Sequence[int]) -> Columns:
-        """Columns of these items for the store, see `store.entries.placed`."""
-        at, encoding = np.asarray(items, dtype=np.int64), self.encoding
-        words = ("collection", "vae", "dtype", "kind", "flip", "mask")
-        columns: dict[str, Any] = {name: [getattr(encoding, name)] * len(at) for name in words}
-        columns |= {
-            "source": [self.sources[i] for i in items], "source_bytes": self.source_bytes[at],
-            "source_mtime_ns": self.source_mtime_ns[at],
-            "source_hash": [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items],
-            "interpolation": self.interpolations[at], "caption": [self.captions[i] for i in items],
-        }  # fmt: skip
+        """Columns of these items for the store, see `store.entries.table_of_rows`."""
+        at = np.asarray(items, dtype=np.int64)
+        columns: dict[str, Any] = {name: [value] * len(at) for name, value in vars(self.encoding).items()}
+        columns |= {name: getattr(self, name)[at] for name in ("source_bytes", "source_mtime_ns")}
+        columns["source"], columns["caption"] = ([texts[i] for i in items] for texts in (self.sources, self.captions))
+        columns["source_hash"] = (
+            [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items]
+        )
+        columns["interpolation"] = self.interpolations[at]
         for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True):
             columns |= zip(NUMBER_COLUMNS[name], column[at].T, strict=True)
         return columns
@@ -280,46 +283,44 @@ class LatentItems:
         return self.encoding.collection
 
     def columns(self, items: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """What these items depend on, as `fingerprint.differences` compares it."""
-        found = {name: column[items] for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
-        return vars(self.encoding) | found | {"interpolation": self.interpolations[items]}
+        """What these items depend on, as columns for `fingerprint.differences`."""
+        geometry = {name: column[items] for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
+        return vars(self.encoding) | geometry | {"interpolation": self.interpolations[items]}
 
     def source_changes(self, stored: Mapping[str, Any], items: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """[M] how the images are not what was encoded, see `fingerprint.source_changes`."""
+        """[M] how the images differ from those that were encoded, see `fingerprint.source_changes`."""
 
         def hash_of(k: int) -> str:
             if self.source_hashes is not None:
                 return self.source_hashes[int(items[k])]
-            with suppress(UnreadableError):  # the decoder says so
+            with suppress(UnreadableError):  # the decoder will say so
                 return str(self.images.hash(int(items[k])))
             return ""
 
-        now = {"source_bytes": self.source_bytes[items], "source_mtime_ns": self.source_mtime_ns[items]}
+        files = {"source_bytes": self.source_bytes[items], "source_mtime_ns": self.source_mtime_ns[items]}
         always = self.source_hashes is not None
-        return source_changes(stored, now, hash_of, inside=self.images.inside[items], always=always)
+        return source_changes(stored, files, hash_of, inside=self.images.inside[items], always=always)
 
     def with_newer_texts(self, store: LatentStore) -> Any:
-        """The store's rows with the captions and hashes that need no encoding; None if it has them."""
+        """The store's rows with changed captions and new hashes, which need no encoding; None if nothing changed."""
         at = store.find(self.sources, self.collection)
-        here = np.flatnonzero(at >= 0)
-        rows = at[here]
-        found = {"caption": _other_texts(store, "caption", rows, [self.captions[i] for i in here])}
+        stored = np.flatnonzero(at >= 0)
+        rows = at[stored]
+        newer = {"caption": _changed_texts(store, "caption", rows, [self.captions[i] for i in stored])}
         if self.source_hashes is not None:
-            same = store.column("source_bytes")[rows] == self.source_bytes[here]
-            same &= store.column("source_mtime_ns")[rows] == self.source_mtime_ns[here]
-            hashes = [self.source_hashes[i] for i in here[same]]
-            found["source_hash"] = _other_texts(store, "source_hash", rows[same], hashes)
-        return store.with_texts(**found) if any(found.values()) else None
+            same = store.column("source_bytes")[rows] == self.source_bytes[stored]
+            same &= store.column("source_mtime_ns")[rows] == self.source_mtime_ns[stored]
+            hashes = [self.source_hashes[i] for i in stored[same]]
+            newer["source_hash"] = _changed_texts(store, "source_hash", rows[same], hashes)
+        return store.with_texts(**newer) if any(newer.values()) else None
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
-        known = {name: tuple(column[i].tolist()) for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
-        known |= vars(self.encoding) | {
-            "source": self.sources[i], "source_bytes": int(self.source_bytes[i]), "caption": self.captions[i],
-            "source_mtime_ns": int(self.source_mtime_ns[i]), "interpolation": str(self.interpolations[i]),
-            "source_hash": "" if self.source_hashes is None else self.source_hashes[i],
-        }  # fmt: skip
-        return StoreEntry.from_values(known)
+        values: dict[str, Any] = vars(self.encoding) | {"source": self.sources[i], "caption": self.captions[i]}
+        values |= {name: tuple(column[i].tolist()) for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
+        values |= {name: int(getattr(self, name)[i]) for name in ("source_bytes", "source_mtime_ns")}
+        values["source_hash"] = "" if self.source_hashes is None else self.source_hashes[i]
+        return StoreEntry.from_values(values | {"interpolation": str(self.interpolations[i])})
 
 
 @dataclass
@@ -327,8 +328,8 @@ class Comparison:
     """Wanted items against a store.
 
     Attributes:
-        at: [N] position in the store; -1 where it is not there.
-        differs: by kind [N] bool, where an item is there and not as wanted.
+        at: [N] position in the store; -1 where it is missing.
+        differs: by kind [N] bool, where a stored item is stale.
     """
 
     at: npt.NDArray[np.int64]
@@ -341,9 +342,9 @@ class Comparison:
 
     def counts(self) -> dict[str, int]:
         """Number of items by reason; an item with two reasons counts in both."""
-        found = {Stale.MISSING: int((self.at < 0).sum())}
-        found |= {kind: int(differs.sum()) for kind, differs in self.differs.items()}
-        return {kind.brief: n for kind, n in found.items() if n}
+        counts = {Stale.MISSING: int((self.at < 0).sum())}
+        counts |= {kind: int(differs.sum()) for kind, differs in self.differs.items()}
+        return {kind.brief: n for kind, n in counts.items() if n}
 
 
 Wanted = LatentItems | CaptionItems
@@ -352,24 +353,23 @@ Wanted = LatentItems | CaptionItems
 def compare(store: LatentStore, wanted: Wanted, *, ignoring: Collection[Stale] = ()) -> Comparison:
     """Which of the wanted items are in `store` as they should be.
 
-    An image whose modification time changed but whose stored content hash still matches counts as current; only
-    such images are read. For an image that changed, size and crop are not given as reasons too. `ignoring` names what
-    may differ.
+    An image whose modification time changed but whose stored content hash still matches is current; only such images
+    are read. A changed image has that one reason, and not its size and crop too. `ignoring` names what may differ.
     """
     at = store.find(wanted.sources, wanted.collection)
-    here = np.flatnonzero(at >= 0)
-    stored = store.columns(at[here])
-    found = {Stale.SOURCE: wanted.source_changes(stored, here) > 0}
-    found |= differences(stored, wanted.columns(here), ignoring=ignoring)
-    for kind in {Stale.BUCKET, Stale.RESIZED, Stale.CROP} & found.keys():  # an edited image explains these
-        found[kind] = found[kind] & ~found[Stale.SOURCE]
-    differs = {kind: np.zeros(len(wanted), dtype=np.bool_) for kind in found}
-    for kind, there in found.items():
-        differs[kind][here] = there
+    present = np.flatnonzero(at >= 0)
+    stored = store.columns(at[present])
+    reasons = {Stale.SOURCE: wanted.source_changes(stored, present) > 0}
+    reasons |= differences(stored, wanted.columns(present), ignoring=ignoring)
+    for kind in {Stale.BUCKET, Stale.RESIZED, Stale.CROP} & reasons.keys():  # an edited image explains these
+        reasons[kind] = reasons[kind] & ~reasons[Stale.SOURCE]
+    differs = {kind: np.zeros(len(wanted), dtype=np.bool_) for kind in reasons}
+    for kind, stale in reasons.items():
+        differs[kind][present] = stale
     return Comparison(at, differs)
 
 
-def _other_texts(
+def _changed_texts(
     store: LatentStore, name: str, rows: npt.NDArray[np.int64], texts: Sequence[str | None]
 ) -> dict[int, str | None]:
     stored = store.table[name].take(rows).to_pylist() if len(rows) else []

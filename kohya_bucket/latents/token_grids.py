@@ -1,6 +1,6 @@
 """How many tokens transformers make of an image or a clip, and what those cost.
 
-Source: strides, patches, widths and numbers of blocks in the published code and configs of each model.
+Source: strides, patches and widths in the published code and configs of each model.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenGrid:
-    """How a transformer cuts a latent image or clip into tokens, and what its blocks spend on them.
+    """How a transformer cuts a latent image or clip into tokens, and what it spends on them.
 
     Attributes:
-        width: of its blocks.
-        blocks: how many it has.
+        width: channels of a token in its blocks.
         side: pixels of a token in each side: of the autoencoder's latents times those of a patch.
         frame_stride: frames of a latent frame after the first; 1 for models of images.
     """
 
     width: int
-    blocks: int
     side: int = 16
     frame_stride: int = 1
 
     def tokens(self, sizes: npt.ArrayLike, frames: npt.ArrayLike = 1) -> npt.NDArray[np.int64]:
-        """[K] tokens of one image or clip of each bucket; a part of a patch counts as one.
+        """[K] tokens of one image or clip of each bucket; a partial patch counts as one.
 
         Args:
             sizes: [K, 2] (width, height) in pixels.
@@ -50,22 +48,22 @@ class TokenGrid:
 
 
 TOKEN_GRIDS = {
-    "sd3-medium": TokenGrid(1536, 24),
-    "sd3-large": TokenGrid(2432, 38),
-    "flux": TokenGrid(3072, 57),
-    "lumina": TokenGrid(2304, 26),
-    "hunyuan-image": TokenGrid(3584, 60, side=32),
-    "anima": TokenGrid(2048, 28),
-    "flux2-dev": TokenGrid(6144, 56),
-    "flux2-klein-9b": TokenGrid(4096, 32),
-    "flux2-klein-4b": TokenGrid(3072, 25),
-    "qwen-image": TokenGrid(3072, 60),
-    "z-image": TokenGrid(3840, 30),
-    "wan-1.3b": TokenGrid(1536, 30, frame_stride=4),
-    "wan-14b": TokenGrid(5120, 40, frame_stride=4),
-    "hunyuan-video": TokenGrid(3072, 60, frame_stride=4),
-    "hunyuan-video-1.5": TokenGrid(2048, 54, frame_stride=4),
-    "kandinsky5-lite": TokenGrid(1792, 32, frame_stride=4),
-    "kandinsky5-pro": TokenGrid(4096, 60, frame_stride=4),
+    "sd3-medium": TokenGrid(1536),
+    "sd3-large": TokenGrid(2432),
+    "flux": TokenGrid(3072),
+    "lumina": TokenGrid(2304),
+    "hunyuan-image": TokenGrid(3584, side=32),
+    "anima": TokenGrid(2048),
+    "flux2-dev": TokenGrid(6144),
+    "flux2-klein-9b": TokenGrid(4096),
+    "flux2-klein-4b": TokenGrid(3072),
+    "qwen-image": TokenGrid(3072),
+    "z-image": TokenGrid(3840),
+    "wan-1.3b": TokenGrid(1536, frame_stride=4),
+    "wan-14b": TokenGrid(5120, frame_stride=4),
+    "hunyuan-video": TokenGrid(3072, frame_stride=4),
+    "hunyuan-video-1.5": TokenGrid(2048, frame_stride=4),
+    "kandinsky5-lite": TokenGrid(1792, frame_stride=4),
+    "kandinsky5-pro": TokenGrid(4096, frame_stride=4),
 }
-"""By the model's name: one transformer each. Those of SD 1.5 and SDXL make no one number of tokens of an image."""
+"""By model name, one transformer each. SD 1.5 and SDXL are not here: their U-Nets have no single number of tokens."""

@@ -132,7 +132,9 @@ def test_damage_is_reported_with_the_item_and_the_remedy(tmp_path):
     data[LatentStore(tmp_path).info(0).tensors["latents"].offset] ^= 1
     shard.write_bytes(data)
     store = LatentStore(tmp_path)
-    with pytest.raises(LatentStoreError, match=r"a: its latent in shard .* cache prune .* --damaged"):
+    with pytest.raises(
+        LatentStoreError, match=r"a in shard .* is damaged \(checksum of latents.* cache prune .* --damaged"
+    ):
         store.read(0)
     assert "checksum" in store.check(0)
 

@@ -169,7 +169,7 @@ def test_a_flipped_byte_in_the_storage_is_found(address, kept):
     store = LatentStore(address)
     for i, name in enumerate(NAMES):
         if i == 4:
-            with pytest.raises(LatentStoreError, match=r"04: .*damaged \(checksum\)"):
+            with pytest.raises(LatentStoreError, match=r"04 in shard .*damaged \(checksum"):
                 store.gather([4])
         else:
             assert same(store.gather([i])[0], want[name])

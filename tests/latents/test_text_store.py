@@ -234,7 +234,7 @@ def test_a_span_beyond_its_tensor_is_an_error(tmp_path):
     fill_texts(tmp_path, 2)
     store = LatentStore(tmp_path)
     store._tensors(0)["spans"][:, :, 1] += 1000  # of this process alone: the file stays
-    with pytest.raises(LatentStoreError, match="lies outside of it"):
+    with pytest.raises(LatentStoreError, match="lies outside its tensor"):
         store.arrays(1)
 
 
@@ -263,8 +263,7 @@ def test_manifests_name_what_arrays_were_given_as(tmp_path):
     assert info.arrays["mask"] == ("<i8", 1)
     assert info.arrays["applied"] == ("|b1", 0)
     assert "arrays" in json.loads(json.dumps(info.to_json()))
-    assert opened.scalars(0) == {"applied": np.True_}
-    assert opened.names(0) == tuple(sorted(next(iter(want.values()))))
+    assert list(info.arrays) == sorted(next(iter(want.values())))
 
 
 CHANGES = {

@@ -1,6 +1,6 @@
-"""The rows of the store: one per item, kept as Parquet inside every shard and again in the manifest.
+"""The rows of a store: one per item, as Parquet inside every shard and again in the manifest.
 
-A file's rows are checked once, when they are read: of the right types, and of what is really there.
+A file's rows are checked once, when they are read: their types, and that they point at what is there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUMBER_COLUMNS = {
     "crop": ("crop_left", "crop_top"),
     "crop_ltrb": tuple(f"ltrb_{side}" for side in SIDES),
 }
-"""The columns of what has several numbers."""
+"""The columns of attributes that consist of several numbers."""
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
@@ -56,7 +56,7 @@ class StoreEntry:
     collection: str = ""
 
     def rows(self) -> dict[str, list[Any]]:
-        """The item's columns, of one row, see `placed`."""
+        """The item as columns of one row, see `table_of_rows`."""
         row = vars(self) | vars(self.fingerprint)
         del row["fingerprint"]
         for name, columns in NUMBER_COLUMNS.items():
@@ -71,7 +71,7 @@ class StoreEntry:
 
 
 def arrow() -> tuple[Any, Any, Any]:
-    """pyarrow, pyarrow.compute and pyarrow.parquet. `KohyaBucketError` if they are not installed."""
+    """pyarrow, pyarrow.compute and pyarrow.parquet. `KohyaBucketError` if pyarrow is not installed."""
     pa, pq = pyarrow_modules()
     return pa, importlib.import_module("pyarrow.compute"), pq
 
@@ -99,25 +99,24 @@ def schema() -> Any:
     return pa.schema(fields)
 
 
-def placed(rows: Sequence[Columns], places: Columns) -> Any:
-    """One table of rows that were written.
+def table_of_rows(parts: Sequence[Columns], places: Columns) -> Any:
+    """One table of written rows.
 
     Args:
-        rows: parts of them, each with the columns of `schema` except for where a row lies.
-        places: that, of all rows.
+        parts: some rows each, with all columns of `schema` but those that say where a row lies.
+        places: these columns, for all rows.
     """
     pa, _, _ = arrow()
-    columns: dict[str, list[Any]] = {name: [] for name in schema().names if name not in places}
-    for part in rows:
+    columns: dict[str, Any] = {name: [] for name in schema().names if name not in places} | dict(places)
+    for part in parts:
         for name, values in part.items():
             columns[name] += values.tolist() if isinstance(values, np.ndarray) else values
-    found = columns | dict(places)
-    return pa.table([pa.array(found[f.name], f.type) for f in schema()], schema=schema())
+    return pa.table([pa.array(columns[f.name], f.type) for f in schema()], schema=schema())
 
 
 def narrowed(column: Any) -> Any:
-    """An Arrow array of the same values in the smallest type that holds them all: a store of a million items has 30 of
-    these, which are a third smaller together."""
+    """The same values in the smallest Arrow type that holds them: the 30 columns of a million items take a third less
+    memory."""
     pa, _, _ = arrow()
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -143,7 +142,7 @@ def encode(table: Any, description: dict[str, Any]) -> bytes:
 
 
 def decode(data: Any) -> tuple[Any, dict[str, Any]]:
-    """Table and description of what `encode` wrote. Raises `LatentStoreError` for anything else, or a newer version."""
+    """Table and description that `encode` wrote. Raises `LatentStoreError` for anything else, or a newer version."""
     wanted = schema()
     with as_damage("not a table of latents"):
         table = bounded_table(data, wanted.names)
@@ -175,49 +174,46 @@ class ItemTable:
         return len(self.table)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of numbers or flags, [N], of a type that may be small, see `narrowed`."""
-        found = self._columns.get(name)
-        if found is None:
-            found = self._columns[name] = numpy_of(self.table[name])
-        return found
+        """[N] a column of numbers or flags, perhaps of a small type, see `narrowed`."""
+        if name not in self._columns:
+            self._columns[name] = numpy_of(self.table[name])
+        return self._columns[name]
 
     def words(self, name: str) -> tuple[list[str], npt.NDArray[Any]]:
-        """The words of a column that has few, and [N] which of them each item has."""
-        found = self._words.get(name)
-        if found is None:
+        """The distinct words of a column that has few, and [N] the position of each item's word among them."""
+        if name not in self._words:
             column = self.table[name].unify_dictionaries().combine_chunks()
-            found = self._words[name] = list(column.dictionary.to_pylist()), numpy_of(column.indices)
-        return found
+            self._words[name] = list(column.dictionary.to_pylist()), numpy_of(column.indices)
+        return self._words[name]
 
     def strings(self, name: str) -> list[Any]:
-        """A column of text, as a list of N strings (None where there is none)."""
+        """N strings, a column of text; None where an item has none."""
         return list(self.table[name].to_pylist())
 
     def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
-        known: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: tuple([self.column(column)[i].item() for column in columns])
             for name, columns in NUMBER_COLUMNS.items()
         }
-        known |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
-        known |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption")}
-        known |= {name: words[codes[i]] for name in _WORDS for words, codes in [self.words(name)]}
-        return StoreEntry.from_values(known)
+        values |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
+        values |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption", *_WORDS)}
+        return StoreEntry.from_values(values)
 
     def columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """What these items depend on, as `fingerprint.differences` compares it."""
-        found = self.source_columns(rows) | {name: self.column(name)[rows] for name in ("flip", "mask")}
+        """What these items depend on, as columns for `fingerprint.differences`."""
+        columns = self.source_columns(rows) | {name: self.column(name)[rows] for name in ("flip", "mask")}
         for name in _WORDS[:-1]:
             words, codes = self.words(name)
-            found[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
+            columns[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
         for name in ("bucket_size", "resized_size", "crop"):
-            found[name] = np.stack([self.column(column)[rows] for column in NUMBER_COLUMNS[name]], axis=1)
-        return found
+            columns[name] = np.stack([self.column(column)[rows] for column in NUMBER_COLUMNS[name]], axis=1)
+        return columns
 
     def source_columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
-        """What is known of the images of these items, as `fingerprint.source_changes` compares it."""
-        found = {name: self.column(name)[rows] for name in ("source_bytes", "source_mtime_ns")}
-        return found | {"source_hash": self.table["source_hash"].take(rows)}  # of which few are looked at
+        """The images that these items were made from, as columns for `fingerprint.source_changes`."""
+        columns = {name: self.column(name)[rows] for name in ("source_bytes", "source_mtime_ns")}
+        return columns | {"source_hash": self.table["source_hash"].take(rows)}  # stays in Arrow: few are looked at
 
     def original_size(self, i: int) -> tuple[int, int]:
         """(width, height) of the image of item `i` in pixels."""
@@ -231,13 +227,13 @@ class ItemTable:
     def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:
         """[M] positions of the items with these sources in `collection`; -1 where there is none."""
         pa, pc, _ = arrow()
-        here = self.in_collection(collection)
-        if not len(here):
+        rows = self.in_collection(collection)
+        if not len(rows):
             return np.full(len(sources), -1, dtype=np.int64)
-        known = self.table["source"].take(pa.array(here)) if len(here) < len(self) else self.table["source"]
-        found = pc.index_in(pa.array(sources, known.type), value_set=known.combine_chunks())
-        at = np.asarray(pc.fill_null(found, -1)).astype(np.int64)
-        return np.where(at < 0, -1, here[at])
+        stored = self.table["source"].take(pa.array(rows)) if len(rows) < len(self) else self.table["source"]
+        positions = pc.index_in(pa.array(sources, stored.type), value_set=stored.combine_chunks())
+        at = np.asarray(pc.fill_null(positions, -1)).astype(np.int64)
+        return np.where(at < 0, -1, rows[at])
 
     def collections(self) -> list[str]:
         """Names of the collections that hold items."""
@@ -255,7 +251,7 @@ class ItemTable:
         return np.stack([self.column("bucket_width"), self.column("bucket_height")], axis=1).astype(np.int32)
 
     def shard_numbers(self) -> npt.NDArray[np.int32]:
-        """[N] position of each item's shard among the names of the shards that hold items, sorted."""
+        """[N] position of each item's shard in the sorted names of all shards that hold items."""
         words, codes = self.words("shard")
         names = np.array(words, dtype=object)
         used = np.flatnonzero(np.bincount(codes, minlength=len(names)))
@@ -265,7 +261,7 @@ class ItemTable:
         return out
 
     def with_texts(self, **changes: dict[int, str | None]) -> Any:
-        """The store's rows with other captions or content hashes, by column and position."""
+        """The store's rows with other captions or content hashes, given by column and position."""
         pa, _, _ = arrow()
         table = self.table
         for name, changed in changes.items():
@@ -284,11 +280,11 @@ _TEXTS = ("source", "collection", "vae", "interpolation", "source_hash")
 
 
 def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
-    """Look at rows, and at those that lie in `shards` also whether they are there.
+    """Check a file's rows, and of those in `shards` also that they fit their shard.
 
     Raises:
-        LatentStoreError: a value is missing or impossible; a row lies behind the end of its shard, or is of another
-            kind than that. Rows of captions have nothing of pixels, so all such columns must be 0 there.
+        LatentStoreError: a value is missing or impossible; a row lies behind the end of its shard, or has another kind
+            than the shard. Rows of captions are 0 in all columns about pixels.
     """
     _, pc, _ = arrow()
     for name in table.column_names:
@@ -310,8 +306,8 @@ def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
         values = numpy_of(table[f"ltrb_{side}"])
         _refuse(~np.isfinite(values) | (texts & (values != 0)), values, f"ltrb_{side}")
     for name in _TEXTS:
-        texts_of = [getattr(part, "dictionary", part) for part in table[name].chunks]  # joined they are there twice
-        if any(pc.any(pc.match_substring(part, "\0")).as_py() for part in texts_of):
+        chunks = [getattr(chunk, "dictionary", chunk) for chunk in table[name].chunks]  # joining would copy all texts
+        if any(pc.any(pc.match_substring(chunk, "\0")).as_py() for chunk in chunks):
             raise LatentStoreError(f"its column {name} has a text with a zero in it")
     _check_places(table, shards, numbers, texts)
 
@@ -319,34 +315,38 @@ def check_rows(table: Any, shards: Mapping[str, ShardInfo]) -> None:
 def _check_places(
     table: Any, shards: Mapping[str, ShardInfo], numbers: Mapping[str, npt.NDArray[Any]], texts: npt.NDArray[np.bool_]
 ) -> None:
+    """Check what rows say of their shards: that the row is in it, with the parts and of the kind that it states.
+
+    A row of a shard that is not in `shards` can lie anywhere: the shard may be away, and come back.
+    """
     column = table["shard"].unify_dictionaries().combine_chunks()
     infos = [shards.get(name) for name in column.dictionary.to_pylist()]
-    at = numpy_of(column.indices)
-    here = np.array([info is not None for info in infos], dtype=bool)[at]
+    shard_of_row = numpy_of(column.indices)
+    present = np.array([info is not None for info in infos], dtype=bool)[shard_of_row]
 
     def of_shards(value: Any) -> npt.NDArray[Any]:
-        return np.asarray(np.array([0 if info is None else value(info) for info in infos])[at])
+        return np.asarray(np.array([0 if info is None else value(info) for info in infos])[shard_of_row])
 
     row, mask_row = numbers["row"], numbers["mask_row"]
-    _refuse(here & ((row < 0) | (row >= of_shards(lambda info: info.rows))), row, "row")
+    _refuse(present & ((row < 0) | (row >= of_shards(lambda info: info.rows))), row, "row")
     masks = of_shards(lambda info: info.tensors["alpha_mask"].shape[0] if "alpha_mask" in info.tensors else 0)
     mask = numpy_of(table["mask"])
-    _refuse(here & ((mask_row < -2) | (mask_row >= masks) | ((mask_row == -2) == mask)), mask_row, "mask_row")
+    _refuse(present & ((mask_row < -2) | (mask_row >= masks) | ((mask_row == -2) == mask)), mask_row, "mask_row")
     flip = numpy_of(table["flip"])
     flipped = of_shards(lambda info: any(name.endswith("_flipped") for name in info.tensors)).astype(bool)
-    _refuse((here & flip & ~flipped) | (texts & flip), flip, "flip")
+    _refuse((present & flip & ~flipped) | (texts & flip), flip, "flip")
     _refuse(texts & mask, mask, "mask")
     kind, dtype = _codes(table, "kind", KINDS), _codes(table, "dtype", _DTYPES)
-    _refuse(here & (kind != of_shards(lambda info: KINDS.index(info.kind))), kind, "kind")
+    _refuse(present & (kind != of_shards(lambda info: KINDS.index(info.kind))), kind, "kind")
     stored = of_shards(lambda info: _DTYPES.index(EXACT if info.arrays else info.latents.dtype))
     exact = dtype == _DTYPES.index(EXACT)
-    _refuse((dtype < 0) | (exact != texts) | (here & (dtype != stored)), dtype, "dtype")
+    _refuse((dtype < 0) | (exact != texts) | (present & (dtype != stored)), dtype, "dtype")
 
 
-def _codes(table: Any, name: str, known: Sequence[str]) -> npt.NDArray[Any]:
-    """Position in `known` of each row's word, -1 for any other word."""
+def _codes(table: Any, name: str, allowed: Sequence[str]) -> npt.NDArray[Any]:
+    """Position in `allowed` of each row's word, -1 for any other word."""
     words = table[name].unify_dictionaries().combine_chunks()
-    codes = np.array([known.index(word) if word in known else -1 for word in words.dictionary.to_pylist()])
+    codes = np.array([allowed.index(word) if word in allowed else -1 for word in words.dictionary.to_pylist()])
     return np.asarray(codes[numpy_of(words.indices)])
 
 

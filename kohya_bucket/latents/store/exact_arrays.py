@@ -1,7 +1,7 @@
-"""An array in as few bytes as its own values allow, and back to the last bit: see docs/latent-format.md.
+"""An array in as few bytes as its values allow, restored bit for bit: see docs/latent-format.md.
 
-float32 whose lower halves are all zero came of bfloat16, and rows at the end that repeat one row are kept once. Such
-rows are not only zeros: a T5 that masks padding repeats one from 128 tokens behind the caption on.
+float32 values whose lower halves are all zero are stored as bfloat16, and identical rows at the end are stored once.
+Such rows need not be zeros: a T5 that masks padding repeats one row from 128 tokens behind the caption on.
 """
 
 from __future__ import annotations
@@ -22,36 +22,40 @@ from kohya_bucket.latents.store.shards import ENTRIES, MOST_AXES, MOST_UNPACKED,
 Array = npt.NDArray[Any]
 
 
+class DamagedItemError(LatentStoreError):
+    """The bytes of an item are not those that were written."""
+
+
 @dataclass(frozen=True)
 class Packed:
     """An array as it is stored.
 
     Attributes:
-        bits: [rows, ...] in the carrier type of `storage`. The last of them stands for all that follow.
+        bits: [rows, ...] in the carrier type of `storage`. The last row stands for all that follow.
         storage: storage type, one of `latents.dtypes.CODES`.
-        given: numpy type of the array, as `<f4`.
-        axes: how many axes it had; an array without any is stored as one row.
+        numpy_type: of the array, such as `<f4`.
+        axes: number of axes; an array without axes is stored as one row.
         length: its length along the first axis.
     """
 
     bits: Array
     storage: str
-    given: str
+    numpy_type: str
     axes: int
     length: int
 
     @property
     def layout(self) -> tuple[str, str, int, tuple[int, ...]]:
-        """What arrays that are stored as one tensor have in common."""
-        return self.storage, self.given, self.axes, self.bits.shape[1:]
+        """What all arrays in one tensor have in common."""
+        return self.storage, self.numpy_type, self.axes, self.bits.shape[1:]
 
 
 def pack(array: Array) -> Packed:
-    """Store an array of floats, whole numbers or truth values, of any shape. Raises `LatentStoreError` for another
-    type, and for numbers beyond int64."""
+    """Pack an array of floats, integers or bools, of any shape. Raises `LatentStoreError` for another type and for
+    numbers beyond int64."""
     array = np.asarray(array)
-    given = array.dtype.newbyteorder("<")
-    rows = np.ascontiguousarray(array, dtype=given).reshape(array.shape or (1,))
+    numpy_type = array.dtype.newbyteorder("<")
+    rows = np.ascontiguousarray(array, dtype=numpy_type).reshape(array.shape or (1,))
     kept = _without_repeats(rows)
     storage = _storage_of(kept)
     bits: Array
@@ -59,14 +63,14 @@ def pack(array: Array) -> Packed:
         bits = (kept.view(np.uint32) >> 16).astype(np.uint16)
     else:
         bits = kept.astype(carrier(storage))  # a copy: the caller's batch need not stay in memory
-    return Packed(bits, storage, given.str, array.ndim, len(rows))
+    return Packed(bits, storage, numpy_type.str, array.ndim, len(rows))
 
 
 def unpack(packed: Packed) -> Array:
-    """The array that `pack` was given, as a new one."""
+    """A new array, equal to the one that was packed."""
     bits, length, rows = packed.bits, packed.length, len(packed.bits)
     zeros_follow = rows < length and not bits[-1].tobytes().strip(b"\0")
-    out = (np.zeros if zeros_follow else np.empty)((length, *bits.shape[1:]), dtype=np.dtype(packed.given))
+    out = (np.zeros if zeros_follow else np.empty)((length, *bits.shape[1:]), dtype=np.dtype(packed.numpy_type))
     if packed.storage == "bfloat16":
         whole = out[:rows].view(np.uint32)
         whole[...] = bits
@@ -107,30 +111,30 @@ def _narrow_float(rows: Array) -> str:
 
 
 def _without_repeats(rows: Array) -> Array:
-    """`rows` up to the first one from which on all have the bits of the last."""
+    """`rows` up to the first one that equals all rows behind it, bit for bit."""
     if len(rows) < 2:
         return rows
     flat = rows.reshape(len(rows), -1).view(f"u{rows.itemsize}")
-    other = np.flatnonzero((flat[:-1] != flat[-1]).any(axis=1))
-    return rows[: int(other[-1]) + 2 if len(other) else 1]
+    unlike_last = np.flatnonzero((flat[:-1] != flat[-1]).any(axis=1))
+    return rows[: int(unlike_last[-1]) + 2 if len(unlike_last) else 1]
 
 
-_OWN = {SPANS, ENTRIES, "__metadata__"}
+_RESERVED = {SPANS, ENTRIES, "__metadata__"}
 _MOST_ARRAYS, _MOST_LETTERS = 256, 200  # so that a shard's header stays short
 
 
 def check_outputs(arrays: Mapping[str, Packed]) -> None:
-    """Raise `LatentStoreError` for outputs that a store would not give again: none, too many, one with the name of a
-    part of the store, or one that is too large."""
-    if not arrays or len(arrays) > _MOST_ARRAYS or _OWN & arrays.keys():
+    """Raise `LatentStoreError` for outputs that a store cannot hold: none, too many, one of a reserved name, or one too
+    large."""
+    if not arrays or len(arrays) > _MOST_ARRAYS or _RESERVED & arrays.keys():
         raise LatentStoreError(
-            f"outputs named {sorted(arrays)[:9]} cannot be stored: none, more than {_MOST_ARRAYS}, or a name of the "
-            "store's own"
+            f"outputs named {sorted(arrays)[:9]} cannot be stored: there are none, more than {_MOST_ARRAYS}, or one "
+            "has a reserved name"
         )
     for name, packed in arrays.items():
-        # each axis counts as 1 at least: see `check_shard`
-        rest = math.prod(max(1, side) for side in packed.bits.shape[1:])
-        widest = rest * max(8, packed.length * np.dtype(packed.given).itemsize)
+        # each axis counts as 1 at least, see `_check_texts` in shards.py
+        row_values = math.prod(max(1, side) for side in packed.bits.shape[1:])
+        widest = row_values * max(8, packed.length * np.dtype(packed.numpy_type).itemsize)
         if packed.axes > MOST_AXES or widest > MOST_UNPACKED or len(name) > _MOST_LETTERS:
             raise LatentStoreError(
                 f"an output {name[:_MOST_LETTERS]!r} of shape {[packed.length, *packed.bits.shape[1:]]} cannot be "
@@ -139,7 +143,7 @@ def check_outputs(arrays: Mapping[str, Packed]) -> None:
 
 
 def checksum(spans: Array, bits: list[Array]) -> int:
-    """CRC-32 of an item: how long its arrays are, then their bytes, by name. Where they lie does not count."""
+    """CRC-32 of an item: the lengths of its arrays, then their bytes, by name. Their position does not count."""
     crc = zlib.crc32(np.ascontiguousarray(spans[:, 1:]).data)
     for array in bits:
         crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
@@ -147,42 +151,44 @@ def checksum(spans: Array, bits: list[Array]) -> int:
 
 
 def joined(items: Sequence[Mapping[str, Packed]]) -> tuple[dict[str, tuple[str, Array]], dict[str, tuple[str, int]]]:
-    """The tensors of a shard with these items, whose arrays have the same names, sorted, and layouts; and `arrays`.
+    """The tensors of a shard with these items, and its `arrays`, see `ShardInfo`.
 
-    Each array has one tensor with the rows of all items; `SPANS` says which are whose, see `ShardInfo`.
+    All items have the same array names, sorted, and layouts. Each name gets one tensor with the rows of all items;
+    `SPANS` says which rows belong to which item.
     """
     names, n = list(items[0]), len(items)
     spans = np.empty((n, len(names), 3), dtype=carrier("int64"))
     tensors: dict[str, tuple[str, Array]] = {SPANS: ("int64", spans)}
-    given: dict[str, tuple[str, int]] = {}
+    arrays: dict[str, tuple[str, int]] = {}
     for at, name in enumerate(names):
         column = [item[name] for item in items]
         rows = np.array([len(packed.bits) for packed in column])
         spans[:, at, 0] = np.cumsum(rows) - rows
         spans[:, at, 1] = rows
         spans[:, at, 2] = [packed.length for packed in column]
-        given[name] = column[0].given, column[0].axes
+        arrays[name] = column[0].numpy_type, column[0].axes
     # wide types first, so that each tensor begins at a multiple of its own
     for name in sorted(names, key=lambda name: -items[0][name].bits.itemsize):
         tensors[name] = items[0][name].storage, np.concatenate([item[name].bits for item in items])
-    return tensors, given
+    return tensors, arrays
 
 
 def split(
-    tensors: Mapping[str, Any], row: int, stored: Mapping[str, str], given: Mapping[str, tuple[str, int]]
+    tensors: Mapping[str, Any], row: int, storage: Mapping[str, str], arrays: Mapping[str, tuple[str, int]]
 ) -> dict[str, Packed]:
-    """The arrays of one item of `joined`, without a copy. Raises `LatentStoreError` if one lies outside of its tensor.
+    """The arrays of one item of `joined`, without a copy. Raises `DamagedItemError` if one lies outside its tensor.
 
     Args:
-        stored, given: of each array the storage type, and what `joined` gave.
+        storage: storage type of each array.
+        arrays: numpy type and number of axes of each array, as `joined` returned them.
     """
-    found = {}
-    for (name, (kind, axes)), (start, rows, length) in zip(given.items(), tensors[SPANS][row].tolist(), strict=True):
+    outputs = {}
+    for (name, (kind, axes)), (start, rows, length) in zip(arrays.items(), tensors[SPANS][row].tolist(), strict=True):
         tensor = tensors[name]
         inside = 0 <= start <= len(tensor) and 0 <= rows <= len(tensor) - start
         repeats = rows <= length if rows else length == 0
         nbytes = length * math.prod(tensor.shape[1:]) * np.dtype(kind).itemsize
         if not (inside and repeats and max(length, nbytes) <= MOST_UNPACKED and (axes > 0 or length == 1)):
-            raise LatentStoreError(f"{name} lies outside of its tensor")
-        found[name] = Packed(tensor[start : start + rows], stored[name], kind, axes, length)
-    return found
+            raise DamagedItemError(f"{name} lies outside its tensor")
+        outputs[name] = Packed(tensor[start : start + rows], storage[name], kind, axes, length)
+    return outputs

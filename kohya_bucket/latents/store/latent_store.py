@@ -6,18 +6,17 @@ import copy
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.extras import argument
 from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
 from kohya_bucket.latents.store.entries import ItemTable, schema
-from kohya_bucket.latents.store.exact_arrays import Packed, checksum, split, unpack
+from kohya_bucket.latents.store.exact_arrays import DamagedItemError, Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import Layout, remedy
 from kohya_bucket.latents.store.remote_shards import RemoteShards, RowRange, shard_files
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
@@ -26,6 +25,7 @@ from kohya_bucket.texts import counted, one_line, some
 
 _log = logging.getLogger(__name__)
 _PLAIN, _FLIPPED, _MASK = 0, 1, 2
+_Read = TypeVar("_Read")
 
 
 class LatentStore(ItemTable):
@@ -182,12 +182,12 @@ class LatentStore(ItemTable):
         info = self.info(i)
         if info.arrays:
             raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
-        tensors, name = self._files.tensors(info), info.kind + ("_flipped" if flipped else "")
-        if name not in tensors:
+        name = info.kind + ("_flipped" if flipped else "")
+        if name not in info.tensors:
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no flipped latent: run `kohya-bucket precompute` again with --flip"
             )
-        return self._checked_row(i, tensors[name], name, int(self._row[i]))
+        return self._bits(i, name, int(self._row[i]))
 
     def read_mask(self, i: int) -> npt.NDArray[np.uint8] | None:
         """Alpha channel of item `i`, [H, W] uint8 pixels of the bucket; None if the image is opaque.
@@ -202,7 +202,7 @@ class LatentStore(ItemTable):
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no alpha mask: run `kohya-bucket precompute` again with --mask"
             )
-        return self._checked_row(i, self._tensors(i)["alpha_mask"], "alpha_mask", row)
+        return self._bits(i, "alpha_mask", row)
 
     def gather(
         self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None = None
@@ -228,85 +228,66 @@ class LatentStore(ItemTable):
         return {name: unpack(packed) for name, packed in self.packed(i).items()}
 
     def packed(self, i: int) -> dict[str, Packed]:
-        """The same as it lies in the file, without a copy."""
-        return self._checked_pack(i, again=True)
+        """The same, packed as in the file, without a copy."""
+        return self._packed(i)
 
-    def _checked_pack(self, i: int, again: bool) -> dict[str, Packed]:
-        found, spans = self._packed(i), self._tensors(i)[SPANS]
-        if self._unchecked(i, spans, SPANS, int(self._row[i])):
-            if self._checksum(i, found) != int(self._crc[0][i]):
-                if self._forgets(i, spans, again):
-                    return self._checked_pack(i, again and isinstance(spans, np.ndarray))
-                raise LatentStoreError(
-                    f"the outputs of {self.table['source'][i]} in shard {self.info(i).name} are damaged (checksum): "
-                    f"run `kohya-bucket cache prune {argument(self.layout.root)} --damaged` and train again, which "
-                    "encodes them"
-                )
-            self._files.checked(self.info(i), SPANS)[self._row[i]] = True
-        return found
-
-    def scalars(self, i: int) -> dict[str, npt.NDArray[Any]]:
-        """Those of its arrays that have no axes, unchecked; a choice of the trainer's, as whether a mask is applied."""
-        return {name: unpack(packed) for name, packed in self._packed(i).items() if not packed.axes}
-
-    def names(self, i: int) -> tuple[str, ...]:
-        """Names of its arrays, sorted."""
-        return tuple(self.info(i).arrays)
-
-    def _packed(self, i: int, again: bool = True) -> dict[str, Packed]:
+    def _packed(self, i: int, *, always: bool = False) -> dict[str, Packed]:
         info = self.info(i)
         if not info.arrays:
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} are latents, and no outputs")
-        stored, tensors = {name: info.tensors[name].dtype for name in info.arrays}, self._tensors(i)
-        try:
-            return split(tensors, int(self._row[i]), stored, info.arrays)
-        except LatentStoreError as error:
-            if self._forgets(i, tensors[SPANS], again):
-                return self._packed(i, again and isinstance(tensors[SPANS], np.ndarray))
-            raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name}: {error}") from error
+        row, storage = int(self._row[i]), {name: info.tensors[name].dtype for name in info.arrays}
 
-    def _checksum(self, i: int, found: Mapping[str, Packed]) -> int:
-        return checksum(self._tensors(i)[SPANS][int(self._row[i])], [packed.bits for packed in found.values()])
+        def read() -> dict[str, Packed]:
+            tensors = self._tensors(i)
+            outputs = split(tensors, row, storage, info.arrays)
+            if always or self._unchecked(i, tensors[SPANS], SPANS, row):
+                if checksum(tensors[SPANS][row], [one.bits for one in outputs.values()]) != int(self._crc[0][i]):
+                    raise DamagedItemError("its checksum is wrong")
+                self._files.checked(info, SPANS)[row] = True
+            return outputs
+
+        return self._attempts(i, read)
+
+    def _bits(self, i: int, name: str, row: int, *, always: bool = False) -> npt.NDArray[Any]:
+        """A row of one tensor of item `i`."""
+
+        def read() -> npt.NDArray[Any]:
+            array = self._tensors(i)[name]
+            bits: npt.NDArray[Any] = array[row]
+            if always or self._unchecked(i, array, name, row):
+                if zlib.crc32(bits.data) != int(self._crc[_role(name)][i]):
+                    raise DamagedItemError(f"checksum of {name} is wrong")
+                self._files.checked(self.info(i), name)[row] = True
+            return bits
+
+        return self._attempts(i, read)
+
+    def _attempts(self, i: int, read: Callable[[], _Read]) -> _Read:
+        """The result of `read`. Bytes in object storage are read twice more before they count as damaged: the first may
+        come from this node's copy, which is given up, and a bit may change on the way."""
+        for last in (False, False, True):
+            try:
+                return read()
+            except DamagedItemError as error:
+                info = self.info(i)
+                if last or not self._files.forget(info):
+                    item = f"{self.table['source'][i]} in shard {info.name}"
+                    raise LatentStoreError(f"{item} is damaged ({error}): {remedy(self.layout.root)}") from error
+        raise AssertionError
 
     def check(self, i: int) -> str | None:
-        """What is wrong with the stored bytes of item `i`, or None. Reads all of them, and raises `UnreadableError` or
+        """What is wrong with the stored bytes of item `i`, or None. Reads all of them; raises `UnreadableError` or
         `StorageError` where they cannot be read now."""
-        wrong = self._wrong(i)
-        return wrong if wrong is None or not self.is_remote or not self._files.forget(self.info(i)) else self._wrong(i)
-
-    def _wrong(self, i: int) -> str | None:
         try:
             if self.info(i).arrays:
-                wrong = self._checksum(i, self._packed(i)) != int(self._crc[0][i])
-                return "its checksum is wrong" if wrong else None
-            tensors = self._tensors(i)
-            for name, array in tensors.items():
-                role = _role(name)
-                row = int(self._mask_row[i] if role == _MASK else self._row[i])
-                if row >= 0 and zlib.crc32(array[row].data) != int(self._crc[role][i]):
-                    return f"checksum of {name} is wrong"
+                self._packed(i, always=True)
+            for name in () if self.info(i).arrays else self._tensors(i):
+                row = int(self._mask_row[i] if _role(name) == _MASK else self._row[i])
+                if row >= 0:
+                    self._bits(i, name, row, always=True)
         except LatentStoreError as error:
-            return str(error)
+            return str(error.__cause__ if isinstance(error.__cause__, DamagedItemError) else error)
         return None
-
-    def _checked_row(self, i: int, array: Any, name: str, row: int, again: bool = True) -> npt.NDArray[Any]:
-        out: npt.NDArray[Any] = array[row]
-        if self._unchecked(i, array, name, row):
-            if zlib.crc32(out.data) != int(self._crc[_role(name)][i]):
-                if self._forgets(i, array, again):
-                    again = again and isinstance(array, np.ndarray)
-                    return self._checked_row(i, self._tensors(i)[name], name, row, again)
-                raise LatentStoreError(
-                    f"{self.table['source'][i]}: its latent in shard {self.info(i).name} is damaged (checksum): "
-                    f"{remedy(self.layout.root)}"
-                )
-            self._files.checked(self.info(i), name)[row] = True
-        return out
-
-    def _forgets(self, i: int, array: Any, again: bool) -> bool:
-        """Whether a damaged array is read again before it counts as damaged: it was this node's copy, which is given
-        up; or it came by requests, once, and a bit may have changed on the way."""
-        return (isinstance(array, np.ndarray) or again) and self._files.forget(self.info(i))
 
     def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
         """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come again."""

@@ -1,6 +1,7 @@
-"""Writing into a store: rows gather per bucket, a full shard goes to disk as one file under a name of its own.
+"""Writing into a store: rows gather per bucket, and a full shard becomes one file under a unique name.
 
-Any number of writers, in any number of processes and machines, need no lock: none ever touches a file of another.
+Any number of writers, in any number of processes and on any number of machines, need no lock: no writer touches a file
+of another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
-from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, arrow, encode, placed, schema
+from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, arrow, encode, schema, table_of_rows
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
@@ -36,14 +37,14 @@ _TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
 
 @dataclass
 class _Pending:
-    """Rows that wait to be written as one shard, and what its name and its note say of all of them."""
+    """Rows that wait to be written as one shard, and what they have in common."""
 
     bucket_size: tuple[int, int] = (0, 0)
     dtype: str = "text"
     space: LatentSpace = _TEXT_SPACE
     rows: list[Columns] = field(default_factory=list)
-    numbers: list[int | None] = field(default_factory=list)  # as given
-    turns: list[int] = field(default_factory=list)
+    numbers: list[int | None] = field(default_factory=list)  # None: assigned when the shard is written
+    turns: list[int] = field(default_factory=list)  # of this writer, in the order in which rows were added
     nbytes: int = 0
     latents: dict[str, list[Bits]] = field(default_factory=dict)  # by tensor
     masks: list[Bits] = field(default_factory=list)
@@ -58,13 +59,13 @@ class StoreWriter:
         root: the store's folder, made if missing.
         images_root: folder that the sources' paths start from; remembered when the store is made.
         shard_bytes: a shard is committed when its tensors reach this size.
-        flush_seconds: everything pending is committed when this long has passed, so that a crash loses
-            little; None waits for full shards.
-        assigned: numbers and names handed out elsewhere, so that a shard of that name has the same items, and
-            stays where it cannot be replaced; None: this writer takes its own.
+        flush_seconds: everything pending is committed after this time, so that a crash loses little; None waits for
+            full shards.
+        assigned: numbers and names from elsewhere: an existing shard of such a name has the same items, and stays where
+            it cannot be replaced. None: this writer takes its own.
 
     Attributes:
-        shards: names of those that were written.
+        shards: names of the shards it has written.
 
     Raises:
         LatentStoreError: the folder cannot be written, or the disk is full. What was committed stays.
@@ -90,29 +91,40 @@ class StoreWriter:
         self._flushed = time.monotonic()
 
     def add(
-        self, entry: StoreEntry, plain: Bits, *, flipped: Bits | None = None, mask: npt.NDArray[np.uint8] | None = None,
-        space: LatentSpace, sequence: int | None = None,
-    ) -> None:  # fmt: skip
-        """Add one item; as `add_rows`, without the first axis."""
-        self.add_rows(
-            entry.rows(), plain[None], flipped=None if flipped is None else flipped[None], masks=[mask], space=space,
-            numbers=None if sequence is None else [sequence],
-        )  # fmt: skip
+        self,
+        entry: StoreEntry,
+        plain: Bits,
+        *,
+        flipped: Bits | None = None,
+        mask: npt.NDArray[np.uint8] | None = None,
+        space: LatentSpace,
+        sequence: int | None = None,
+    ) -> None:
+        """Add one item: `add_rows` without the first axis."""
+        flips = None if flipped is None else flipped[None]
+        numbers = None if sequence is None else [sequence]
+        self.add_rows(entry.rows(), plain[None], flipped=flips, masks=[mask], space=space, numbers=numbers)
 
     def add_rows(
-        self, rows: Columns, plain: Bits, *, flipped: Bits | None = None, masks: Sequence[Bits | None] | None = None,
-        space: LatentSpace, numbers: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        rows: Columns,
+        plain: Bits,
+        *,
+        flipped: Bits | None = None,
+        masks: Sequence[Bits | None] | None = None,
+        space: LatentSpace,
+        numbers: Sequence[int] | None = None,
+    ) -> None:
         """Add items of one bucket, type, kind and collection.
 
         Args:
-            rows: columns of B rows, see `placed`; they say dtype, kind, flip and mask.
+            rows: columns of B rows, see `table_of_rows`; they state dtype, kind, flip and mask.
             plain: [B, C, h, w] latents or [B, 2, C, h, w] mean and standard deviation, in the dtype's carrier type.
-            flipped: the same of the mirrored images.
-            masks: B alpha channels [H, W] of the bucket's pixels, None where the image is opaque; None: not stored.
+            flipped: the same for the mirrored images.
+            masks: B alpha channels [H, W] in pixels of the bucket, None for an opaque image; None: not stored.
             space: what the numbers mean.
-            numbers: those that decide between two items of one key, see `SequenceNumbers`; None: above all that are in
-                the store when this is committed.
+            numbers: decide between two items of one key, see `SequenceNumbers`; None: above all numbers in the store
+                when this is committed.
         """
         common = tuple(rows[name][0] for name in _OF_A_SHARD)
         width, height, dtype, kind, flip, mask, _ = common
@@ -128,18 +140,18 @@ class StoreWriter:
             pending.mask_rows.append(-2 if not mask else -1 if alpha is None else len(pending.masks))
             if mask and alpha is not None:
                 pending.masks.append(alpha)
-        self._added_to(key, rows, len(plain), numbers, (plain, flipped, *masks))
+        self._append(key, rows, len(plain), numbers, (plain, flipped, *masks))
 
     def add_text(self, entry: StoreEntry, arrays: Mapping[str, Packed], *, sequence: int | None = None) -> None:
         """Add a caption.
 
         Args:
             entry: see `Caption.entry`.
-            arrays: its outputs by name, packed.
-            sequence: as for `add`.
+            arrays: its packed outputs by name.
+            sequence: its number, see `add_rows`.
 
         Raises:
-            LatentStoreError: as `check_outputs`.
+            LatentStoreError: see `check_outputs`.
         """
         check_outputs(arrays)
         item = dict(sorted(arrays.items()))
@@ -148,9 +160,9 @@ class StoreWriter:
         pending.texts.append(item)
         pending.mask_rows.append(-2)
         numbers = None if sequence is None else [sequence]
-        self._added_to(key, entry.rows(), 1, numbers, [packed.bits for packed in item.values()])
+        self._append(key, entry.rows(), 1, numbers, [packed.bits for packed in item.values()])
 
-    def _added_to(
+    def _append(
         self, key: tuple[Any, ...], rows: Columns, n: int, numbers: Sequence[int] | None, bits: Iterable[Bits | None]
     ) -> None:
         pending = self._pending[key]
@@ -181,7 +193,7 @@ class StoreWriter:
         if kind is None:
             self.flush()
             return
-        with suppress(KohyaBucketError):  # what is finished is kept; the first error is the one to report
+        with suppress(KohyaBucketError):  # keep what is finished; the first error is the one to report
             self.flush()
 
     def _commit(self, key: tuple[Any, ...], above: int) -> None:
@@ -190,19 +202,18 @@ class StoreWriter:
         path = self.layout.new_shard(pending.bucket_size, pending.dtype, tag)
         self.shards.append(path.name)
         tensors, checksums, more = (_text_tensors if pending.texts else _tensors)(pending)
-        n = len(pending.turns)
-        numbers = [
-            above + turn if given is None else given for given, turn in zip(pending.numbers, pending.turns, strict=True)
-        ]
+        n, turns = len(pending.turns), zip(pending.numbers, pending.turns, strict=True)
+        # Above every number in the store: whichever of two rows of one item was written later counts.
+        numbers = [above + turn if number is None else number for number, turn in turns]
         places = {"written_ns": numbers, "shard": [path.name] * n, "row": range(n), "mask_row": pending.mask_rows}
         checks = {f"crc_{part}": checksums.get(part, [0] * n) for part in ("plain", "flipped", "mask")}
         shapes = {name: [dtype, list(bits.shape)] for name, (dtype, bits) in tensors.items()}
         description = {"tensors": shapes, "space": vars(pending.space)} | more
-        entries = encode(placed(pending.rows, places | checks), description)
+        entries = encode(table_of_rows(pending.rows, places | checks), description)
         width, height = pending.bucket_size
-        said = {"kind": "text"} if pending.texts else {"bucket": f"{width}x{height}"}
+        note = {"kind": "text"} if pending.texts else {"bucket": f"{width}x{height}"}
         with suppress(*([FileExistsError] if self._assigned else [])):
-            write_shard(path, tensors, entries, {"format": FORMAT} | said)
+            write_shard(path, tensors, entries, {"format": FORMAT} | note)
 
 
 _Tensors = dict[str, tuple[str, Bits]]
@@ -211,7 +222,7 @@ _Tensors = dict[str, tuple[str, Bits]]
 def _text_tensors(pending: _Pending) -> tuple[_Tensors, dict[str, list[int]], dict[str, Any]]:
     tensors, arrays = joined(pending.texts)
     spans = tensors[SPANS][1]
-    crc = [checksum(spans[i], [one.bits for one in item.values()]) for i, item in enumerate(pending.texts)]
+    crc = [checksum(spans[i], [packed.bits for packed in item.values()]) for i, item in enumerate(pending.texts)]
     return tensors, {"plain": crc}, {"arrays": arrays}
 
 
@@ -233,17 +244,17 @@ def _checksums(rows: Iterable[Bits]) -> list[int]:
 def write_manifest(
     store: LatentStore, table: Any = None, *, emptied: Iterable[ShardInfo] = (), given_up: Iterable[str] = ()
 ) -> StorePath | None:
-    """Index all shards of an open store in a new manifest, twice, and remove those it replaces.
+    """Index all shards of an open store in a new manifest, written twice, and remove the manifests it replaces.
 
-    Twice, because captions that are newer than the latents are nowhere else: damage of one costs none. For the same
-    reason the rows of shards that are away stay in it.
+    Captions that are newer than their latents are nowhere else. So the manifest is written twice, and damage to one
+    copy loses nothing; and the rows of shards that are away stay in it.
 
     Args:
         table: the rows to index instead of the store's own, e.g. with other captions.
-        emptied: shards that are about to be removed, and whose rows do not count any more, whatever interrupts that.
-        given_up: shards that are away, and not to be named as damage any more.
+        emptied: shards that are about to be removed; their rows no longer count, whatever interrupts the removal.
+        given_up: shards that are away, and no longer reported as damage.
 
-    Returns the newer one, or None if there are two already that say the same. Raises as `write_new` does.
+    Returns the newer one; None if two manifests already say the same. Raises as `write_new`.
     """
     older = store.layout.manifests()
     same = len(older) == 2 and content_of(older[0]) == content_of(older[1])
@@ -252,9 +263,9 @@ def write_manifest(
     if store.indexed and same and not news:
         return None
     infos = [*store.shards.values(), *store.away.values(), *emptied]
-    description = {"shards": [info.to_json() for info in infos], "in_order": not store.away} | (
-        {"given_up": missed} if missed else {}
-    )
+    description: dict[str, Any] = {"shards": [info.to_json() for info in infos], "in_order": not store.away}
+    if missed:
+        description["given_up"] = missed
     rows = store.table if table is None else table
     if store.away:
         rows = arrow()[0].concat_tables([part.cast(schema()) for part in (rows, store.away_rows)])
@@ -262,6 +273,7 @@ def write_manifest(
     for _ in range(2):
         path = store.layout.new_manifest(data)
         write_new(path, [data])
+    # Only now: whatever interrupts this, a whole manifest is there.
     for old in older:
         with suppress(OSError):
             old.unlink()
