@@ -559,7 +559,7 @@ def test_a_folder_that_keeps_nothing_is_said_once(address, kept, caplog):
     assert not cache.keep(X, 500, half_a_kilobyte)
     assert not cache.keep(Y, 500, half_a_kilobyte)
     (said,) = caplog.messages
-    assert said.startswith("a shard is not kept on this node, and is read by requests: ")
+    assert said.startswith("a shard is not cached on this node, and is read by requests: ")
     assert str(kept) in said
 
 

@@ -245,7 +245,7 @@ def test_latents_are_no_texts_and_texts_no_latents(tmp_path):
         writer.add(entry("a.png", dtype="float32"), bits(0, "float32", "latents", (64, 32)), space=SPACE)
     assert type(LatentStore(tmp_path / "latents")) is LatentStore
     fill_texts(tmp_path / "text", 1)
-    with pytest.raises(LatentStoreError, match="outputs of text encoders, not latents"):
+    with pytest.raises(LatentStoreError, match="text-encoder outputs, not latents"):
         LatentStore(tmp_path / "text").gather([0])
     with StoreWriter(tmp_path / "text") as texts:
         for names in ((), ("spans",)):
@@ -383,7 +383,7 @@ def test_latents_in_a_folder_of_captions_are_kept_as_they_are(tmp_path):
         elif key == "b":
             assert same(store.read(i), latents[key])
         else:
-            with pytest.raises(LatentStoreError, match="are latents"):
+            with pytest.raises(LatentStoreError, match="is a latent"):
                 store.arrays(i)
 
 

@@ -1,4 +1,4 @@
-"""Reading a store: which items it holds, and their latents at memory speed."""
+"""Reading a store: its items, and their latents at memory speed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _Read = TypeVar("_Read")
 
 
 class LatentStore(ItemTable):
-    """An open store of latents, or of outputs of text encoders.
+    """An open store of latents, or of text-encoder outputs.
 
-    Safe to share with worker processes; each maps the shards it reads.
+    Safe to share with worker processes; each maps the shards that it reads.
 
     Args:
         root: the store's folder, or its address in object storage ("s3://bucket/latents").
@@ -39,14 +39,14 @@ class LatentStore(ItemTable):
             every read, "never" not at all.
 
     Attributes:
-        shards: those that can be used, by name.
-        damage: (file name, what is wrong) of every shard or manifest that could not be used.
-        indexed: the manifest says all that there is to say; unindexed: shards that it does not name yet.
+        shards: the usable shards, by name.
+        damage: (file name, problem) of every unusable shard or manifest.
+        indexed: the manifest is complete; unindexed: shards that it does not name yet.
         away, away_rows, given_up: see `Contents`.
 
     Raises:
         LatentStoreError: there is no store, or pyarrow is missing.
-        UnreadableError: a file of it cannot be read now.
+        UnreadableError: one of its files cannot be read now.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, verify: str = "first") -> None:
@@ -66,15 +66,15 @@ class LatentStore(ItemTable):
             )
         self._show(contents_of(self.layout, {}))
         if self.damage:
-            said = some([f"{name}: {problem}" for name, problem in self.damage], 1)
-            _log.warning("%s: %s cannot be used: %s: %s", self.layout.root, counted(len(self.damage), "file"),
-                         one_line(said), remedy(self.layout.root))  # fmt: skip
+            problems = one_line(some([f"{name}: {problem}" for name, problem in self.damage], 1))
+            files, root = counted(len(self.damage), "file"), self.layout.root
+            _log.warning("%s: %s cannot be used: %s: %s", root, files, problems, remedy(root))
 
-    def _show(self, found: Contents) -> None:
-        super().__init__(found.table.combine_chunks())
-        self.shards, self.damage, self.indexed = found.shards, found.damage, found.indexed
-        self.away, self.away_rows, self.given_up = found.away, found.away_rows, found.given_up
-        self.unindexed = found.shards.keys() - found.named
+    def _show(self, contents: Contents) -> None:
+        super().__init__(contents.table.combine_chunks())
+        self.shards, self.damage, self.indexed = contents.shards, contents.damage, contents.indexed
+        self.away, self.away_rows, self.given_up = contents.away, contents.away_rows, contents.given_up
+        self.unindexed = contents.shards.keys() - contents.named
         names, self._shard = self.words("shard")
         self._infos = [self.shards.get(name) for name in names]
         self._row, self._mask_row = self.column("row"), self.column("mask_row")
@@ -82,24 +82,23 @@ class LatentStore(ItemTable):
         self._files = shard_files(self.layout.shards, self.shards)
 
     def refresh(self, without: Iterable[str] = ()) -> None:
-        """Look again at what is on disk, while other processes may add to it, pack or prune it; `without` these
-        shards."""
+        """Look at the folder again, while other processes may add to it, pack or prune it; `without` these shards."""
         self._show(contents_of(self.layout, self.shards, set(without)))
 
     def release(self) -> None:
-        """Let go of the files that are mapped, so that they can be removed on Windows too."""
+        """Unmap all files, so that they can be removed on Windows too."""
         self._files.release()
 
     def rows_in(self, name: str) -> Any:
-        """The rows of the items in one shard, with the types of `entries.schema`."""
+        """The rows of one shard's items, with the types of `entries.schema`."""
         return self.table.filter(in_shards(self.table, [name])).cast(schema())
 
     def replaced_rows(self) -> int:
-        """Rows of usable shards that newer ones have replaced."""
+        """How many rows of usable shards newer ones have replaced."""
         return sum(info.rows for info in self.shards.values()) - len(self)
 
     def info(self, i: int) -> ShardInfo:
-        """The shard item `i` lies in."""
+        """The shard that holds item `i`."""
         info: ShardInfo | None = self._infos[self._shard[i]]
         if info is None:
             raise LatentStoreError(f"item {i} lies in a shard that is gone")
@@ -120,10 +119,10 @@ class LatentStore(ItemTable):
         return isinstance(self._files, RemoteShards)
 
     def expect(self, indices: Sequence[int] | npt.NDArray[Any], tensors: Sequence[Sequence[str]] | None = None) -> None:
-        """Ask object storage at once for what will be read next; where files are mapped, there is nothing to do.
+        """Request from object storage, all at once, what will be read next; mapped files need nothing.
 
         Args:
-            tensors: names of those that will be read of each item, e.g. `latents_flipped`; None: all.
+            tensors: names of the tensors that will be read, for each item, e.g. `latents_flipped`; None: all.
         """
         if isinstance(self._files, RemoteShards):
             wanted, spans = [], []
@@ -136,34 +135,35 @@ class LatentStore(ItemTable):
                     row = int((self._mask_row if name == "alpha_mask" else self._row)[i])
                     if row >= 0 and name in info.tensors:
                         wanted.append(RowRange(info, name, row, row + 1))
-            self._files.expect(spans)  # which say where the arrays of texts lie
-            for one in spans:
-                places = self._files.tensors(one.info)[SPANS][one.start]
-                for name, (start, rows, _) in zip(one.info.arrays, places.tolist(), strict=True):
-                    if start >= 0 and 0 <= rows <= one.info.tensors[name].shape[0] - start:
-                        wanted.append(RowRange(one.info, name, start, start + rows))
+            # The spans of a caption say where its arrays are, so they are needed first.
+            self._files.expect(spans)
+            for span in spans:
+                places = self._files.tensors(span.info)[SPANS][span.start]
+                for name, (start, rows, _) in zip(span.info.arrays, places.tolist(), strict=True):
+                    if start >= 0 and 0 <= rows <= span.info.tensors[name].shape[0] - start:
+                        wanted.append(RowRange(span.info, name, start, start + rows))
             self._files.expect([*spans, *wanted])
 
     def expect_latents(
         self, indices: Sequence[int] | npt.NDArray[Any], flipped: Sequence[bool] | None, *, masks: bool = False
     ) -> None:
-        """The same for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
+        """`expect` for latents, mirrored where `flipped` says so, and with `masks` the alpha masks."""
         if self.is_remote:
-            names = [self.info(int(i)).kind + "_flipped" * bool(flipped is not None and flipped[k])
-                     for k, i in enumerate(indices)]  # fmt: skip
+            names = [self.info(int(i)).kind for i in indices]
+            names = [f"{name}_flipped" if flipped is not None and flipped[k] else name for k, name in enumerate(names)]
             self.expect(indices, [[name, "alpha_mask"] if masks else [name] for name in names])
 
     def keep_shards(self, open_shards: int) -> None:
-        """Keep each shard that is read from on this node for a while, also where the store is larger than the limit.
+        """Keep a copy of each shard that is read on this node, even where the store exceeds the cache.
 
-        That suits an order which reads the items of a shard near each other, of `open_shards` shards at a time. Where
-        this node has no room for so many, one line says so.
+        This suits an order that reads items of at most `open_shards` shards at a time. If the node has no room for so
+        many, one line says so.
         """
         if isinstance(self._files, RemoteShards):
             self._files.keep_open(open_shards, (info.nbytes for info in self.shards.values()))
 
     def without_copies(self) -> LatentStore:
-        """The same store; of one in object storage, what lies there is read, and not what this node keeps of it."""
+        """The same store, which for object storage ignores the copies on this node."""
         if not isinstance(self._files, RemoteShards):
             return self
         out = copy.copy(self)
@@ -171,17 +171,16 @@ class LatentStore(ItemTable):
         return out
 
     def read(self, i: int, *, flipped: bool = False) -> npt.NDArray[Any]:
-        """Item `i` as it lies in the file, in its carrier type, without a copy.
+        """Item `i` as stored, in its carrier type, without a copy.
 
         [C, h, w] latents, or [2, C, h, w] mean and standard deviation.
 
         Raises:
-            LatentStoreError: the flipped one was not stored, or the bytes are not those that were written, or are
-                outputs of text encoders.
+            LatentStoreError: there is no flipped latent, the bytes are damaged, or they are text-encoder outputs.
         """
         info = self.info(i)
         if info.arrays:
-            raise LatentStoreError(f"{self.layout.root} holds outputs of text encoders, not latents")
+            raise LatentStoreError(f"{self.layout.root} holds text-encoder outputs, not latents")
         name = info.kind + ("_flipped" if flipped else "")
         if name not in info.tensors:
             raise LatentStoreError(
@@ -190,7 +189,7 @@ class LatentStore(ItemTable):
         return self._bits(i, name, int(self._row[i]))
 
     def read_mask(self, i: int) -> npt.NDArray[np.uint8] | None:
-        """Alpha channel of item `i`, [H, W] uint8 pixels of the bucket; None if the image is opaque.
+        """Alpha channel of item `i`, [H, W] uint8 in pixels of the bucket; None if the image is opaque.
 
         Raises:
             LatentStoreError: masks were not stored.
@@ -210,7 +209,7 @@ class LatentStore(ItemTable):
         """Items of one bucket as one new array [B, C, h, w] (or [B, 2, C, h, w]) in their carrier type.
 
         Raises:
-            LatentStoreError: the items have different shapes or types, or as `read`.
+            LatentStoreError: the items differ in shape or type; or see `read`.
         """
         self.expect_latents(indices, flipped)
         rows = [self.read(int(i), flipped=flipped is not None and bool(flipped[k])) for k, i in enumerate(indices)]
@@ -220,10 +219,10 @@ class LatentStore(ItemTable):
         return np.stack(rows)
 
     def arrays(self, i: int) -> dict[str, npt.NDArray[Any]]:
-        """The outputs of caption `i` by name, each as the encoder's were given to the writer, as new arrays.
+        """The outputs of caption `i` by name, equal to those that were written, as new arrays.
 
         Raises:
-            LatentStoreError: the bytes are not those that were written, or are latents.
+            LatentStoreError: the bytes are damaged, or are latents.
         """
         return {name: unpack(packed) for name, packed in self.packed(i).items()}
 
@@ -234,7 +233,7 @@ class LatentStore(ItemTable):
     def _packed(self, i: int, *, always: bool = False) -> dict[str, Packed]:
         info = self.info(i)
         if not info.arrays:
-            raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} are latents, and no outputs")
+            raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} is a latent, not a text's outputs")
         row, storage = int(self._row[i]), {name: info.tensors[name].dtype for name in info.arrays}
 
         def read() -> dict[str, Packed]:
@@ -290,7 +289,7 @@ class LatentStore(ItemTable):
         return None
 
     def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
-        """Whether a row is to be looked at; one that is not of a mapped file came just now, and will come again."""
+        """Whether a row's checksum must be compared; what came by a request is new each time."""
         if self.verify != "first" or not isinstance(array, np.ndarray):
             return self.verify != "never"
         return not self._files.checked(self.info(i), name)[row]

@@ -1,4 +1,4 @@
-"""Names in a store's folder, and what is in it: shards, manifests, the root of the images."""
+"""The names of a store's files: shards, manifests, and `store.json` with the root of the images."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MOST_MANIFEST = 1 << 36  # 100 million items with long captions have 10 GB
 
 
 def remedy(root: object) -> str:
-    """What to do about damage in a store, as a command that can be pasted."""
+    """What to do about damage in a store, as a command to paste."""
     return f"run `kohya-bucket cache prune {argument(root)} --damaged`, and encode again what is missing then"
 
 
@@ -51,8 +51,7 @@ class Layout:
         self.store_file = self.root / "store.json"
 
     def create(self, images_root: Path | None = None) -> None:
-        """Make the folders and `store.json`, if they are not there. Raises `LatentStoreError` if they cannot be
-        written."""
+        """Make missing folders and a missing `store.json`. Raises `LatentStoreError` if they cannot be written."""
         try:
             if not is_there(self.shards):
                 self.shards.mkdir(parents=True, exist_ok=True)
@@ -63,7 +62,7 @@ class Layout:
         if not is_there(self.store_file):
             images = "." if images_root is None else _relative(images_root, self.root)
             text = json.dumps({"format": _MARK.decode(), "version": _VERSION, "images": images}, indent=2)
-            with suppress(FileExistsError):  # in object storage, of another process that makes the same store
+            with suppress(FileExistsError):  # in object storage: another process is making the same store
                 write_new(self.store_file, [text.encode("utf-8")])
 
     def exists(self) -> bool:
@@ -77,7 +76,7 @@ class Layout:
             return Path(os.fspath(self.root))
         if version > _VERSION:
             raise LatentStoreError(f"{self.root} was written by a newer kohya-bucket (format {version}): upgrade")
-        if isinstance(self.root, RemotePath):  # a folder of a machine that wrote there, or what lies nowhere
+        if isinstance(self.root, RemotePath):  # a folder on the machine that wrote there, or nowhere
             return Path(images) if os.path.isabs(images) else Path(self.root.url, images)
         return Path(os.path.normpath(self.root / images))
 
@@ -91,7 +90,7 @@ class Layout:
             return version, images
 
     def check_own(self) -> bytes:
-        """The content of `store.json`; `LatentStoreError` for a file of that name which no store of ours has."""
+        """The content of `store.json`; `LatentStoreError` if that file is not ours."""
         with reading(self.store_file), open_to_read(self.store_file) as file:
             data = file.read(_MOST_TEXT)
         if _MARK not in data:
@@ -102,39 +101,39 @@ class Layout:
         return data
 
     def own_file(self, name: str) -> StorePath | None:
-        """Where a shard or a manifest lies; None if no writer of ours gives such a name."""
+        """The path of a shard or a manifest; None if we never give a file such a name."""
         if SHARD_NAME.fullmatch(name):
             return self.shards / name
         return self.root / name if _MANIFEST.fullmatch(name) else None
 
     def is_own(self, name: str) -> bool:
-        """Whether a writer of ours gives such a name to a file of a store."""
+        """Whether we give such a name to a file of a store."""
         return name == self.store_file.name or self.own_file(name) is not None
 
     def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> StorePath:
-        """Name for a shard that ends with `tag`; one that no other shard has where that is ""."""
+        """Path for a shard whose name ends with `tag`; "" makes a unique one."""
         tag = tag or uuid.uuid4().hex[:16]
         return self.shards / f"{bucket_size[0]}x{bucket_size[1]}-{dtype}-{tag}.safetensors"
 
     def shard_sizes(self) -> dict[str, int]:
-        """Name -> length in bytes of every shard there; files of other names are not ours."""
+        """Name -> length in bytes of every shard; files with other names are not ours."""
         return {name: n for name, n in sizes_in(self.shards, ".safetensors").items() if SHARD_NAME.fullmatch(name)}
 
     def manifests(self) -> list[StorePath]:
-        """Manifests, newest first: that of the greatest number, see `new_manifest`."""
-        own = [self.root / name for name in sizes_in(self.root, ".parquet") if _MANIFEST.fullmatch(name)]
-        return sorted(own, key=lambda path: (_number(path), path.name), reverse=True)
+        """Manifests, newest first, that is by descending number, see `new_manifest`."""
+        paths = [self.root / name for name in sizes_in(self.root, ".parquet") if _MANIFEST.fullmatch(name)]
+        return sorted(paths, key=lambda path: (_number(path), path.name), reverse=True)
 
     def new_manifest(self, data: bytes) -> StorePath:
-        """Name for a manifest: one more than the greatest number there, then a hash of its content, which shows damage.
+        """Path for a manifest: one more than the greatest number there, and a hash of its content, which shows damage.
 
-        The number was the time before stores counted; a clock that runs ahead made an old one newest.
+        Not the time: a clock that runs ahead would make an old manifest the newest.
         """
         number = 1 + max((_number(path) for path in self.manifests()), default=0)
         return self.root / f"manifest-{number:020d}-{content_tag(data)}.parquet"
 
     def read_manifest(self, path: StorePath) -> bytes:
-        """Content of a manifest; `LatentStoreError` if it is not what was written under this name."""
+        """Content of a manifest; `LatentStoreError` if it does not match its name."""
         with as_damage(f"manifest {path} is damaged"), reading(path):
             if path.stat().st_size > _MOST_MANIFEST:
                 raise LatentStoreError(f"manifest {path} is damaged: it is too long to be one")
@@ -150,17 +149,17 @@ def _number(manifest: StorePath) -> int:
 
 
 def content_of(manifest: StorePath) -> str:
-    """The tag of what a manifest was written with, of its name."""
+    """The content tag in a manifest's name."""
     return manifest.name.rpartition("-")[2].removesuffix(".parquet")
 
 
 def content_tag(data: bytes) -> str:
-    """16 hexadecimal digits of a hash of the bytes."""
+    """Hash of the bytes, 16 hexadecimal digits."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:16]
 
 
 def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) -> list[str]:
-    """Paths as they are stored: relative to `images_root` with forward slashes, else absolute; URLs as they are."""
+    """Paths as stored: relative to `images_root` with forward slashes, else absolute; URLs unchanged."""
     prefix = os.path.join(os.path.abspath(images_root), "")
     out = []
     for path in paths:
@@ -174,13 +173,13 @@ def relative_source(paths: Sequence[str | os.PathLike[str]], images_root: Path) 
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """The path of a file from the root of its drive, and what follows it in the name of an image; a URL as it is."""
+    """An image's name with the absolute path of its file; a URL unchanged."""
     text, inside = apart(os.fspath(path))
     return (text if is_url(text) else os.path.abspath(text)) + inside
 
 
 def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
-    """What `relative_source` made names of."""
+    """The inverse of `relative_source`."""
     root = os.fspath(images_root)
     named = ((source, *apart(source)) for source in sources)
     return [
@@ -190,7 +189,7 @@ def paths_of(sources: Sequence[str], images_root: Path) -> list[str]:
 
 
 def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None) -> Path:
-    """Folder that sources are named from: the one the store remembers, or the deepest that holds all images."""
+    """The folder that source names start from: the one in `store.json`, or the deepest one that holds all images."""
     if output_dir is not None and is_there((layout := Layout(output_dir)).store_file):
         return layout.images_root()
     paths = [path for path in paths if not is_url(path)]
@@ -204,7 +203,7 @@ def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None)
 
 
 def is_text(source: str) -> bool:
-    """Whether a name is Unicode: rows hold nothing else, but names on Linux may be any bytes."""
+    """Whether a name is Unicode, as rows require; on Linux a name may be any bytes."""
     try:
         source.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,18 +1,19 @@
-"""Shards in object storage: rows are asked for by ranges, and whole shards are kept on the node where they fit.
+"""Shards in object storage: rows are read by range requests, and whole shards are cached on the node where they fit.
 
-What will be read next is asked for at once.
+What will be read next is requested together.
 
-Shards that a node keeps lie in one folder for all of its processes, with a limit in bytes, and no lock. A process that
-brings a shard writes it under a temporary name, and makes that file as long as the shard first, so that it counts; then
-it removes the least recently used shards until all fits, or gives up. Since each looks after its own counts, two that
-begin at one instant see each other. What a killed process left goes once no byte came for a minute.
+All processes of a node share one cache folder, with a limit in bytes and without a lock. A process that downloads a
+shard writes it under a temporary name, and first makes that file as long as the shard, so that it counts; then it
+removes the least recently used shards until everything fits, or gives up. Each process looks only after its own file
+counts, so two that start at the same instant see each other. Leftovers of a killed process are removed after a minute
+without a new byte.
 
-fsspec's `filecache` (2026.9) has no limit in bytes and does not know of other processes: four that began at once
-brought a shard four times, and one of them, in one of three rounds, read a file that another was writing. It served a
-copy that was cut to half, and no row before the shard's last byte was there.
+fsspec's `filecache` (2026.9) has no limit in bytes and ignores other processes: four that started together downloaded a
+shard four times, and in one of three rounds one of them read a file that another was writing. It served a copy that was
+cut in half, and returned no row before the shard's last byte had come.
 
-Only what is ours is removed: files named like shards and their temporary ones, in folders named like stores', in a
-folder of our own name that holds our marker.
+Only what is ours is removed: files named like shards and their temporary files, in folders named like stores, in a
+folder of our name that holds our marker.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ _AT_ONCE = 4
 _FOLDER_VARIABLE = "KOHYA_BUCKET_SHARDS"
 _LIMIT_VARIABLE = "KOHYA_BUCKET_SHARDS_GB"
 _DEFAULT_GB = 20.0
-_STALE = 60.0  # seconds without a byte after which a temporary file is a dead process'
+_STALE = 60.0  # seconds without a byte, after which a temporary file belongs to a dead process
 _FOLDER = "kohya_bucket_shards"
 _MARKER = "CACHEDIR.TAG"
 _MARK = b"""Signature: 8a477f597d28d172789f06886806bc55
 # Made by kohya_bucket, which removes shards in here to make room. See https://bford.info/cachedir/
 """
 _STORE = re.compile(r"[0-9a-f]{16}")
-_LOOK = 5.0  # seconds after which files that other processes let go of are let go of here, too
+_LOOK = 5.0  # seconds between looks at what other processes have removed
 
 
 class RowRange(NamedTuple):
@@ -68,7 +69,7 @@ class RowRange(NamedTuple):
 
 
 class RemoteRows:
-    """A tensor of a shard that is not on this node: its rows are read when they are asked for."""
+    """A tensor of a shard that is not on this node; indexing it requests rows."""
 
     def __init__(self, shards: RemoteShards, info: ShardInfo, name: str) -> None:
         self._shards, self._info, self._name = shards, info, name
@@ -85,69 +86,73 @@ class RemoteRows:
 
 
 class RemoteShards(MappedShards):
-    """The shards of a store in object storage, and in the node's cache. With `whole`, what is read from is brought to
-    this node as a whole, while rows of it are read by ranges."""
+    """The shards of a store in object storage, and in the node's cache. With `whole`, a shard that is read from is
+    downloaded in the background, while its rows are read by requests."""
 
     def __init__(self, folder: RemotePath, cache: NodeCache, whole: bool) -> None:
         super().__init__(cache.folder)
         self._remote, self._cache, self.whole = folder, cache, whole
-        self._asked: dict[Range, memoryview] = {}
+        self._fetched: dict[Range, memoryview] = {}
         self._fetcher: _Fetcher | None = None
         self._looked = 0.0
         self._used: set[str] = set()
-        self._spoilt: set[str] = set()  # shards whose copy here is damaged, and in use: on Windows it stays until then
+        self._damaged: set[str] = set()  # shards whose copy here is damaged and cannot be removed yet (Windows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | super().__getstate__() | {"_asked": {}, "_fetcher": None, "_looked": 0.0, "_used": set()}
+        return (
+            self.__dict__ | super().__getstate__() | {"_fetched": {}, "_fetcher": None, "_looked": 0.0, "_used": set()}
+        )
 
     def tensors(self, info: ShardInfo) -> Tensors:
         """Arrays over the mapped file where this node has the shard, else `RemoteRows`."""
         self._look()
-        if info.name not in self._spoilt and (info.name in self._mapped or self._cache.holds(info.name, info.nbytes)):
+        if info.name not in self._damaged and (info.name in self._mapped or self._cache.holds(info.name, info.nbytes)):
             self._used.add(info.name)
-            with suppress(LatentStoreError, UnreadableError):  # it was let go of at this instant
+            with suppress(LatentStoreError, UnreadableError):  # another process has just removed it
                 return super().tensors(info)
         if self.whole:
             self._fetch(info)
         return {name: RemoteRows(self, info, name) for name in info.tensors}
 
     def keep_open(self, many: int, nbytes: Iterable[int]) -> None:
-        """Bring what is read from to this node, where `many` shards of these lengths are read from at a time."""
+        """Cache every shard that is read from; `many` shards of these lengths are read at a time."""
         self.whole = True
         if (needed := sum(sorted(nbytes)[-many:])) > self._cache.limit:
             _log.warning(
-                "%s: order 'local' reads %d shards at a time, of up to %.3g GB, but this node keeps %.3g GB: shards "
-                "are downloaded more than once. Raise %s, or lower open_shards",
-                self._remote.parent, many, needed / 1e9, self._cache.limit / 1e9, _LIMIT_VARIABLE,
-            )  # fmt: skip
+                f"%s: order 'local' reads {many} shards at a time, of up to {needed / 1e9:.3g} GB, but this node keeps "
+                f"{self._cache.limit / 1e9:.3g} GB: shards are downloaded more than once. Raise {_LIMIT_VARIABLE}, or "
+                "lower open_shards",
+                self._remote.parent,
+            )
 
     def without_copies(self) -> RemoteShards:
-        """The same, without what this node keeps."""
+        """The same shards without the node's cache."""
         return RemoteShards(self._remote, NodeCache(os.fspath(self._remote.parent), limit=0), False)
 
     def expect(self, wanted: Iterable[RowRange]) -> None:
-        """Ask at once for what will be read now, of shards that are not on this node."""
-        rows = {self._range(one): one for one in wanted}
-        if rows.keys() <= self._asked.keys():
+        """Request together what will be read next, of shards that are not on this node."""
+        rows = {self._range(row): row for row in wanted}
+        if rows.keys() <= self._fetched.keys():
             return
-        there = {name: self.tensors(info) for name, info in {one.info.name: one.info for one in rows.values()}.items()}
-        away = [at for at, one in rows.items() if isinstance(there[one.info.name].get(one.tensor), RemoteRows)]
-        self._asked = dict(zip(away, self._read(away), strict=True))
+        infos = {row.info.name: row.info for row in rows.values()}
+        tensors = {name: self.tensors(info) for name, info in infos.items()}
+        remote = [at for at, row in rows.items() if isinstance(tensors[row.info.name].get(row.tensor), RemoteRows)]
+        self._fetched = dict(zip(remote, self._read(remote), strict=True))
 
     def rows(self, wanted: RowRange) -> npt.NDArray[Any]:
-        """[stop - start, …] of a tensor, asked for if it was not."""
+        """[stop - start, …] rows of a tensor, requested unless `expect` did."""
         at = self._range(wanted)
-        data, spec = self._asked.get(at), wanted.info.tensors[wanted.tensor]
+        data, spec = self._fetched.get(at), wanted.info.tensors[wanted.tensor]
         if data is None:
             (data,) = self._read([at])
         return np.frombuffer(data, carrier(spec.dtype)).reshape(wanted.stop - wanted.start, *spec.shape[1:])
 
     def forget(self, info: ShardInfo) -> bool:
-        """Give up this node's copy of a shard, and what was asked for."""
-        self._asked = {}
+        """Drop this node's copy of a shard, and what was fetched."""
+        self._fetched = {}
         self._mapped.pop(info.name, None)
         if not self._cache.discard(info.name):
-            self._spoilt.add(info.name)
+            self._damaged.add(info.name)
         return True
 
     def _range(self, wanted: RowRange) -> Range:
@@ -169,13 +174,13 @@ class RemoteShards(MappedShards):
         if now - self._looked < _LOOK:
             return
         self._looked = now
-        self._spoilt = {name for name in self._spoilt if not self._cache.discard(name)}
+        self._damaged = {name for name in self._damaged if not self._cache.discard(name)}
         used, self._used = self._used, set()  # other threads read, too
         for name in list(used):
             with suppress(OSError):
-                os.utime(self._cache.folder / name)  # those that were not read go first
+                os.utime(self._cache.folder / name)  # the least recently used go first
         for name in [name for name in list(self._mapped) if not (self._cache.folder / name).exists()]:
-            self._mapped.pop(name, None)  # or else the disk has no room for what took its place
+            self._mapped.pop(name, None)  # a mapped file that was removed still takes space
 
     def _fetch(self, info: ShardInfo) -> None:
         if self._fetcher is None or self._fetcher.process != os.getpid():
@@ -183,7 +188,7 @@ class RemoteShards(MappedShards):
         self._fetcher.begin(info)
 
     def _bring(self, info: ShardInfo) -> None:
-        """Keep a whole shard on this node, which comes part by part."""
+        """Download a whole shard into the cache, part by part."""
         url, step = os.fspath(self._remote / info.name), _PART * _AT_ONCE
 
         def fill(file: BinaryIO) -> None:
@@ -196,7 +201,7 @@ class RemoteShards(MappedShards):
 
 
 class _Fetcher:
-    """Brings shards on a thread of this process, one after the other; it ends with the process, in the middle too."""
+    """Downloads shards one after the other on a daemon thread of this process."""
 
     def __init__(self, bring: Callable[[ShardInfo], None]) -> None:
         self.process = os.getpid()
@@ -223,16 +228,16 @@ class _Fetcher:
                     self._runs = False
                     return
                 info = self._waiting.popleft()
-            with suppress(KohyaBucketError, OSError):  # the read of its rows says so
+            with suppress(KohyaBucketError, OSError):  # reading its rows will say so
                 self._bring(info)
             self._not_before[info.name] = time.monotonic() + _LOOK
 
 
 class NodeCache:
-    """The shards on this node of the store at an address.
+    """A node's cached shards of the store at an address.
 
-    `limit` is in bytes, of all stores together; None: that of the environment variable, else 20 GB; 0 keeps nothing.
-    Raises `KohyaBucketError` if the variable holds no number.
+    `limit` is in bytes for all stores together; None: from the environment variable, else 20 GB; 0 keeps nothing.
+    Raises `KohyaBucketError` if the variable is not a number.
     """
 
     def __init__(self, address: str, limit: int | None = None) -> None:
@@ -247,11 +252,11 @@ class NodeCache:
                 f"{_LIMIT_VARIABLE} is {text!r}, but must be a number of gigabytes, 0 to keep no shards on this node"
             ) from None
         self.limit = int(gigabytes * 1e9) if limit is None else limit
-        self._said = False
+        self._warned = False
         self.folder = self.root / hashlib.blake2b(address.encode("utf-8"), digest_size=8).hexdigest()
 
     def holds(self, name: str, nbytes: int) -> bool:
-        """Whether a shard is there; its file is `folder / name` then."""
+        """Whether a shard is cached; its file is `folder / name`."""
         if not self.limit:
             return False
         try:
@@ -260,17 +265,17 @@ class NodeCache:
             return False
 
     def discard(self, name: str) -> bool:
-        """Let go of a shard, e.g. of one whose bytes are not what they were; returns whether it is gone."""
+        """Remove a shard, for example a damaged one; returns whether it is gone."""
         with suppress(OSError):
             (self.folder / name).unlink(missing_ok=True)
             return True
         return False
 
     def keep(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> bool:
-        """Put a shard there, unless another process is at it or there is no room; returns whether it is there.
+        """Cache a shard, unless another process is doing so or there is no room; returns whether it is cached.
 
         Args:
-            fill: writes it into a file. What it raises ends this, and nothing is kept.
+            fill: writes it into a file. If it raises, nothing is kept.
         """
         if self.holds(name, nbytes):
             return True
@@ -278,11 +283,13 @@ class NodeCache:
             return False
 
         def write(file: BinaryIO) -> None:
+            # From here on this file counts for the other processes.
             file.truncate(nbytes)
             coming = self._files(coming=True)
+            # Of several that download this shard, all see each other's files, and the first by name goes on.
             first = all(path >= Path(file.name) for path in coming if _kept_as(path) == self.folder / name)
             if self.holds(name, nbytes) or not first or not self._make_room(coming):
-                raise _GivenUpError  # of several processes that began at once, one goes on
+                raise _GivenUpError
             fill(file)
 
         try:
@@ -293,20 +300,20 @@ class NodeCache:
             write_file(self.folder / name, write, sync=False)
         except _GivenUpError:
             return self.holds(name, nbytes)
-        except (OSError, LatentStoreError) as error:  # a full disk, a folder that is read-only: it works without
-            if self.holds(name, nbytes):  # Windows: another process was quicker, and has it open
+        except (OSError, LatentStoreError) as error:  # a full disk or a read-only folder: it works without a cache
+            if self.holds(name, nbytes):  # Windows: another process was faster, and has it open
                 return True
-            if not self._said:
+            if not self._warned:
                 why: object = f"{self.root}: {error.strerror or error}" if isinstance(error, OSError) else error
-                _log.warning("a shard is not kept on this node, and is read by requests: %s", one_line(why))
-            self._said = True
+                _log.warning("a shard is not cached on this node, and is read by requests: %s", one_line(why))
+            self._warned = True
             return False
         return True
 
     def _make_room(self, arriving: dict[Path, tuple[float, int]]) -> bool:
-        """Let go of shards until what is there and what is coming fits; False if it does not. Each counts once."""
+        """Remove shards until the cached and the arriving ones fit; False if they do not. Each counts once."""
         coming = {_kept_as(path): nbytes for path, (_, nbytes) in arriving.items()}
-        shards = self._files(coming=False)  # after these: one that becomes a shard in between is not missed
+        shards = self._files(coming=False)  # listed later, so that one which has arrived meanwhile is not missed
         total = sum((coming | {path: nbytes for path, (_, nbytes) in shards.items()}).values())
         for path, (_, nbytes) in sorted(shards.items(), key=lambda item: item[1]):
             if total <= self.limit:
@@ -319,8 +326,8 @@ class NodeCache:
         return total <= self.limit
 
     def _files(self, coming: bool) -> dict[Path, tuple[float, int]]:
-        """(time, length) of the shards of all stores, or of those on their way; what a dead process left is removed."""
-        found = {}
+        """(time, length) of all stores' cached shards, or of arriving ones; leftovers of dead processes are removed."""
+        files = {}
         for folder in [folder for folder in self.root.iterdir() if _STORE.fullmatch(folder.name)]:
             listed: list[Path] = []
             with suppress(OSError):  # gone meanwhile, or another user's
@@ -329,11 +336,11 @@ class NodeCache:
                 if SHARD_NAME.fullmatch(final_name(path.name) if coming else path.name):
                     with suppress(OSError):
                         stat = path.stat()
-                        found[path] = stat.st_mtime, stat.st_size
+                        files[path] = stat.st_mtime, stat.st_size
                         if coming and time.time() - stat.st_mtime > _STALE:
                             path.unlink()
-                            del found[path]
-        return found
+                            del files[path]
+        return files
 
 
 class _GivenUpError(Exception):
@@ -341,12 +348,12 @@ class _GivenUpError(Exception):
 
 
 def _kept_as(temporary: Path) -> Path:
-    """The shard that a file on its way will be."""
+    """The shard that a temporary file will become."""
     return temporary.parent / final_name(temporary.name)
 
 
 def _make_ours(root: Path) -> None:
-    """Make the folder with our marker in it, also in an empty one. Raises `LatentStoreError` where there is another."""
+    """Make the folder with our marker, or mark an empty one. Raises `LatentStoreError` if it is not ours."""
     marker = root / _MARKER
     root.mkdir(parents=True, exist_ok=True)
     if all(final_name(path.name) == _MARKER for path in root.iterdir()):
@@ -356,7 +363,7 @@ def _make_ours(root: Path) -> None:
 
 
 def shard_files(folder: StorePath, shards: Mapping[str, ShardInfo]) -> MappedShards:
-    """The files of a store's shards: mapped, or in object storage."""
+    """A store's shards: mapped files, or in object storage."""
     if not isinstance(folder, RemotePath):
         return MappedShards(folder)
     cache = NodeCache(os.fspath(folder.parent))

@@ -1,8 +1,8 @@
-"""Shards: safetensors files whose rows are items of one bucket; what a store knows of them; their tensors in memory.
+"""Shards: safetensors files whose rows are items of one bucket, their description, and their tensors in memory.
 
-They are written by hand, because the writer streams rows and checksums them on the way; data start at a multiple of 64
-bytes. A reader takes nothing on trust: the tensors that a file states belong together, mean what is said, and lie in
-the file. Shards on disk are mapped into memory, so that their tensors are arrays without a copy.
+They are written without the safetensors package, in parts, with data that start at a multiple of 64 bytes. A reader
+trusts nothing: it checks that the stated tensors belong together and lie in the file. Shards on disk are mapped into
+memory, so that tensors are arrays without a copy.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = {code: name for name, code in CODES.items()}
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Where a tensor lies: storage type by name, shape, and byte offset from the start of the file."""
+    """A tensor's place: storage type by name, shape, and byte offset from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -60,8 +60,7 @@ class TensorSpec:
 def write_shard(
     path: StorePath, tensors: dict[str, tuple[str, npt.NDArray[Any]]], entries: bytes, metadata: dict[str, str]
 ) -> None:
-    """Write `tensors` (name -> storage type and array of bits) and the rows' description as a new file, or raise as
-    `write_new` does."""
+    """Write `tensors` (name -> storage type and array of bits) and the rows as a new file. Raises as `write_new`."""
     arrays = {name: (dtype, np.ascontiguousarray(bits)) for name, (dtype, bits) in tensors.items()}
     arrays[ENTRIES] = ("uint8", np.frombuffer(entries, dtype=np.uint8))
     header: dict[str, Any] = {"__metadata__": metadata | {"entries_crc32": f"{zlib.crc32(entries):08x}"}}
@@ -77,8 +76,8 @@ def write_shard(
 
 
 def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str, str]]:
-    """Places of the tensors, the description of the rows, and the metadata of a shard. Raises `LatentStoreError` where
-    it is truncated, or any byte of what is read here is not what was written."""
+    """A shard's tensors, rows and metadata. Raises `LatentStoreError` if it is truncated, or if what is read here is
+    damaged."""
     with as_damage(f"shard {path} is damaged"), reading(path), open_to_read(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -106,16 +105,16 @@ def read_header(path: StorePath) -> tuple[dict[str, TensorSpec], bytes, dict[str
 
 
 KINDS = ("latents", "posterior", "text")
-SPANS = "spans"  # [N, arrays, 3] int64: the first row in the array's tensor, how many rows, how many once unpacked
-MOST_UNPACKED = 1 << 30  # bytes of one array of a caption, which takes less in the file
+SPANS = "spans"  # [N, arrays, 3] int64: the first row in the array's tensor, the number of rows, the same once unpacked
+MOST_UNPACKED = 1 << 30  # bytes of one unpacked array of a caption
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """A shard's file: name, length in bytes, where its tensors lie, and what they mean.
+    """A shard's file: name, length in bytes, the places of its tensors, and what they mean.
 
-    Of outputs of text encoders, `arrays` has each array's numpy type and number of axes, as they were given, and
-    `tensors` has one tensor of that name with the rows of all items, and `SPANS`.
+    For text-encoder outputs `arrays` has the original numpy type and number of axes of each array, and `tensors` has
+    one tensor of the same name with the rows of all items, and `SPANS`.
     """
 
     name: str
@@ -126,20 +125,19 @@ class ShardInfo:
 
     @property
     def rows(self) -> int:
-        """Items in it, those included that newer ones have replaced."""
+        """Number of items, including those that newer ones have replaced."""
         return (self.tensors[SPANS] if self.arrays else self.latents).shape[0]
 
     @property
     def latents(self) -> TensorSpec:
-        """The tensor of its latents, or of mean and standard deviation. Raises `LatentStoreError` for outputs of text
-        encoders."""
+        """The tensor of latents, or of mean and standard deviation. Raises `LatentStoreError` for text outputs."""
         if self.arrays:
-            raise LatentStoreError(f"shard {self.name} holds outputs of text encoders, not latents")
+            raise LatentStoreError(f"shard {self.name} holds text-encoder outputs, not latents")
         return self.tensors[self.kind]
 
     @property
     def is_posterior(self) -> bool:
-        """Its rows hold mean and standard deviation instead of latents."""
+        """Its rows are mean and standard deviation instead of latents."""
         return self.kind == "posterior"
 
     @property
@@ -148,38 +146,37 @@ class ShardInfo:
         return "text" if self.arrays else "posterior" if "posterior" in self.tensors else "latents"
 
     def to_json(self) -> dict[str, Any]:
-        places = {name: [spec.dtype, list(spec.shape), spec.offset] for name, spec in self.tensors.items()}
-        more = {"arrays": {name: list(given) for name, given in self.arrays.items()}} if self.arrays else {}
-        return {"name": self.name, "bytes": self.nbytes, "tensors": places, "space": asdict(self.space)} | more
+        tensors = {name: [spec.dtype, list(spec.shape), spec.offset] for name, spec in self.tensors.items()}
+        data = {"name": self.name, "bytes": self.nbytes, "tensors": tensors, "space": asdict(self.space)}
+        return data | ({"arrays": {name: list(array) for name, array in self.arrays.items()}} if self.arrays else {})
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ShardInfo:
-        """What `to_json` gave, from a file that anybody may have changed. Raises `ValueError`, `TypeError` or
+        """The inverse of `to_json`, for a file that anybody may have changed. Raises `ValueError`, `TypeError` or
         `KeyError` if there can be no such shard."""
         specs = {name: TensorSpec.from_json(*spec) for name, spec in data["tensors"].items()}
-        return cls(
-            data["name"], data["bytes"], specs, LatentSpace.from_json(data["space"]), given_arrays(data)
-        ).checked()
+        space = LatentSpace.from_json(data["space"])
+        return cls(data["name"], data["bytes"], specs, space, stated_arrays(data)).checked()
 
     def checked(self) -> ShardInfo:
-        """The same, if its tensors belong together and lie in the file; else `ValueError` or `TypeError`."""
+        """Itself, if its tensors belong together and lie in the file; else `ValueError` or `TypeError`."""
         (_check_texts if self.arrays else _check_latents)(self)
         if type(self.nbytes) is not int or any(s.offset + s.nbytes > self.nbytes for s in self.tensors.values()):
             raise ValueError(f"shard {self.name!r} of {self.nbytes!r} bytes cannot hold its tensors")
         return self
 
 
-def given_arrays(data: dict[str, Any]) -> dict[str, tuple[str, int]]:
+def stated_arrays(data: dict[str, Any]) -> dict[str, tuple[str, int]]:
     """`ShardInfo.arrays` as a shard or a manifest states it; empty for latents."""
-    return {name: (given, axes) for name, (given, axes) in data.get("arrays", {}).items()}
+    return {name: (numpy_type, axes) for name, (numpy_type, axes) in data.get("arrays", {}).items()}
 
 
 def _check_latents(info: ShardInfo) -> None:
-    found = dict(info.tensors)
-    mask = found.pop("alpha_mask", None)
-    main = found.pop(info.kind, None)
-    flipped = found.pop(f"{info.kind}_flipped", main)
-    if found or main is None or main.dtype not in LATENT_DTYPES or len(main.shape) != 4 + info.is_posterior:
+    unknown = dict(info.tensors)
+    mask = unknown.pop("alpha_mask", None)
+    main = unknown.pop(info.kind, None)
+    flipped = unknown.pop(f"{info.kind}_flipped", main)
+    if unknown or main is None or main.dtype not in LATENT_DTYPES or len(main.shape) != 4 + info.is_posterior:
         raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)}")
     if info.space.values == "text":
         raise ValueError(f"shard {info.name!r} holds latents, but its note says text outputs")
@@ -192,18 +189,18 @@ def _check_latents(info: ShardInfo) -> None:
 
 
 def _check_texts(info: ShardInfo) -> None:
-    found = dict(info.tensors)
-    spans = found.pop(SPANS, None)
-    # sorted: by their order the columns of `SPANS` belong to them
-    if found.keys() != info.arrays.keys() or list(info.arrays) != sorted(info.arrays) or info.space.values != "text":
+    specs = dict(info.tensors)
+    spans = specs.pop(SPANS, None)
+    # sorted: the columns of `SPANS` are in this order
+    if specs.keys() != info.arrays.keys() or list(info.arrays) != sorted(info.arrays) or info.space.values != "text":
         raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)} of {list(info.arrays)}")
-    if spans is None or spans.dtype != "int64" or spans.shape[1:] != (len(found), 3) or not spans.nbytes:
+    if spans is None or spans.dtype != "int64" or spans.shape[1:] != (len(specs), 3) or not spans.nbytes:
         raise ValueError(f"shard {info.name!r} does not say which rows belong to which text")
-    for name, (given, axes) in info.arrays.items():
-        spec = found[name]
-        if not isinstance(given, str) or spec.dtype not in STORED_AS.get(given, ()):
-            raise ValueError(f"shard {info.name!r} cannot hold {name!r} of type {given!r} as {spec.dtype}")
-        # of any length, and a limit cannot be divided by 0: each axis counts as at least 1
+    for name, (numpy_type, axes) in info.arrays.items():
+        spec = specs[name]
+        if not isinstance(numpy_type, str) or spec.dtype not in STORED_AS.get(numpy_type, ()):
+            raise ValueError(f"shard {info.name!r} cannot hold {name!r} of type {numpy_type!r} as {spec.dtype}")
+        # each axis counts as 1 at least: an axis of 0 would allow any length
         widest = 8 * math.prod(max(1, side) for side in spec.shape[1:])
         if type(axes) is not int or not 0 <= axes <= MOST_AXES or len(spec.shape) != max(1, axes):
             raise ValueError(f"shard {info.name!r} cannot hold {name!r} of {axes!r} axes as {list(spec.shape)}")
@@ -212,7 +209,7 @@ def _check_texts(info: ShardInfo) -> None:
 
 
 _MOST = 512
-Tensors = dict[str, Any]  # arrays, or what gives their rows as an array does
+Tensors = dict[str, Any]  # arrays, or objects that are indexed by rows as arrays are
 
 
 class MappedShards:
@@ -227,42 +224,41 @@ class MappedShards:
         return {"_folder": self._folder, "_mapped": OrderedDict(), "_checked": {}}
 
     def tensors(self, info: ShardInfo) -> Tensors:
-        """A shard's tensors as arrays over the mapped file: writing into one changes this process' copy only. Raises
-        `LatentStoreError` where the file is gone, or shorter or longer than when it was written, and `UnreadableError`
-        where it cannot be read now."""
-        found = self._mapped.get(info.name)
-        if found is None:
+        """A shard's tensors as arrays over the mapped file; writing into one changes this process' copy only. Raises
+        `LatentStoreError` if the file is gone or of another length, `UnreadableError` if it cannot be read now."""
+        tensors = self._mapped.get(info.name)
+        if tensors is None:
             try:
-                found = _map(self._folder / info.name, info)
+                tensors = _map(self._folder / info.name, info)
             except FileNotFoundError as error:
                 raise LatentStoreError(
                     f"shard {info.name} is gone from {self._folder}: the store was packed or pruned meanwhile"
                 ) from error
-            self._mapped[info.name] = found
+            self._mapped[info.name] = tensors
             self._checked.pop(info.name, None)  # it may be another file by now
             if len(self._mapped) > most_mapped():
                 self._mapped.popitem(last=False)
-        return found
+        return tensors
 
     def checked(self, info: ShardInfo, tensor: str) -> npt.NDArray[np.bool_]:
-        """[N] which rows of a tensor were found right since the file was mapped; a check of one sets it here."""
+        """[N] which rows of a tensor were verified since the file was mapped; whoever verifies one sets its flag."""
         flags = self._checked.setdefault(info.name, {})
         if tensor not in flags:
             flags[tensor] = np.zeros(info.tensors[tensor].shape[0], dtype=bool)
         return flags[tensor]
 
     def forget(self, info: ShardInfo) -> bool:
-        """Called where a checksum of a mapped file is wrong: whether its rows are now read from another place."""
+        """Give up a damaged copy of a shard; returns whether its rows can be read from elsewhere."""
         return False
 
     def release(self) -> None:
-        """Let go of all files, so that they can be removed on Windows too."""
+        """Unmap all files, so that they can be removed on Windows too."""
         self._mapped.clear()
 
 
 @functools.cache
 def most_mapped() -> int:
-    """How many shards are mapped at a time: each holds a file open, and a process may have few (256 on macOS)."""
+    """How many shards are mapped at once: each keeps a file open, and a process may have few (256 on macOS)."""
     try:
         import resource
     except ImportError:  # Windows, which has no such limit

@@ -1,7 +1,7 @@
-"""Object storage, asked until it answers: list, read ranges, put if absent, delete; and an address used as a `Path` is.
+"""Object storage with retries: list, read ranges, put if absent, delete; and addresses with the interface of `Path`.
 
-A request that fails is made again after a while that doubles each time, with chance in it, so that the processes of a
-cluster do not all come back at one instant. What says that a file is absent, or there already, is an answer.
+A failed request is repeated after a random wait that doubles each time, so that the processes of a cluster do not
+return all at once. That a file is absent, or exists already, is an answer and not a failure.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kohya_bucket.images.remote import RawFile, as_os_error, is_url
 from kohya_bucket.inputs import open_input
 
 _TRIES = 7
-_MOST_PUT = 5 << 30  # bytes in one request; parts of a file would stay, unseen and paid for, when the writer dies
+_MOST_PUT = 5 << 30  # bytes in one request; parts of an upload would stay, unseen and paid for, if the writer dies
 _FIRST_WAIT = 0.2  # seconds; up to 6.4, so 6 s to 13 s in all
-_chance = random.SystemRandom()  # changes nothing of what a trainer draws, and forked processes wait apart
+_chance = random.SystemRandom()  # leaves a trainer's generator alone, and differs between forked processes
 _ANSWERS = (FileNotFoundError, FileExistsError)
 _Answer = TypeVar("_Answer")
 
 
 def storage_of(url: str) -> tuple[Any, str]:
-    """As `images.remote.storage_of`; but a client for S3 asks once, or its tries and waits would multiply with ours."""
+    """`images.remote.storage_of`, but a client for S3 tries once: its retries would multiply with ours."""
     system, path = remote.storage_of(url)
     return _asking_once(system, os.getpid()), path
 
@@ -63,7 +63,7 @@ class Range(NamedTuple):
 
 
 def listing(url: str) -> dict[str, int]:
-    """Length in bytes of the files directly below an address, by name; none where there is no such folder."""
+    """Length in bytes of the files directly below an address, by name; empty if there is no such folder."""
     system, path = storage_of(url)
 
     def ask() -> list[dict[str, Any]]:
@@ -73,14 +73,12 @@ def listing(url: str) -> dict[str, int]:
         except FileNotFoundError:
             return []
 
-    found = _until_answered(f"{url}: cannot be listed", ask)
-    return {
-        info["name"].rstrip("/").rpartition("/")[2]: int(info["size"] or 0) for info in found if info["type"] == "file"
-    }
+    files = [info for info in _until_answered(f"{url}: cannot be listed", ask) if info["type"] == "file"]
+    return {info["name"].rstrip("/").rpartition("/")[2]: int(info["size"] or 0) for info in files}
 
 
 def length(url: str) -> int:
-    """Bytes of a file. Raises `FileNotFoundError` where there is none."""
+    """Length of a file in bytes. Raises `FileNotFoundError` if there is none."""
     system, path = storage_of(url)
 
     def ask() -> dict[str, Any]:
@@ -94,45 +92,41 @@ def length(url: str) -> int:
 
 
 def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
-    """The bytes of each range, asked for at the same time where the storage's library can; only what failed again.
+    """The bytes of each range, requested together; only what failed is requested again.
 
-    Raises `FileNotFoundError` if a file does not exist, `StorageError` if a range cannot be read, or is too short.
+    Raises `FileNotFoundError` if a file does not exist, `StorageError` if a range cannot be read or comes short.
     """
     if not ranges:
         return []
-    out: list[bytes] = [b""] * len(ranges)
-    left = [k for k, part in enumerate(ranges) if part.stop > part.start]
-    systems = [storage_of(part.url) for part in ranges]
-
-    def take(answers: Sequence[Any]) -> BaseException | None:
-        problem: BaseException | None = None
-        for k, answer in zip(list(left), answers, strict=True):
-            if isinstance(answer, BaseException):
-                problem = answer
-            elif answer is None or len(answer) != ranges[k].stop - ranges[k].start:
-                got = len(answer or b"")
-                problem = OSError(f"{ranges[k].url} gave {got} bytes of {ranges[k].stop - ranges[k].start}")
-            else:
-                out[k] = answer
-                left.remove(k)
-        return problem
+    contents: list[bytes] = [b""] * len(ranges)
+    missing = [k for k, part in enumerate(ranges) if part.stop > part.start]
+    paths = [storage_of(part.url)[1] for part in ranges]
+    system, _ = storage_of(ranges[0].url)
 
     def ask() -> None:
-        problem = take(systems[0][0].cat_ranges(
-            [systems[k][1] for k in left], [ranges[k].start for k in left], [ranges[k].stop for k in left],
-            on_error="return",
-        ))  # fmt: skip
+        problem: BaseException | None = None
+        starts, stops = ([ranges[k][edge] for k in missing] for edge in (1, 2))
+        answers = system.cat_ranges([paths[k] for k in missing], starts, stops, on_error="return")
+        for k, answer in zip(list(missing), answers, strict=True):
+            nbytes = ranges[k].stop - ranges[k].start
+            if isinstance(answer, BaseException):
+                problem = answer
+            elif answer is None or len(answer) != nbytes:
+                problem = OSError(f"{ranges[k].url} gave {len(answer or b'')} bytes of {nbytes}")
+            else:
+                contents[k] = answer
+                missing.remove(k)
         if problem is not None:
             raise problem
 
-    if left:
-        _until_answered(f"{ranges[left[0]].url}: cannot be read", ask)
-    return out
+    if missing:
+        _until_answered(f"{ranges[missing[0]].url}: cannot be read", ask)
+    return contents
 
 
 def create(url: str, data: bytes) -> None:
-    """Put a file there, whole, if there is none or the same; see `check_exclusive`. Raises `FileExistsError` if there
-    is another one, of somebody else, and `StorageError` if it cannot be written."""
+    """Put a whole file where there is none, or the same; see `check_exclusive`. Raises `FileExistsError` if there is a
+    different one, `StorageError` if it cannot be written."""
     system, path = storage_of(url)
     whole = {"chunksize": _MOST_PUT} if _is_s3(system) else {}
 
@@ -140,7 +134,7 @@ def create(url: str, data: bytes) -> None:
         try:
             system.pipe_file(path, data, mode="create", **whole)
         except FileExistsError:
-            # of an earlier try whose answer was lost, so that a listing from before does not have it
+            # It may be ours, by an earlier try whose answer was lost; a cached listing would not have it.
             system.invalidate_cache(path)
             if bytes(system.cat_file(path)) != data:
                 raise
@@ -152,15 +146,15 @@ def create(url: str, data: bytes) -> None:
 
 
 def delete(url: str) -> None:
-    """Raises `FileNotFoundError` where there is no such file, as far as the storage tells."""
+    """Raises `FileNotFoundError` if there is no such file, where the storage tells."""
     system, path = storage_of(url)
     _until_answered(f"{url}: cannot be deleted", lambda: system.rm_file(path))
 
 
 @functools.lru_cache(maxsize=64)
 def check_exclusive(url: str) -> None:
-    """Raise `StorageError` unless the storage refuses to replace a file when asked to (on S3: If-None-Match), so that
-    two writers cannot undo each other's work. It is tried once."""
+    """Raise `StorageError` unless the storage can refuse to replace a file (on S3: If-None-Match), so that two writers
+    cannot destroy each other's work. It is tried once."""
     why = (
         f"{url}: a store cannot be written there, because this storage, or the library for it that is installed, does "
         "not refuse to replace a file, so two writers could undo each other's work: update the library (for S3 that is "
@@ -203,35 +197,34 @@ def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:
     raise AssertionError
 
 
-_GAP = 1 << 15  # bytes that are read for nothing where that spares a request
+_GAP = 1 << 15  # bytes between two ranges that are read for nothing, to save a request
 _MOST = 16 << 20  # bytes of one request
 
 
 def merged(ranges: Sequence[Range]) -> list[tuple[Range, list[int]]]:
-    """Ranges to ask for, and which of the given ones lie in each. Every given one lies in exactly one."""
-    order = sorted(range(len(ranges)), key=lambda k: ranges[k])
-    out: list[tuple[Range, list[int]]] = []
-    for k in order:
+    """Fewer, larger ranges to request, each with the positions of the ranges that lie in it."""
+    requests: list[tuple[Range, list[int]]] = []
+    for k in sorted(range(len(ranges)), key=lambda k: ranges[k]):
         part = ranges[k]
-        if out:
-            last, inside = out[-1]
+        if requests:
+            last, inside = requests[-1]
             stop = max(last.stop, part.stop)
             if last.url == part.url and part.start <= last.stop + _GAP and stop - last.start <= _MOST:
-                out[-1] = (last._replace(stop=stop), [*inside, k])
+                requests[-1] = (last._replace(stop=stop), [*inside, k])
                 continue
-        out.append((part, [k]))
-    return out
+        requests.append((part, [k]))
+    return requests
 
 
 def read_merged(ranges: Sequence[Range]) -> list[memoryview]:
-    """The bytes of each range, which may be written into. Raises as `read_ranges`."""
-    groups = merged(ranges)
-    out: list[memoryview] = [memoryview(b"")] * len(ranges)
-    for (whole, inside), data in zip(groups, read_ranges([whole for whole, _ in groups]), strict=True):
+    """The bytes of each range, writable, by few requests. Raises as `read_ranges`."""
+    requests = merged(ranges)
+    contents: list[memoryview] = [memoryview(b"")] * len(ranges)
+    for (whole, inside), data in zip(requests, read_ranges([whole for whole, _ in requests]), strict=True):
         view = memoryview(bytearray(data))
         for k in inside:
-            out[k] = view[ranges[k].start - whole.start : ranges[k].stop - whole.start]
-    return out
+            contents[k] = view[ranges[k].start - whole.start : ranges[k].stop - whole.start]
+    return contents
 
 
 _BUFFER = 1 << 16
@@ -239,15 +232,15 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):[/\\]")  # one letter is a d
 
 
 class RemotePath(os.PathLike[str]):
-    """A file or folder at an address. There are no folders to make: they are beginnings of names.
+    """A file or folder at an address. Folders need not be made: they are prefixes of names.
 
-    Methods are those of `Path`, and raise `StorageError` where the storage fails for good.
+    The methods are those of `Path`; they raise `StorageError` where the storage fails for good.
     """
 
     def __init__(self, url: str) -> None:
-        scheme, _, rest = url.partition("://")
-        first = "/" * rest.startswith("/")  # of file:///folder
-        self.url = f"{scheme}://{first}{'/'.join(part for part in rest.split('/') if part)}"
+        scheme, _, path = url.partition("://")
+        root = "/" * path.startswith("/")  # of file:///folder
+        self.url = f"{scheme}://{root}{'/'.join(part for part in path.split('/') if part)}"
 
     def __fspath__(self) -> str:
         return self.url
@@ -272,7 +265,7 @@ class RemotePath(os.PathLike[str]):
         return RemotePath(self.url.rpartition("/")[0])
 
     def stat(self) -> SimpleNamespace:
-        """With `st_size` alone."""
+        """Only `st_size`."""
         return SimpleNamespace(st_size=length(self.url))
 
     def is_file(self) -> bool:
@@ -298,25 +291,25 @@ StorePath: TypeAlias = "Path | RemotePath"
 
 
 def as_given(text: str | os.PathLike[str]) -> StorePath:
-    """An address as such, anything else as a path. Raises `LatentStoreError` for an address with one slash."""
-    given = os.fspath(text)
-    if is_url(given):
-        return RemotePath(given)
-    if found := _ONE_SLASH.match(given):
+    """A `RemotePath` of an address, else a `Path`. Raises `LatentStoreError` for an address with one slash."""
+    name = os.fspath(text)
+    if is_url(name):
+        return RemotePath(name)
+    if scheme := _ONE_SLASH.match(name):
         raise LatentStoreError(
-            f"{given}: an address begins with {found[1]}://, and a Path leaves one of the two slashes: give it as text"
+            f"{name}: an address begins with {scheme[1]}://, and a Path drops one of the two slashes: give it as text"
         )
     return Path(text)
 
 
 def place_of(root: str | os.PathLike[str]) -> StorePath:
-    """An address as such, anything else as an absolute path."""
+    """A `RemotePath` of an address, else an absolute `Path`."""
     place = as_given(root)
     return place if isinstance(place, RemotePath) else Path(os.path.abspath(place))
 
 
 def is_there(path: StorePath) -> bool:
-    """Whether there is anything of that name. Raises `UnreadableError` or `StorageError` where that cannot be told."""
+    """Whether the path exists. Raises `UnreadableError` or `StorageError` where that cannot be told."""
     if isinstance(path, RemotePath):
         return path.is_file() or path.is_dir()
     with suppress(FileNotFoundError, NotADirectoryError), reading(path):
@@ -326,13 +319,13 @@ def is_there(path: StorePath) -> bool:
 
 
 def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
-    """Name -> length in bytes of the files in a folder that end so and are not hidden; none where it is absent."""
+    """Name -> length in bytes of the files in a folder that end so and are not hidden; empty if there is no folder."""
     if isinstance(folder, RemotePath):
-        there = listing(folder.url).items()
-        return {name: nbytes for name, nbytes in there if name.endswith(ending) and name[0] != "."}
+        files = listing(folder.url).items()
+        return {name: nbytes for name, nbytes in files if name.endswith(ending) and name[0] != "."}
     sizes = {}
-    with suppress(FileNotFoundError), reading(folder), os.scandir(folder) as found:
-        for entry in found:
+    with suppress(FileNotFoundError), reading(folder), os.scandir(folder) as entries:
+        for entry in entries:
             if entry.name.endswith(ending) and entry.name[0] != ".":
                 with suppress(FileNotFoundError):  # removed by another process since it was listed
                     sizes[entry.name] = entry.stat().st_size
@@ -340,19 +333,19 @@ def sizes_in(folder: StorePath, ending: str) -> dict[str, int]:
 
 
 def write_new(path: StorePath, parts: Iterable[Any]) -> None:
-    """Write a file under a name of its own, whole or not at all. Raises `LatentStoreError` as `write_file`;
-    in object storage `StorageError`, or `FileExistsError` if there is one."""
+    """Write a file under a new name, whole or not at all. Raises `LatentStoreError` as `write_file`; in object storage
+    `StorageError`, or `FileExistsError` if the name is taken."""
     if isinstance(path, RemotePath):
         create(path.url, b"".join(parts))
-    elif os.path.islink(path):  # it would decide where else that is written
+    elif os.path.islink(path):  # it would redirect the file
         raise LatentStoreError(f"cannot write {path}: it is a link to what is not there: remove it")
     else:
         write_file(path, parts)
 
 
 def second_look(path: StorePath, look: Callable[[], _Answer]) -> _Answer:
-    """What `look` reads of a file. Of object storage it is read once more before it counts as damaged: what is wrong
-    may have happened on the way."""
+    """The result of `look` at a file. In object storage a damaged file is read once more: the damage may have happened
+    on the way."""
     try:
         return look()
     except LatentStoreError:
@@ -362,12 +355,12 @@ def second_look(path: StorePath, look: Callable[[], _Answer]) -> _Answer:
 
 
 def open_to_read(path: StorePath) -> BinaryIO:
-    """A file to read from, at any position."""
+    """A seekable file."""
     return io.BufferedReader(RawFile(_Pieces(path.url)), _BUFFER) if isinstance(path, RemotePath) else open_input(path)
 
 
 class _Pieces:
-    """A file in object storage that is read in pieces."""
+    """A file in object storage, read in pieces."""
 
     def __init__(self, url: str) -> None:
         self._url, self.length = url, length(url)
