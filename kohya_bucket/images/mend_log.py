@@ -345,29 +345,37 @@ def _locked(place: Path) -> Iterator[None]:
     with suppress(FileExistsError):
         place.mkdir()
         _give_to_owner(place, place.parent.stat())
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise KohyaBucketError(f"{place} is not a folder: move it away")
     lock = place / _LOCK
     try:
-        if not stat.S_ISDIR(place.lstat().st_mode):
-            raise KohyaBucketError(f"{place} is not a folder: move it away")
-        if os.path.lexists(lock) and _is_abandoned(lock):
-            lock.unlink()
+        if os.path.lexists(lock):
+            with _held(place / "taking-over"), suppress(FileNotFoundError, *_HELD):
+                # by one process at a time: what another judged before may be its lock by now who was faster
+                if _is_abandoned(lock):
+                    lock.unlink()
+        with _held(lock):
+            yield
+    finally:
+        with suppress(OSError):
+            place.rmdir()
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """A file that is there for one process at a time, and says whose it is."""
+    try:
         holder = open(lock, "x", encoding="utf-8")  # noqa: SIM115
     except (FileExistsError, FileNotFoundError, *_HELD):  # or it ended just now, and its place is gone
-        raise KohyaBucketError(f"another run is at work in {place}; if none is, delete {lock}") from None
+        raise KohyaBucketError(f"another run is at work in {lock.parent}; if none is, delete {lock}") from None
     try:
         with holder:  # open as long as this runs: Windows then lets nobody remove it
-            holder.write(_me())
+            holder.write(f"{os.getpid()} on {platform.node()}")
             holder.flush()
             yield
     finally:
         with suppress(OSError):
             lock.unlink()
-        with suppress(OSError):
-            place.rmdir()
-
-
-def _me() -> str:
-    return f"{os.getpid()} on {platform.node()}"
 
 
 def _is_abandoned(lock: Path) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache, partial
+from multiprocessing import SimpleQueue, get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +328,51 @@ def test_a_run_that_cannot_be_undone_blocks_no_other(tmp_path: Path) -> None:
     (data / "later.png").unlink()
     assert not mend_log.undo(str(data)).failed
     assert worlds.without_aside(worlds.seen(tmp_path)) == before
+
+
+def _leave_a_lock(place: Path, gone: int) -> None:
+    place.mkdir(exist_ok=True)
+    (place / "lock").write_text(f"{gone} on {platform.node()}", encoding="utf-8")
+
+
+def _take_it_over(place: Path, begin: Barrier, end: Barrier, entered: SimpleQueue[int]) -> None:
+    draw, judge = random.Random(os.getpid()), mend_log._is_abandoned
+
+    def judge_slowly(lock: Path) -> bool:
+        answer = judge(lock)
+        time.sleep(draw.random() / 50)
+        return answer
+
+    mend_log._is_abandoned = judge_slowly
+    for number in range(15):
+        begin.wait(60)
+        with suppress(KohyaBucketError), mend_log._locked(place):
+            inside = place / f"inside{number}"
+            inside.open("x").close()
+            time.sleep(0.02)
+            inside.unlink()
+            entered.put(number)
+        end.wait(60)
+
+
+@pytest.mark.slow
+def test_one_process_takes_over_what_a_process_that_is_gone_held(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    spawn, place = get_context("spawn"), tmp_path / ".set-aside"
+    begin, end = spawn.Barrier(3, partial(_leave_a_lock, place, gone.pid)), spawn.Barrier(3)
+    entered = spawn.SimpleQueue()
+    takers = [spawn.Process(target=_take_it_over, args=(place, begin, end, entered)) for _ in range(3)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join()
+    assert [taker.exitcode for taker in takers] == [0, 0, 0]
+    numbers = []
+    while not entered.empty():
+        numbers.append(entered.get())
+    assert set(numbers) == set(range(15))
+    assert not place.exists()
 
 
 @pytest.mark.slow
