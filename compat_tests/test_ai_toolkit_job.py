@@ -98,7 +98,15 @@ def test_every_image_once(pictures, tmp_path, cached):
         assert trained(epoch) == Counter(NAMES)
     assert rows[:steps] != rows[steps:]
     assert "epoch 1: 37 images, 0 missed, 0 repeated" in said
-    assert len(list(copy.glob("_latent_cache/*"))) == (COUNT if cached else 0)
+    latents = sorted(copy.glob("_latent_cache/*"))
+    assert len(latents) == (COUNT if cached else 0)
+    for file in latents[:2]:
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    _, said = run(job(tmp_path / "again", copy, 1, cache_latents_to_disk=cached))
+    assert ("latents of 2 items were made of other files" in said) == cached
+    assert len(list(copy.glob("_latent_cache/*"))) == (COUNT + 2 if cached else 0)
 
 
 def test_one_resolution_after_another(pictures, tmp_path):

@@ -99,7 +99,7 @@ class AiToolkitDoor(TrainerDoor):
             )
             if anew := encoded_anew([item for one in datasets for item in one.file_list]):
                 logger.warning(
-                    "latents of %s were made of other files than those that are there now, or are cut off: they are "
+                    "latents of %s were made of other files than those that are there now, or are damaged: they are "
                     "encoded anew, and the old ones stay in _latent_cache", counted(anew, "item"),
                 )  # fmt: skip
             if any(one.is_caching_latents and one.dataset_config.random_crop for one in datasets):

@@ -8,14 +8,14 @@ from typing import Any
 
 from kohya_bucket.latents.vae.single_frames import fold_single_frames
 from kohya_bucket.trainers.ai_toolkit.config import JobKeys, caption_ending
-from kohya_bucket.trainers.ai_toolkit.latents import current_name
+from kohya_bucket.trainers.ai_toolkit.latents import current_name, note_digest
 from kohya_bucket.trainers.ai_toolkit.loaders import PlannedLoader, RankSampler
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem, SameSize
 from kohya_bucket.trainers.ai_toolkit.plan import listed
 from kohya_bucket.trainers.door.captions import refuse_broken
 from kohya_bucket.trainers.door.options import TABLE
 from kohya_bucket.trainers.door.resume import WEIGHING
-from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
+from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, Uses
 
 
@@ -78,6 +78,15 @@ def _latent_path(seam: Replaced, self: Any, recalculate: bool = False) -> Any:
     return path
 
 
+def _cache_latent(
+    seam: Replaced, self: Any, file_item: Any, latent_path: str, cached_state_dict: Any, needs_encode: bool,
+    to_disk: bool, to_memory: bool,
+) -> None:  # fmt: skip
+    seam.original(self, file_item, latent_path, cached_state_dict, needs_encode, to_disk, to_memory)
+    if needs_encode and to_disk:
+        note_digest(latent_path)
+
+
 def _buckets(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
     from kohya_bucket.buckets.trainers import AIToolkitBuckets
 
@@ -111,13 +120,18 @@ _ORDER = (
     Seam("dto_collation", (Takes("batch"),)),
 )
 
+_WRITTEN = where(
+    lambda owners: owners.has("LatentCachingMixin._cache_one_latent"),
+    Seam("LatentCachingMixin._cache_one_latent", (Uses("save_file"),), _cache_latent),
+)
+
 SUBJECTS = (
     SeamGroup("order", "epochs are ai-toolkit's own", _ORDER, orders_epochs=True),
     SeamGroup("weighing", "images of a batch that is shorter than another process' count for more", WEIGHING),
     SeamGroup(
         "latents",
-        "latents of images that were edited since, or that were cut off, are trained on",
-        (Seam("FileItemDTO.get_latent_path", (Uses("_latent_path", "path"),), _latent_path),),
+        "latents of images that were edited since, or that were cut off or changed, are trained on",
+        (Seam("FileItemDTO.get_latent_path", (Uses("_latent_path", "path"),), _latent_path), *_WRITTEN),
     ),
     SeamGroup(
         "planning",

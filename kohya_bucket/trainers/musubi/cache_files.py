@@ -1,9 +1,7 @@
-"""A cache file: a whole safetensors file, whose header says what it was made from.
+"""A cache file: a whole safetensors file (`door/tensor_files.py`), whose header says what it was made from.
 
-Layout: 8 bytes little-endian header length, a JSON header that gives each tensor's type, shape and byte range, then the
-tensors. Texts about the whole file are in the header too. One of them is our note, which musubi-tuner does not
-read. It keeps texts that it does not know when it writes outputs of text encoders again, so the note also
-says which content it belongs to.
+One of its texts is our note, which musubi-tuner does not read. It keeps texts that it does not know when it writes
+outputs of text encoders again, so the note also says which content it belongs to.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_wr
 from kohya_bucket.files import replacing
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason
+from kohya_bucket.trainers.door.tensor_files import TEXTS, with_texts
 
-_TEXTS = "__metadata__"
 _MOST = 1 << 24  # bytes of a header
 _BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
           "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8}  # fmt: skip
@@ -68,7 +66,7 @@ def read_tensor_file(path: Path) -> TensorFile:
         if 8 + length > min(size, _MOST):
             raise BrokenFileError(f"{size} bytes, no whole header")
         table = json.loads(file.read(length))
-        texts = table.pop(_TEXTS, {})
+        texts = table.pop(TEXTS, {})
         _check_tensors(table, 8 + length, size)
         shapes = {name: tuple(int(side) for side in spec["shape"]) for name, spec in table.items()}
         digest = hashlib.blake2b(json.dumps(table, sort_keys=True).encode(), digest_size=16)
@@ -101,14 +99,7 @@ def write_with_note(path: Path, write: Callable[[Path], object], note: Callable[
             write(temporary)
             file = read_tensor_file(temporary)
             if said := note(file):
-                content = temporary.read_bytes()
-                length = struct.unpack("<Q", content[:8])[0]
-                table = json.loads(content[8 : 8 + length])
-                table = {_TEXTS: table.pop(_TEXTS, {}) | said.as_text(file), **table}
-                text = json.dumps(table, separators=(",", ":")).encode("utf-8")
-                text += b" " * (-(len(text) + 8) % 64)
-                with open(temporary, "wb") as out:
-                    out.writelines([struct.pack("<Q", len(text)), text, memoryview(content)[8 + length :]])
+                temporary.write_bytes(with_texts(temporary.read_bytes(), said.as_text(file)))
     except OSError as error:
         raise LatentStoreError(f"cannot write {path}: {why_not_written(error)}") from error
 
