@@ -35,7 +35,7 @@ why = trainer.why_inactive()
 if why:
     found["refused"] = why
 subjects = importlib.import_module(f"kohya_bucket.trainers.{name}.seams").SUBJECTS
-door = importlib.import_module(f"kohya_bucket.trainers.{name}.door")._door
+door = importlib.import_module(f"kohya_bucket.trainers.{name}.door").DOOR
 owners = Owners(door.package, door.home(), door.complete())
 found["seams"] = {subject.name: len(subject.seams_of(owners)) for subject in subjects}
 found["absent"] = [subject.text for subject in subjects if not subject.seams_of(owners)]

@@ -197,7 +197,7 @@ def given(name: str, path: str) -> str:
 
 
 def opened(name: str) -> Any:
-    return importlib.import_module(f"kohya_bucket.trainers.{name}.door")._door
+    return importlib.import_module(f"kohya_bucket.trainers.{name}.door").DOOR
 
 
 def seams_of(name: str, root: Path) -> Iterator[tuple[Any, Any, Any]]:

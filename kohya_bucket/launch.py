@@ -1,8 +1,8 @@
 """Run a trainer with the adapter: `accelerate launch -m kohya_bucket.launch train_network.py …`.
 
 Also `python -m kohya_bucket.launch …` and `torchrun -m kohya_bucket.launch …`, from a checkout or with the
-trainer's path, or `-m` and a module's name. All arguments after it are the trainer's own. Trainers are those of
-sd-scripts, musubi-tuner, ai-toolkit and anima_lora; which one it is, shows when it is imported.
+trainer's path, or `-m` and a module's name. All arguments after it are the trainer's own. Which trainer it is, shows
+when it is imported.
 """
 
 from __future__ import annotations
@@ -20,20 +20,12 @@ from secrets import token_hex
 from tempfile import gettempdir
 from typing import Any
 
-from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.texts import one_line
-from kohya_bucket.trainers import ai_toolkit, anima_lora, at_start, musubi, sdscripts
-from kohya_bucket.trainers.ai_toolkit.checkout import is_checkout as is_ai_toolkit
-from kohya_bucket.trainers.anima_lora.checkout import is_checkout as is_anima_lora
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.texts import joined, one_line
+from kohya_bucket.trainers import at_start
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
-from kohya_bucket.trainers.musubi.architectures import architecture_named
-from kohya_bucket.trainers.sdscripts.checkout import has_patch
-from kohya_bucket.trainers.sdscripts.families import trainer_named
+from kohya_bucket.trainers.door.registry import trainers
 
-DOORS = (sdscripts, musubi, ai_toolkit, anima_lora)
-"""Of all trainers."""
-
-_TRAINERS = "sd-scripts, musubi-tuner, ai-toolkit or anima_lora"
 _USAGE = "usage: accelerate launch -m kohya_bucket.launch TRAINER.py | -m MODULE [the trainer's arguments]"
 
 
@@ -70,21 +62,23 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     # made when the first process is started that may use it; a launcher above this one has its own
     folder = Path(os.environ.setdefault(USED, str(Path(gettempdir(), f"kohya-bucket-{token_hex(8)}"))))
     started = _watch_started(name, folder)
+    doors = [one.door() for one in trainers()]
     try:
-        for door in DOORS:
-            door.install(at_once=True)
+        for door in doors:
+            door.open(at_once=True)
         trainer()
     except KohyaBucketError as error:
         print(f"kohya_bucket: {one_line(_message(error))}", file=sys.stderr)
         raise SystemExit(2) from error
     except SystemExit as end:
         ended = end
-    used = any(door.is_active() for door in DOORS) or (folder.is_dir() and any(folder.iterdir()))
+    used = any(door.is_active() for door in doors) or (folder.is_dir() and any(folder.iterdir()))
     if started:
         shutil.rmtree(folder, ignore_errors=True)
+    whose = joined([one.name for one in trainers()], "or")
     if not used and (started or any(module in sys.modules for module in _SPAWNED)):
         line = (
-            f"{name} made no datasets of {_TRAINERS}, and none of the processes that it started "
+            f"{name} made no datasets of {whose}, and none of the processes that it started "
             f"({one_line(', '.join(started))[:200] or 'by multiprocessing'}) did so with kohya_bucket: if one of them "
             f"trained, it trained without. {_REMEDY}"
         )
@@ -94,7 +88,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
             print(f"kohya_bucket: {line}", file=sys.stderr)
     elif not used and ended is None and is_first_process():
         print(
-            f"kohya_bucket: {name} uses no datasets of {_TRAINERS}, so there was nothing to do",
+            f"kohya_bucket: {name} uses no datasets of {whose}, so there was nothing to do",
             file=sys.stderr,
         )
     if ended is not None:
@@ -156,14 +150,7 @@ def _trains_without(program: Path) -> bool:
     """Whether this is a trainer of a checkout that does not bring the adapter by itself, and this Python neither."""
     if getattr(sys.modules.get(at_start.NAME), "ACTIVE", False):
         return False
-    if not program.is_file() or any(has_patch(folder) for folder in program.resolve().parents[:3]):
-        return False
-    for named in (trainer_named, architecture_named):
-        with suppress(ConfigError):
-            named(program.name)
-            return True
-    is_checkout = {"run.py": is_ai_toolkit, "train.py": is_anima_lora}.get(program.name)
-    return is_checkout is not None and is_checkout(program.resolve().parent)
+    return program.is_file() and any(trainer.starts_with(program) for trainer in trainers())
 
 
 def _message(error: KohyaBucketError) -> str:

@@ -36,6 +36,8 @@ FAMILIES = {
     "anima": FamilyBuckets("Anima"),
 }
 
+NAME_THE_MODEL = f"name your model, for advice that fits it: --arch {', '.join(FAMILIES)}"
+
 
 def _plain(name: str) -> str:
     plain = "".join(c for c in name.lower() if c.isalnum())

@@ -10,11 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from kohya_bucket.buckets.families import NAME_THE_MODEL
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
 from kohya_bucket.texts import counted, one_line, some
-from kohya_bucket.trainers.sdscripts.families import NAME_THE_MODEL
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MOST, _MOST_NAMED = 60, 12
@@ -23,11 +23,11 @@ _NARROW = 76  # columns that all of a bucket's numbers take
 
 def measured_for(analysis: Analysis) -> str:
     """For what a folder without a config is measured, and how to name something else."""
-    trainer, rule = analysis.subject.trainer, analysis.subject.rule
-    size = getattr(rule, "max_reso", None)
+    subject = analysis.subject
+    size = getattr(subject.rule, "max_reso", None)
     at = f" at {size[0]}x{size[1]}" if size else ""
     return (
-        f"Measured for {trainer.title or 'any model'}{at}, {analysis.subject.batches_of}; others: --arch sdxl, "
+        f"Measured for {subject.model or 'any model'}{at}, {subject.batches_of}; others: --arch sdxl, "
         "--resolution 1024, --batch-size 4, or --config FILE"
     )
 
@@ -41,7 +41,7 @@ def print_analysis(analysis: Analysis, console: Console, limit: int = 5, *, deco
         parts += [_aspects(analysis, 40 if narrow else 64), _buckets(analysis, narrow)]
     parts += _lists(analysis, limit)
     if recommendations:
-        model = analysis.subject.trainer.title
+        model = analysis.subject.model
         valid_for = f", for {model}" if model else f", whatever the model; {NAME_THE_MODEL}"
         parts.append(Text.assemble(("\nWhat to change", "bold"), (valid_for, "dim")))
         texts = [_recommendation(r) for r in recommendations]

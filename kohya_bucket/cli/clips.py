@@ -1,30 +1,25 @@
-"""Clips on a command line: what is taken of them by the rules of musubi-tuner, and by those of other trainers."""
+"""Clips on a command line, and what is taken of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from kohya_bucket.buckets.clips import ClipBuckets
-from kohya_bucket.cli.configs import musubi_config
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleArguments, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.reports.trainers import MUSUBI_TUNER, trainer_of
-from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.musubi.architectures import architecture_named
-from kohya_bucket.trainers.musubi.keys import ClipKeys, CommonKeys, ImageKeys
-
-if TYPE_CHECKING:
-    from kohya_bucket.buckets import BucketRule
-    from kohya_bucket.trainers.musubi.architectures import Family
-
+from kohya_bucket.texts import counted, joined, some
+from kohya_bucket.trainers.door.face import Asked, OneItem, Way
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.registry import trainer_for, trainer_of_model, trainers
 
 _SHOWN = 6
+_MOST_FRAMES = 129  # of a clip of which all are taken
 
 
 @dataclass(frozen=True)
@@ -36,10 +31,6 @@ class Clip:
     fps: float = 0.0
     rotation: int = 0
     counted: bool = False
-
-
-WayToTrain = tuple[str, "BucketRule", "TakenClip | None"]
-"""A name for the reader, where a picture goes, and what becomes of a clip."""
 
 
 def clip_of(text: str) -> tuple[Path | None, Clip]:
@@ -58,56 +49,36 @@ def clip_of(text: str) -> tuple[Path | None, Clip]:
 
 
 def ways_to_train(
-    context: typer.Context, config: Path | None, options: RuleArguments, how: ClipOptions, clip: Clip | None
-) -> list[WayToTrain]:
-    """Each way to train a clip, or with --arch or a config of musubi-tuner an image."""
-    own = [field.name for field in fields(how) if field.name != "arch"]
-    if clip is None and (beside := given(context, own)):
+    context: typer.Context, asked: Asked, options: RuleArguments, how: ClipOptions, item: OneItem, focus: str | None
+) -> tuple[list[Way], AdapterOptions]:
+    """Each way to train a clip, or an image with a model or config of a trainer that trains clips, and the options."""
+    about_clips = [field.name for field in fields(how) if field.name != "arch"]
+    if not item.is_clip and (beside := given(context, about_clips)):
         raise ConfigError(f"{' and '.join(beside)}: for clips, and this is an image")
     if how.target_frames is None and how.frame_extraction != "full":
         refuse_beside(context, "without --target-frames, all frames are taken", ["frame_extraction"])
-    if config is not None:
-        return _of_config(context, config, how, clip, own)
+    if asked.config is not None:
+        trainer = trainer_for("simulate", asked.config)
+        if not trainer.takes_clips:
+            able = joined([one.name for one in trainers() if one.takes_clips], "or")
+            raise ConfigError(f"{asked.config} is not a config of {able}, the only trainer here that trains clips")
+        refuse_beside(context, f"--config {asked.config} brings its own rules", about_clips)
+        return trainer.ways(asked, item, focus)
     if how.arch is not None:
+        trainer = trainer_of_model(how.arch)
         others = [name for name in options.fields if name not in ("resolution", "bucket_no_upscale")]
-        refuse_beside(context, "--arch places as musubi-tuner does", others)
-        resolution = options.size if given(context, ["resolution"]) else (960, 544)
-        model = architecture_named(how.arch)
-        no_upscale = options.bucket_no_upscale
-        keys: CommonKeys = ImageKeys(resolution, enable_bucket=True, bucket_no_upscale=no_upscale)
-        keys = keys if clip is None else how.clip_keys(resolution, no_upscale)
-        return [_way(f"{resolution[0]}x{resolution[1]} for {model.title}", keys, model, clip)]
-    if clip is None or how.source_fps is not None:
+        refuse_beside(context, f"--arch places as {trainer.name} does", others)
+        keys: dict[str, Any] = {
+            "resolution": options.size if given(context, ["resolution"]) else None,
+            "bucket_no_upscale": options.bucket_no_upscale,
+        }
+        return trainer.ways(replace(asked, arguments=keys | (how.keys() if item.is_clip else {})), item, focus)
+    if not item.is_clip or how.source_fps is not None:
         raise ConfigError("--source-fps: name the model whose rate it is brought to, e.g. --arch wan")
-    of_clip, picture = how.clip_keys(options.size), options.make()
-    rule = ClipBuckets(
-        picture, of_clip.target_frames, extraction=of_clip.frame_extraction, max_frames=of_clip.max_frames
-    )
-    return [(options.title, picture, TakenClip(clip, rule, None))]
-
-
-def _of_config(
-    context: typer.Context, config: Path, how: ClipOptions, clip: Clip | None, own: list[str]
-) -> list[WayToTrain]:
-    if trainer_of(config) != MUSUBI_TUNER:
-        raise ConfigError(f"{config} is not a config of musubi-tuner, the only trainer here that trains clips")
-    refuse_beside(context, f"--config {config} brings its own rules", own)
-    out, read = [], musubi_config(config, how.arch)
-    for number, keys in enumerate(read.datasets, 1):
-        if isinstance(keys, ClipKeys) is (clip is not None):
-            width, height = keys.resolution
-            name = f"dataset {number} ({width}x{height} for {read.model.title})"
-            out.append(_way(name, keys, read.model, clip))
-    if not out:
-        raise ConfigError(f"{config}: none of its datasets is of {'images' if clip is None else 'clips'}")
-    return out
-
-
-def _way(name: str, keys: CommonKeys, model: Family, clip: Clip | None) -> WayToTrain:
-    taken = None
-    if clip is not None and isinstance(keys, ClipKeys):
-        taken = TakenClip(clip, keys.clip_rule(model), keys.source_fps)
-    return name, keys.picture_rule(model), taken
+    lengths, picture = how.lengths(), options.make()
+    extraction = "full" if lengths is None else how.frame_extraction
+    clips = ClipBuckets(picture, lengths or (1,), extraction=extraction, max_frames=_MOST_FRAMES)
+    return [Way(options.title, picture, item.size, clips)], AdapterOptions().with_focus(focus)
 
 
 @dataclass(frozen=True)

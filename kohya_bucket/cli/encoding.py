@@ -13,7 +13,6 @@ import numpy as np
 import typer
 
 from kohya_bucket.checks import number_of_launch
-from kohya_bucket.cli.configs import adapter_options, refuse_others
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.options import (
     ClusterOptions,
@@ -26,20 +25,20 @@ from kohya_bucket.cli.options import (
 )
 from kohya_bucket.cli.sources import ImageInput
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.extras import argument, pip_install
+from kohya_bucket.extras import pip_install
 from kohya_bucket.latents.encode.worker import PrecomputeReport
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.store.layout import Layout, common_root
 from kohya_bucket.latents.store.storage import StorePath, is_there
-from kohya_bucket.reports.trainers import release_at_hand
 from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.face import Asked
 from kohya_bucket.trainers.door.options import store_folder
-from kohya_bucket.trainers.sdscripts.config import Config, Severity, read_config
+from kohya_bucket.trainers.door.registry import trainer_for
 from kohya_bucket.trainers.sdscripts.families import Family
-from kohya_bucket.trainers.sdscripts.wanted_latents import wanted_by_config
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
+    from kohya_bucket.trainers.door.cache_files import ConfigLatents
     from kohya_bucket.trainers.door.options import AdapterOptions
 
 
@@ -69,9 +68,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class PlannedConfig:
-    """A dataset config, its `[kohya_bucket]` table, and the numbers of GPUs that will train it."""
+    """The latents of a dataset config, its `[kohya_bucket]` table, and the numbers of GPUs that will train it."""
 
-    read: Config
+    latents: ConfigLatents
     adapter: AdapterOptions
     gpus: list[int]
     gpus_said: bool
@@ -80,7 +79,7 @@ class PlannedConfig:
         """Where training with this config looks for shards; None where it looks for npz."""
         if self.adapter.latent_cache != "shards":
             return None
-        firsts = [one.images.paths[0] for one in self.read.datasets if len(one.images)]
+        firsts = [paths[0] for paths in self.latents.paths if len(paths)]
         folders = sorted({store_folder(self.adapter, path) for path in firsts}, key=str)
         if len(folders) > 1:
             raise ConfigError(
@@ -93,19 +92,16 @@ class PlannedConfig:
         """The same of all that sd-scripts would cache for it, one part for each kind of caching; reads headers."""
         if self.adapter.moving and not work.quiet:
             self._say_what_it_is_for()
-        root = _root([path for dataset in self.read.datasets for path in dataset.images.paths], [], work.output)
+        root = _root([path for paths in self.latents.paths for path in paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:
-            wanted = wanted_by_config(
-                self.read, encoding, root, options=self.adapter, gpus=self.gpus, content_hash=work.hash,
-                progress=progress,
-            )  # fmt: skip
+            wanted = self.latents.wanted(encoding, root, self.gpus, work.hash, progress)
         if not any(map(len, wanted)):
             why = [f"{path}: {reason}" for part in wanted for path, reason in part.without_bucket]
             raise ConfigError(f"no image of the config gets a latent, so there is nothing to encode: {some(why, 1)}")
         return root, wanted
 
     def _say_what_it_is_for(self) -> None:
-        batches = " and ".join(map(str, sorted({dataset.config.batch_size for dataset in self.read.datasets})))
+        batches = " and ".join(map(str, sorted(set(self.latents.batch_sizes))))
         where = more = ""
         if self.adapter.one_shape:
             where = f"on {', '.join(map(str, self.gpus))} GPU{'s' * (self.gpus != [1])} "
@@ -118,15 +114,12 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
 
     `gpus` is "" for the number that this run has.
     """
-    refuse_others(config, "precompute")
-    given = {} if train_batch_size is None else {"train_batch_size": train_batch_size}
-    read = read_config(config, given, release=release_at_hand(sd_scripts or None)[0])
-    if errors := read.findings.of(Severity.ERROR):
-        raise ConfigError(f"{config}: {errors[0]}; `kohya-bucket plan {argument(config)}` lists everything")
+    asked = Asked(config, version=sd_scripts or None, arguments={"train_batch_size": train_batch_size})
+    latents = trainer_for("precompute", config).latents(asked)
     # Every process must come to the same list, whatever devices it sees.
     return PlannedConfig(
-        read,
-        adapter_options(read),
+        latents,
+        latents.options,
         gpu_counts(gpus or str(number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)))),
         bool(gpus),
     )

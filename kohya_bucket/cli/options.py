@@ -16,7 +16,7 @@ import typer
 from kohya_bucket.buckets.choices import EXTRACTIONS, RuleOptions, described
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
-from kohya_bucket.checks import near_text, number_of_launch, one_of, path_meant
+from kohya_bucket.checks import number_of_launch, one_of, path_meant
 from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kohya_bucket.images.parallel import Engine
     from kohya_bucket.latents.items import EncodeOptions
     from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-    from kohya_bucket.trainers.musubi.keys import ClipKeys
 
 
 _Command = Callable[..., None]
@@ -248,7 +247,7 @@ class RuleArguments(RuleOptions):
     @property
     def size(self) -> tuple[int, int]:
         """The resolution as (width, height). `ConfigError` for anything else."""
-        from kohya_bucket.trainers.sdscripts.config.keys import parse_resolution
+        from kohya_bucket.trainers.door.config_source import parse_resolution
 
         return parse_resolution(self.resolution)
 
@@ -335,10 +334,11 @@ _EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not
 
 def _family_of_trainer(arch: str) -> str:
     """The family of a trainer's file, such as flux_train.py; anything else comes back as it is, for its message."""
-    from kohya_bucket.trainers.sdscripts.families import trainer_named
+    from kohya_bucket.trainers.door.face import Asked
+    from kohya_bucket.trainers.door.registry import usual_trainer
 
     try:
-        return trainer_named(arch).family
+        return usual_trainer().programs(Asked(arch=arch)).family
     except ConfigError:
         return arch
 
@@ -358,26 +358,24 @@ class ClipOptions:
             return None, self
         if is_family(self.arch) or is_family(_family_of_trainer(self.arch)):
             return self.arch, replace(self, arch=None)
-        from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, architecture_named
+        from kohya_bucket.trainers.door.registry import trainer_of_model
 
-        try:
-            architecture_named(self.arch)
-        except ConfigError:
-            known = f"sd-scripts ({', '.join(FAMILIES)}) or musubi-tuner ({', '.join(ARCHITECTURES)})"
-            near = near_text(self.arch, [*FAMILIES, *ARCHITECTURES])
-            raise ConfigError(f"--arch is {self.arch!r}, but must be a family of {known}{near}") from None
+        trainer_of_model(self.arch)  # an unknown one is said
         return None, self
 
-    def clip_keys(self, resolution: tuple[int, int], no_upscale: bool = False) -> ClipKeys:
-        """The same as the keys of a dataset. `ConfigError` for lengths below 1."""
+    def lengths(self) -> tuple[int, ...] | None:
+        """The lengths that are taken; None for all frames. `ConfigError` for some below 1."""
         from kohya_bucket.buckets.clips import MOST_FRAMES
-        from kohya_bucket.trainers.musubi.keys import ClipKeys
 
-        keys = ClipKeys(resolution, True, no_upscale, frame_extraction="full", source_fps=self.source_fps)
         if self.target_frames is None:
-            return keys
-        lengths = numbers_of("--target-frames", self.target_frames, MOST_FRAMES, "1,25,45")
-        return replace(keys, target_frames=tuple(lengths), frame_extraction=self.frame_extraction)
+            return None
+        return tuple(numbers_of("--target-frames", self.target_frames, MOST_FRAMES, "1,25,45"))
+
+    def keys(self) -> dict[str, Any]:
+        """The same as keys of a dataset; None for those that are not given."""
+        lengths = self.lengths()
+        extraction = None if lengths is None else self.frame_extraction
+        return {"target_frames": lengths, "frame_extraction": extraction, "source_fps": self.source_fps}
 
 
 FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."

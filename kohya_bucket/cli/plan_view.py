@@ -11,10 +11,10 @@ from rich import box
 from rich.console import Console
 
 from kohya_bucket.cli.console import print_table, say, say_first, wide_console
-from kohya_bucket.reports.config_plan import Plan, PlannedData, size_text
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.group import GpuRow
+from kohya_bucket.trainers.door.plan import DatasetPlan, Plan
 
 _LEGEND = (
     "not full: batches with fewer images than the batch size; cut and worst: what is cropped off, on average and at "
@@ -45,7 +45,7 @@ def show(plan: Plan, images: bool, as_json: bool) -> None:
         say(f"not planned, because of that: {what} {', '.join(map(str, plan.unplanned))}")
 
 
-def _print_data(console: Console, data: PlannedData, images: bool) -> None:
+def _print_data(console: Console, data: DatasetPlan, images: bool) -> None:
     console.print()
     console.print(f"[bold]Dataset {data.number}[/bold]: {data.title}")
     for line in data.above:
@@ -63,6 +63,11 @@ def _print_data(console: Console, data: PlannedData, images: bool) -> None:
         )
     for row in data.rows:
         console.print(_row_line(row), markup=False, soft_wrap=True)
+
+
+def size_text(size: Sequence[int]) -> str:
+    """`1024x768`, of clips `1024x768x17`."""
+    return "x".join(map(str, size))
 
 
 def _row_line(row: Mapping[str, Any]) -> str:

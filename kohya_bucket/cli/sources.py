@@ -29,7 +29,7 @@ from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.texts import counted, parse_json, read_text, some
-from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
+from kohya_bucket.trainers.door.registry import usual_trainer
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets.sizes import IntArray
@@ -162,11 +162,12 @@ def images_in(sources: list[str], *, recursive: bool = True, extensions: Collect
 
 
 def not_read(paths: Sequence[str]) -> dict[str, str]:
-    """{path: why} of images that sd-scripts takes for none by their names, such as GIFs: it does not train them."""
-    known = supported_extensions()
+    """{path: why} of images that the usual trainer takes for none by their names, such as GIFs."""
+    trainer = usual_trainer()
+    known = trainer.endings()
     endings = ((path, os.path.splitext(path)[1]) for path in paths)  # noqa: PTH122
     return {
-        path: f"sd-scripts lists no {ending} files: `kohya-bucket fix` converts or renames it"
+        path: f"{trainer.name} lists no {ending} files: `kohya-bucket fix` converts or renames it"
         for path, ending in endings
         if (ending.lower() if os.name == "nt" else ending) not in known and format_of_extension(ending)
     }

@@ -15,11 +15,11 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.originals.loaders import LOADERS, LoaderRun, run_loader
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.recommend import differences
-from kohya_bucket.reports.subject import ImageTable, Subject
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.trainers.door.group import epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
+from kohya_bucket.trainers.door.subject import ImageTable, Subject
 
 
 @dataclass(frozen=True)

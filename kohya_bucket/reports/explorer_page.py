@@ -20,8 +20,8 @@ from kohya_bucket.images import IMAGE_EXTENSIONS
 from kohya_bucket.images.focus_files import BESIDE, focus_lines
 from kohya_bucket.inputs import MAX_TABLE_BYTES
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, one_file
-from kohya_bucket.reports.subject import ImageTable
 from kohya_bucket.texts import counted, read_text
+from kohya_bucket.trainers.door.subject import ImageTable
 
 MOST_IMAGES = 200_000
 """More would make a page that no browser opens in reasonable time."""

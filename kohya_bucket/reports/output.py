@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kohya_bucket._version import __version__
 from kohya_bucket.reports.analysis import Analysis, BucketUse
 from kohya_bucket.reports.recommend import recommend
-from kohya_bucket.reports.subject import ImageTable
+from kohya_bucket.trainers.door.subject import ImageTable
 
 
 def report_as_dict(

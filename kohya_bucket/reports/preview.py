@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +14,10 @@ from typing import Any
 from kohya_bucket.checks import whole
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
-from kohya_bucket.reports.config_plan import plan_job, plan_musubi, plan_sdscripts
-from kohya_bucket.reports.trainers import AI_TOOLKIT, MUSUBI_TUNER, release_at_hand, trainer_at_hand, trainer_of
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.trainers.door.face import Asked
 from kohya_bucket.trainers.door.findings import Severity
+from kohya_bucket.trainers.door.registry import trainer_for
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,7 @@ def preview(
     """
     counts = None if gpus is None else [whole("gpus", gpus, 1)]
     with _file_of(config) as file:
-        if (whose := trainer_of(file)) == MUSUBI_TUNER:
-            plan = plan_musubi(file, arch, counts or [1], 1, True)
-        elif whose == AI_TOOLKIT:
-            plan = plan_job(file, counts or [1], None, True)
-        else:
-            from kohya_bucket.trainers.sdscripts.config import read_config
-
-            release, checkout = release_at_hand(sd_scripts)
-            trainer = trainer_at_hand(arch, checkout, file)
-            read = read_config(file, release=release, trainer=trainer)
-            plan, _ = plan_sdscripts(read, counts, None, True)
+        plan = trainer_for("plan", file).plan(Asked(file, arch, sd_scripts), counts, None, True, _Silent())
     data = plan.as_dict()
     if isinstance(config, Mapping):
         data["config"] = None
@@ -130,6 +121,16 @@ def preview(
     errors = tuple(one["message"] for one in data["findings"] if one["severity"] == Severity.ERROR.value)
     steps = next((row["steps"] for row in data["gpus"]), 0)
     return Preview(steps, tuple(buckets), tuple(without), errors, data)
+
+
+class _Silent:
+    """Tells nobody how far a plan is."""
+
+    def progress(self, title: str) -> AbstractContextManager[Progress | None]:
+        return nullcontext(None)
+
+    def say(self, line: str) -> None:
+        return
 
 
 def _files(entry: Mapping[str, Any]) -> dict[tuple[int, ...], list[str]]:

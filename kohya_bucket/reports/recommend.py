@@ -36,11 +36,13 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.reports.analysis import Analysis
-from kohya_bucket.reports.subject import DEEP
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.face import Asked
 from kohya_bucket.trainers.door.findings import fix_command
-from kohya_bucket.trainers.sdscripts.families import Trainer
+from kohya_bucket.trainers.door.programs import Programs
+from kohya_bucket.trainers.door.registry import usual_trainer
+from kohya_bucket.trainers.door.subject import DEEP
 
 
 @dataclass(frozen=True)
@@ -257,48 +259,48 @@ class Change(NamedTuple):
     must: bool = False
 
 
-def changes(rule: BucketRule, trainer: Trainer, sizes: IntArray, enlarged: float) -> Iterator[Change]:
+def changes(rule: BucketRule, programs: Programs, sizes: IntArray, enlarged: float) -> Iterator[Change]:
     """Each with its rule, worth it or not. Of two that may come to the same, the simpler one is first.
 
     Args:
         sizes: [N, 2] of the images that changes are tried on; `enlarged` is the share of them that is enlarged now.
     """
     if isinstance(rule, KohyaBuckets):
-        yield from _steps(rule, trainer)
-        yield from (_upscaling(rule) if rule.no_upscale else _limits(rule, trainer, sizes, enlarged))
+        yield from _steps(rule, programs)
+        yield from (_upscaling(rule) if rule.no_upscale else _limits(rule, programs, sizes, enlarged))
         if not rule.no_upscale and enlarged > 0.2:
             yield from _lower_resolution(rule, sizes)
         if not rule.no_upscale and rule.switching != "geometric":
             why = "The middle between two aspects is not where both buckets crop the same share"
             yield from _tried("[kohya_bucket] switching", rule.switching, "geometric", why, rule, switching="geometric")
     elif isinstance(rule, FixedBuckets):
-        yield from _other_presets(rule, trainer)
+        yield from _other_presets(rule, programs)
         if rule.switching != "geometric":
             why = "Geometric switching is the one that crops least"
             changed = _fixed(rule, rule.bucket_set, "geometric")
             yield Change("[kohya_bucket] switching", rule.switching, "geometric", why, changed)
 
 
-def _steps(rule: KohyaBuckets, trainer: Trainer) -> Iterator[Change]:
+def _steps(rule: KohyaBuckets, programs: Programs) -> Iterator[Change]:
     """A step that the trainer accepts, where it refuses the one there is; or half the step, if it accepts that."""
-    steps, least = rule.reso_steps, trainer.step
-    if trainer.title and steps % least:
+    steps, least = rule.reso_steps, programs.step
+    if programs.title and steps % least:
         proposed = -(-steps // least) * least
-        why = f"{steps} is refused by {trainer.title}: only multiples of {least} are accepted"
+        why = f"{steps} is refused by {programs.title}: only multiples of {least} are accepted"
         low, high = rule.min_size // proposed * proposed, -(-rule.max_size // proposed) * proposed
         values = {"reso_steps": proposed, "min_size": max(low, proposed), "max_size": high}
         yield from _tried("bucket_reso_steps", str(steps), str(proposed), why, rule, must=True, **values)
     elif steps % (2 * least) == 0:
         why = f"Buckets in steps of {steps} leave wide gaps between their aspects"
-        if trainer.title:
-            why += f"; multiples of {least} are accepted by {trainer.title}"
+        if programs.title:
+            why += f"; multiples of {least} are accepted by {programs.title}"
         yield from _tried("bucket_reso_steps", str(steps), str(steps // 2), why, rule, reso_steps=steps // 2)
 
 
-def _limits(rule: KohyaBuckets, trainer: Trainer, sizes: IntArray, enlarged: float) -> Iterator[Change]:
+def _limits(rule: KohyaBuckets, programs: Programs, sizes: IntArray, enlarged: float) -> Iterator[Change]:
     """Longer and narrower buckets, up to the usual ones: what is longer still is a matter of the files."""
     steps = rule.reso_steps
-    longest, lowest = trainer.longest(rule.max_reso, steps), narrowest_usual(rule.max_reso, steps)
+    longest, lowest = programs.longest(rule.max_reso, steps), narrowest_usual(rule.max_reso, steps)
     if longest > rule.max_size:
         why = shortened(rule, sizes, longest) or f"no bucket is longer than {rule.max_size}, so long images are cropped"
         why = why[:1].upper() + why[1:]
@@ -355,7 +357,7 @@ def _lower_resolution(rule: KohyaBuckets, sizes: IntArray) -> Iterator[Change]:
                 return
 
 
-def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
+def _other_presets(rule: FixedBuckets, programs: Programs) -> Iterator[Change]:
     """Presets of about the same area, whose sides the trainer accepts."""
     area = float(np.median([b.pixel_count for b in rule.bucket_set]))
     own = rule.bucket_set.name
@@ -363,7 +365,7 @@ def _other_presets(rule: FixedBuckets, trainer: Trainer) -> Iterator[Change]:
     for name in list_presets():
         bucket_set = load_preset(name)
         other = float(np.median([b.pixel_count for b in bucket_set]))
-        accepted = all(bucket.is_multiple_of(trainer.step) for bucket in bucket_set)
+        accepted = all(bucket.is_multiple_of(programs.step) for bucket in bucket_set)
         if accepted and bucket_set.buckets != rule.bucket_set.buckets and 0.8 < other / area < 1.25:
             proposed = _fixed(rule, bucket_set, rule.switching)
             why = f"Preset {name} has {len(bucket_set)} buckets instead of {len(rule.bucket_set)}"
@@ -406,7 +408,8 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     before = _summary_of(analysis, kept, subject.rule) if few else analysis.summary
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
     found: list[Recommendation] = []
-    for change in changes(subject.rule, subject.trainer, images.sizes[kept], before.enlarged):
+    programs = subject.programs or usual_trainer().programs(Asked())
+    for change in changes(subject.rule, programs, images.sizes[kept], before.enlarged):
         try:
             after = _summary_of(analysis, kept, change.rule)
         except PlanError:  # refused beside the options that the config has

@@ -19,11 +19,13 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
 from kohya_bucket.trainers.at_start import NAME, SEEN, SEEN_HEAD
+from kohya_bucket.trainers.door.registry import trainers
 
 _TIMEOUT = 120.0
 _PATH_FILE, _MODULE = "kohya_bucket.pth", f"{NAME}.py"
 _LINE = f"import {NAME}\n"
 _TEMPLATE = Path(__file__).with_name("at_start.py")
+_NONE = 'TRAINERS: "Sequence[tuple[str, str, Sequence[str]]]" = ()\n'
 _HEAD = '"""Written by `kohya-bucket activate`'
 _TRIED = f"import sys, kohya_bucket.launch; sys.exit({NAME!r} not in sys.modules)"
 _STARTS = {_PATH_FILE: f"import {NAME}", _MODULE: _HEAD, SEEN: SEEN_HEAD}
@@ -55,7 +57,7 @@ def activation(folder: Path) -> Activation:
     texts = [_text(folder / name) for name in (_PATH_FILE, _MODULE)]
     parts = (line.partition("\t") for line in _text(folder / SEEN).splitlines())
     seen = tuple(sorted({(door, checkout) for door, _, checkout in parts if checkout}))
-    return Activation(all(texts), texts == [_LINE, _text(_TEMPLATE)], seen)
+    return Activation(all(texts), texts == [_LINE, _module()], seen)
 
 
 def activate(folder: Path) -> None:
@@ -83,7 +85,7 @@ def write(folder: Path) -> None:
         KohyaBucketError: a file of that name is not ours.
     """
     _check_ours(folder)
-    replace_file(folder / _MODULE, _text(_TEMPLATE).encode())
+    replace_file(folder / _MODULE, _module().encode())
     py_compile.compile(str(folder / _MODULE), quiet=1)  # or each start would, where none may write there
     replace_file(folder / _PATH_FILE, _LINE.encode())
 
@@ -120,6 +122,13 @@ def _check_ours(folder: Path) -> None:
         is_ours = text.startswith(start) or cut_off
         if (folder / name).exists() and not (is_ours and (folder / name).is_file()):
             raise KohyaBucketError(f"{folder / name} was not written by kohya_bucket: move it away first")
+
+
+def _module() -> str:
+    """`at_start.py` with the trainers that are there now."""
+    rows = [(one.package, type(one).__module__.split(".")[-2], one.marks) for one in trainers()]
+    listed = "".join(f"    {row!r},\n" for row in rows)
+    return _text(_TEMPLATE).replace(_NONE, f"{_NONE[:-3]}(\n{listed})\n", 1)
 
 
 def _text(file: Path) -> str:

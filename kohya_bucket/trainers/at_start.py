@@ -17,14 +17,10 @@ if TYPE_CHECKING:
 NAME = "_kohya_bucket_at_start"
 """Of this module where it is active."""
 ACTIVE = __name__ == NAME and os.environ.get("KOHYA_BUCKET") != "0"
-DOORS = (
-    ("library", "kohya_bucket.trainers.anima_lora", ("../train.py", "anima/text_strategies.py", "datasets/base.py")),
-    ("library", "kohya_bucket.trainers.sdscripts", ("../train_network.py", "__init__.py")),
-    ("musubi_tuner", "kohya_bucket.trainers.musubi", ("dataset/image_video_dataset.py",)),
-    ("toolkit", "kohya_bucket.trainers.ai_toolkit", ("../run.py", "data_loader.py")),
-)
-"""(package, the door, files by which a trainer's package is told from others of that name)."""
-_PACKAGES = {package for package, _, _ in DOORS}
+TRAINERS: "Sequence[tuple[str, str, Sequence[str]]]" = ()
+"""(package, the folder in `kohya_bucket.trainers`, files by which a trainer's package is told from others of that
+name): filled in when this is written."""
+_PACKAGES = {package for package, _, _ in TRAINERS}
 SEEN = "_kohya_bucket_seen.txt"
 SEEN_HEAD = "# Trainers that were started with kohya_bucket; `kohya-bucket deactivate` takes this away.\n"
 
@@ -39,28 +35,23 @@ class AtStart:
         if not rest or package not in _PACKAGES or not path:
             return None
         folder = next(iter(path))
-        found = [
-            door
-            for named, door, marks in DOORS
-            if package == named and all(os.path.isfile(os.path.join(folder, mark)) for mark in marks)
-        ]
-        if not found:
-            return None
-        door = found[0]
-        sys.meta_path.remove(self)
-        there = sys.modules.get(f"{door}.door")
-        if there is not None and there._door.watch in sys.meta_path:
-            return None  # the launcher or the patched checkout was there first
-        self.open(door, folder)
-        import importlib.util
+        for named, trainer, marks in TRAINERS:
+            if package == named and all(os.path.isfile(os.path.join(folder, mark)) for mark in marks):
+                sys.meta_path.remove(self)
+                self.open(trainer, folder)
+                import importlib.util
 
-        return importlib.util.find_spec(name)  # by all finders: the door has one of its own now
+                return importlib.util.find_spec(name)  # by all finders: the door has one of its own now
+        return None
 
-    def open(self, door: str, folder: str) -> None:
+    def open(self, trainer: str, folder: str) -> None:
         import importlib
 
         try:
-            importlib.import_module(door).install()
+            door = importlib.import_module(f"kohya_bucket.trainers.{trainer}.trainer").TRAINER.door()
+            if door.watch in sys.meta_path:
+                return  # the launcher or the patched checkout was there first
+            door.open()
         except Exception as error:
             if getattr(error, "name", "") == "kohya_bucket":
                 file = os.path.join(os.path.dirname(__file__), "kohya_bucket.pth")
@@ -70,10 +61,10 @@ class AtStart:
             text = f"{type(error).__name__}: {error}. KOHYA_BUCKET=0 starts a training without it"
             print(f"kohya_bucket: {' '.join(text.split())}", file=sys.stderr)
             sys.exit(2)
-        self.note(door, folder)
+        self.note(trainer, folder)
 
-    def note(self, door: str, folder: str) -> None:
-        line = f"{door.rpartition('.')[2]}\t{os.path.abspath(os.path.join(folder, os.pardir))}\n"
+    def note(self, trainer: str, folder: str) -> None:
+        line = f"{trainer}\t{os.path.abspath(os.path.join(folder, os.pardir))}\n"
         try:
             with open(os.path.join(os.path.dirname(__file__), SEEN), "a+", encoding="utf-8") as seen:
                 seen.seek(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.cli import app
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.trainers.sdscripts import doctor
+from kohya_bucket.trainers.door import environment
 from kohya_bucket.trainers.sdscripts.cache_doctor import human, nbytes_of
 
 ROOT = Path(__file__).parents[2]
@@ -323,7 +324,7 @@ def test_a_checkout_that_cannot_be_imported(tmp_path, monkeypatch):
     assert "No module named 'no_such_package_anywhere'" in found["cannot-import"]["message"]
     assert "requirements.txt" in found["cannot-import"]["remedy"]
     assert facts["sd-scripts"]["starts"].startswith("with accelerate launch -m kohya_bucket.launch")
-    python = there / "venv" / ("Scripts/python.exe" if doctor.sys.platform == "win32" else "bin/python")
+    python = there / "venv" / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     python.parent.mkdir(parents=True)
     python.touch()
     found, _ = findings("--sd-scripts", there, code=1)
@@ -375,18 +376,18 @@ def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):
     fake = tmp_path / "torch"
     fake.mkdir()
     (fake / "__init__.py").touch()
-    monkeypatch.setattr(doctor, "version_of", lambda _: "2.9.0")
-    monkeypatch.setattr(doctor.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(environment, "version_of", lambda _: "2.9.0")
+    monkeypatch.setattr(environment.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
     spec = namedtuple("Spec", "origin")(str(fake / "__init__.py"))
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: spec)
     for line, cuda, count in (
         ("cuda: Optional[str] = None\n", "", 1),
         ("cuda: Optional[str] = '12.8'\n", "12.8", 0),
         ("", None, 0),
     ):
         (fake / "version.py").write_text(f"__version__ = '2.9.0'\n{line}hip = None\n", encoding="utf-8")
-        assert doctor.cuda_of_torch() == cuda
-        assert len(doctor.packages_section().findings) == count
+        assert environment.cuda_of_torch() == cuda
+        assert len(environment.packages_section().findings) == count
 
 
 def test_a_torch_whose_3d_convolutions_are_slow(monkeypatch):
@@ -394,8 +395,8 @@ def test_a_torch_whose_3d_convolutions_are_slow(monkeypatch):
         ("2.9.0", "anima", 1), ("2.9.0+cu128", "qwen-image", 1), ("2.9.1", "anima", 0), ("2.10.0", "wan", 0),
         ("2.9.0", "sdxl", 0), ("2.9.0", "", 0),
     ):  # fmt: skip
-        monkeypatch.setattr(doctor, "version_of", lambda _, version=version: version)
-        found = [one for one in doctor.packages_section(model).findings if one.code == "slow-conv3d"]
+        monkeypatch.setattr(environment, "version_of", lambda _, version=version: version)
+        found = [one for one in environment.packages_section(model).findings if one.code == "slow-conv3d"]
         assert len(found) == count
 
 

@@ -32,7 +32,7 @@ ALLOWED = {
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8', errors='replace')"): "the checkout",
     ("trainers/sdscripts/config/releases.py", "file.read_text(encoding='utf-8-sig')"): "the checkout",
     ("trainers/sdscripts/refusals.py", "file.read_text(encoding='utf-8', errors='replace')"): "the trainer that runs",
-    ("trainers/sdscripts/doctor.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"):
+    ("trainers/door/environment.py", "(Path(spec.origin).parent / 'version.py').read_text(encoding='utf-8')"):
         "torch's own",
     ("extras.py", "metadata.distribution('kohya-bucket').read_text('direct_url.json')"): "this package's own",
     ("buckets/set_files.py", "(_PRESETS / f'{name}.toml').read_text(encoding='utf-8')"): "this package's own",
@@ -76,7 +76,7 @@ def reads(call: ast.Call) -> bool:
         return False
     name, owner = call.func.attr, call.func.value
     if name == "open":  # of a path `file.open()`, of a module `module.open(file)`; of an archive a member
-        of_path = isinstance(owner, ast.Name) and not call.args and owner.id != "_door"
+        of_path = isinstance(owner, ast.Name) and not call.args and owner.id not in ("DOOR", "door")
         return of_path or (isinstance(owner, ast.Name) and owner.id in OPENERS)
     if name in ("load", "loads") and isinstance(owner, ast.Name):
         return owner.id in ("np", "torch") or (owner.id == "toml" and name == "load")

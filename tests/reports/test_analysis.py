@@ -17,7 +17,7 @@ from kohya_bucket.cli.analysis_view import print_analysis
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.output import report_as_dict
 from kohya_bucket.reports.recommend import recommend
-from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.trainers.door.subject import ImageTable, Subject
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
 RULES = [
@@ -234,7 +234,7 @@ def test_what_is_promised_without_copies_is_what_remains() -> None:
 
 
 def test_where_nothing_is_placed_a_change_costs_nothing() -> None:
-    advice = advised(KohyaBuckets(1024, no_upscale=True), [(50, 1000)], trainer=trainer_named("sdxl"))
+    advice = advised(KohyaBuckets(1024, no_upscale=True), [(50, 1000)], programs=trainer_named("sdxl"))
     assert advice["bucket_reso_steps"].gain == "images without a bucket 1 → 0"
     assert advice["bucket_reso_steps"].cost == ""
 
@@ -259,7 +259,7 @@ def test_no_step_is_proposed_that_a_trainer_refuses(arch, least) -> None:
     sizes = [(700 + 13 * i, 900) for i in range(100)]
     proposed = {}
     for steps in (64, 32, 16, 8):
-        advice = advised(KohyaBuckets(1024, 256, 2048, steps), sizes, trainer=trainer)
+        advice = advised(KohyaBuckets(1024, 256, 2048, steps), sizes, programs=trainer)
         proposed[steps] = int(advice["bucket_reso_steps"].proposed) if "bucket_reso_steps" in advice else steps
     refused = {steps for steps in proposed if steps % least}
     assert all(value % least == 0 for steps, value in proposed.items() if arch or steps not in refused)

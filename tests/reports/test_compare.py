@@ -10,7 +10,7 @@ from kohya_bucket.originals.loaders import LOADERS, run_loader
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.compare import compare_rules, conclusion, trained_on
 from kohya_bucket.reports.page import render_page
-from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.trainers.door.subject import ImageTable, Subject
 
 SIZES = np.random.default_rng(0).integers(300, 3000, (400, 2)).astype(np.int32)
 RULES = {

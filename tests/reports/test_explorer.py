@@ -20,7 +20,7 @@ from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.explorer_page import render_explorer
 from kohya_bucket.reports.page import render_page
-from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.trainers.door.subject import ImageTable, Subject
 from tests.pictures import make_pictures
 
 pytestmark = pytest.mark.slow

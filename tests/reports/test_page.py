@@ -13,7 +13,7 @@ from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.compare import trained_on
 from kohya_bucket.reports.page import render_page
 from kohya_bucket.reports.rule_data import browser_rule
-from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.trainers.door.subject import ImageTable, Subject
 
 pytestmark = pytest.mark.slow
 RULES = {

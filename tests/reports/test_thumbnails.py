@@ -10,7 +10,7 @@ from PIL import Image
 from kohya_bucket import KohyaBuckets
 from kohya_bucket.reports.analysis import analyze
 from kohya_bucket.reports.pictures import caption_beside, choose_examples, illustrate, make_thumbnails
-from kohya_bucket.reports.subject import ImageTable, Subject
+from kohya_bucket.trainers.door.subject import ImageTable, Subject
 
 
 @pytest.mark.parametrize("total", [0, 1, 7, 60, 1000])

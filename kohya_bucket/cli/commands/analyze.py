@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +25,13 @@ from kohya_bucket.cli.options import (
     refuse_beside,
 )
 from kohya_bucket.files import MADE_BY, replace_file
-from kohya_bucket.reports.trainers import AI_TOOLKIT, MUSUBI_TUNER, release_at_hand, trainer_at_hand, trainer_of
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
     from kohya_bucket.reports.analysis import Analysis
-    from kohya_bucket.reports.subject import Subject
-    from kohya_bucket.trainers.sdscripts.config import Finding
+    from kohya_bucket.trainers.door.findings import Finding
+    from kohya_bucket.trainers.door.subject import Subject
 
 
 def analyze(
@@ -99,20 +97,16 @@ def _subjects(
     context: typer.Context, path: list[str], config: Path | None, options: RuleArguments, batch_size: int | None,
     arch: str | None, reading: Reading,
 ) -> tuple[list[Subject], list[Finding]]:  # fmt: skip
-    from kohya_bucket.cli.subjects import from_config, from_folders, from_job, from_musubi_config
+    from kohya_bucket.cli.subjects import from_folders
+    from kohya_bucket.trainers.door.face import Asked
+    from kohya_bucket.trainers.door.registry import trainer_for, usual_trainer
 
     if config is not None:
         what = f"--config {config} brings its own images and rules"
         refuse_beside(context, what, (*options.fields, "recursive"), path)
-        if (whose := trainer_of(config)) == MUSUBI_TUNER:
-            return from_musubi_config(config, arch, batch_size, reading)
-        if whose == AI_TOOLKIT:
-            return from_job(config, batch_size, reading)
-    release, checkout = release_at_hand(None)
-    reading = replace(reading, trainer=trainer_at_hand(arch, checkout, config), release=release)
-    if config is None:
-        return from_folders(path, options.for_arch(context, reading.trainer.family), batch_size or 1, reading), []
-    return from_config(config, batch_size, reading)
+        return trainer_for("analyze", config).subjects(Asked(config, arch), batch_size, reading)
+    programs = usual_trainer().programs(Asked(arch=arch))
+    return from_folders(path, options.for_arch(context, programs.family), batch_size or 1, reading, programs), []
 
 
 def _write_page(

@@ -25,7 +25,6 @@ from kohya_bucket.cli.options import (
     Workers,
 )
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.reports.trainers import SD_SCRIPTS
 from kohya_bucket.texts import counted, one_line
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from kohya_bucket.originals.loaders import LoaderRun
     from kohya_bucket.reports.compare import Compared
 
+_SD_SCRIPTS = "sd-scripts"  # whose rule has a name of its own here
 _LEGEND = (
     "mean crop, 19 of 20 and worst: what is cropped off, on average, of 19 in 20 images, and at most; upscaled: images "
     "smaller than their bucket; steps, left out and repeats: of an epoch of each GPU, in another trainer's own loader, "
@@ -131,7 +131,7 @@ def comparable() -> list[str]:
 
 def _trainers() -> list[str]:
     """Each with its own loader, where that is known here."""
-    return [SD_SCRIPTS, *TRAINERS]
+    return [_SD_SCRIPTS, *TRAINERS]
 
 
 def groups() -> dict[str, list[str]]:
@@ -156,7 +156,7 @@ def compared_rule(name: str, options: RuleArguments, sizes: IntArray) -> BucketR
         width, height = options.size
         rule: BucketRule = TRAINERS[name].load()(round((width * height) ** 0.5))
         return rule
-    own = _own() | {SD_SCRIPTS: {"rule": "kohya"}}
+    own = _own() | {_SD_SCRIPTS: {"rule": "kohya"}}
     if name not in own and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
     return replace(options, **own.get(name) or {"rule": name, **named_rule(name).not_taken}).make(sizes)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, only_one
-from kohya_bucket.cli.console import plain_console, say, say_first, scan_progress
+from kohya_bucket.cli.configs import Arch, asked_trainer, only_one
+from kohya_bucket.cli.console import Terminal, plain_console, say, say_first
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import AsJson, refuse_beside
-from kohya_bucket.reports.trainers import AI_TOOLKIT, SD_SCRIPTS, release_at_hand, trainer_at_hand, trainer_of
+from kohya_bucket.cli.options import AsJson
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -41,20 +40,15 @@ def doctor(
     Exit code 0: nothing was found that stops a training; 1: something was, with kohya_bucket or without; 2: unusable
     input.
     """
+    from kohya_bucket.trainers.door.face import Asked
+
     config = only_one(config, config_option)
-    whose = trainer_of(config)
-    if config is not None and whose != SD_SCRIPTS:
-        own = ["sd_scripts", "resolution", "train_batch_size", "cache_latents", "cache_text_encoder_outputs"]
-        own += ["arch"] * (whose == AI_TOOLKIT)
-        refuse_beside(context, f"{config} is a config of {whose}, which says all of that itself", own)
-        sections = [*_other_sections(config, whose, arch, quick)]
-    else:
-        given = {
-            "resolution": resolution, "train_batch_size": train_batch_size, "cache_latents": cache_latents or None,
-            "cache_text_encoder_outputs": cache_text_encoder_outputs or None,
-        }  # fmt: skip
-        given = {key: value for key, value in given.items() if value is not None}
-        sections = [*_sections(config, sd_scripts, given, arch, quick)]
+    arguments = {
+        "resolution": resolution, "train_batch_size": train_batch_size, "cache_latents": cache_latents or None,
+        "cache_text_encoder_outputs": cache_text_encoder_outputs or None,
+    }  # fmt: skip
+    trainer = asked_trainer("doctor", context, config, ("sd_scripts", *arguments))
+    sections = [*trainer.examine(Asked(config, arch, sd_scripts, arguments), Terminal(), quick)]
     if as_json:
         typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
     else:
@@ -62,41 +56,6 @@ def doctor(
         for section in sections:
             _print(plain_console(), section)
     raise typer.Exit(1 if any(section.stops for section in sections) else 0)
-
-
-def _sections(
-    config: Path | None, sd_scripts: str | None, given: Mapping[str, object], arch: str | None, quick: bool
-) -> Iterator[Section]:
-    from kohya_bucket.trainers.sdscripts.cache_doctor import cache_section
-    from kohya_bucket.trainers.sdscripts.doctor import checkout_section, config_section, packages_section
-
-    release, checkout = release_at_hand(sd_scripts)
-    trainer = trainer_at_hand(arch, checkout, config)
-    yield packages_section(trainer.family)
-    if checkout is not None:
-        if not quick:
-            say("importing sd-scripts in a process of its own …", err=True)
-        yield checkout_section(checkout, imported=not quick)
-    if config is None:
-        return
-    section, examined = config_section(config, given, release, scan_progress, trainer=trainer, decode=not quick)
-    yield section
-    if examined is not None:
-        yield cache_section(examined)
-
-
-def _other_sections(config: Path, trainer: str, arch: str | None, quick: bool) -> Iterator[Section]:
-    from kohya_bucket.trainers.ai_toolkit.plan import job_section
-    from kohya_bucket.trainers.musubi.architectures import architecture_named
-    from kohya_bucket.trainers.musubi.plan import config_section
-    from kohya_bucket.trainers.sdscripts.doctor import packages_section
-
-    model = architecture_named(arch)
-    yield packages_section(model.full_name)
-    if trainer == AI_TOOLKIT:
-        yield job_section(config, scan_progress, decode=not quick)
-    else:
-        yield config_section(config, model, scan_progress, decode=not quick)
 
 
 def _print(console: Console, section: Section) -> None:

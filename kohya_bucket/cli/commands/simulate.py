@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.checks import path_meant
-from kohya_bucket.cli.configs import adapter_options, given_config, musubi_config, rules_of_config
+from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say
 from kohya_bucket.cli.options import (
     CLIP_SIZE,
@@ -29,12 +29,10 @@ from kohya_bucket.extras import argument
 from kohya_bucket.files import replace_file
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.inputs import open_input
-from kohya_bucket.reports.trainers import AI_TOOLKIT, MUSUBI_TUNER, release_at_hand, trainer_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from kohya_bucket.cli.clips import WayToTrain
     from kohya_bucket.reports.explain import Explanation
 
 
@@ -55,24 +53,26 @@ def simulate(
     as_json: AsJson = False,
     options: RuleArguments,
 ) -> None:
+    from kohya_bucket.cli.clips import TakenClip, clip_of, ways_to_train
     from kohya_bucket.images.headers import ORIENTATIONS
     from kohya_bucket.reports.explain import explain
+    from kohya_bucket.trainers.door.face import Asked, OneItem, Way
+    from kohya_bucket.trainers.door.options import AdapterOptions
+    from kohya_bucket.trainers.door.registry import trainer_for
 
     config, options, _ = given_config(config, options)
     if config is not None:
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
     arch, clip_options = clip_options.family()
     options = options.for_arch(context, arch)
-    clip, foreign, whose = None, "", trainer_of(config)
-    for_clips = clip_options != ClipOptions() or whose == MUSUBI_TUNER
+    foreign, trainer = "", trainer_for("simulate", config)
+    for_clips = clip_options != ClipOptions() or trainer.takes_clips
     if Path(image).is_dir() and not for_clips:
         raise KohyaBucketError(
             f"{image} is a folder, and one image is simulated: name one in it, or `kohya-bucket analyze "
             f"{argument(image)}` for all; if its images are the frames of a clip, add --arch wan or --target-frames"
         )
     if is_clip := bool(CLIP_SIZE.fullmatch(image.strip())) or is_video(image) or Path(image).is_dir():
-        from kohya_bucket.cli.clips import clip_of
-
         (file, clip), orientation = clip_of(image), 1
         size = clip.size
     else:
@@ -82,79 +82,57 @@ def simulate(
 
             foreign = not_read([image]).get(image, "")
     check_output("--preview", preview, "a picture", [file, config])
-    ways: list[tuple[WayToTrain, tuple[int, int]]]
+    item, asked = OneItem(size, orientation, file, is_clip), Asked(config, clip_options.arch)
     if is_clip or for_clips:
-        from kohya_bucket.cli.clips import ways_to_train
-
-        ways = [(way, size) for way in ways_to_train(context, config, options, clip_options, clip)]
+        ways, trained_with = ways_to_train(context, asked, options, clip_options, item, focus)
     elif config is not None:
-        ways = [((name, rule, None), its) for name, rule, its in rules_of_config(config, file, size, orientation)]
+        ways, trained_with = trainer.ways(asked, item, focus)
     else:
-        ways = [((options.title, options.make(), None), size)]
-    kept = _focus_of(focus, config, clip_options.arch, file)
-    found = [(name, explain(rule, *its, kept), taken) for (name, rule, taken), its in ways]
-    asked, obeyed = ORIENTATIONS.get(orientation, ""), whose == AI_TOOLKIT
+        ways, trained_with = [Way(options.title, options.make(), size)], AdapterOptions().with_focus(focus)
+    kept = _rectangle(trained_with.focus, focus, file)
+    taken_by = [None if way.clips is None else TakenClip(clip, way.clips, way.source_fps) for way in ways]
+    explained = [
+        (way.name, explain(way.rule, *way.size, kept), taken) for way, taken in zip(ways, taken_by, strict=True)
+    ]
+    exif, obeyed = ORIENTATIONS.get(orientation, ""), trainer.turns_images
     if as_json:
         rows = [
             {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
             | ({"clip": taken.told} if taken else {})
             | {"not_read": foreign}
-            for name, e, taken in found
+            for name, e, taken in explained
         ]
         typer.echo(json.dumps(rows, indent=2, default=lambda bucket: {"width": bucket.width, "height": bucket.height}))
     else:
-        for name, explanation, taken in found:
+        for name, explanation, taken in explained:
             more = taken.lines() if taken else []
             if config is None and not given(context, ["max_bucket_reso"]):
                 more = [*more, *_with_longer_sides(options, explanation)]
-            _print(name, explanation, asked and f"asks for: {asked}; {_EXIF[obeyed]}", foreign, more)
+            then = f"{trainer.name} turns the pixels accordingly" if obeyed else _IGNORED
+            _print(name, explanation, exif and f"asks for: {exif}; {then}", foreign, more)
     if preview is not None:
         still = None if is_clip else file  # of a clip, a grid stands for its frames
-        unturned = f", as stored, without what EXIF asks for ({asked})" if asked and not obeyed else ""
-        _draw_into(preview, still, [explanation for _, explanation, _ in found], unturned, obeyed)
-    if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in found):
+        unturned = f", as stored, without what EXIF asks for ({exif})" if exif and not obeyed else ""
+        _draw_into(preview, still, [explanation for _, explanation, _ in explained], unturned, obeyed)
+    if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in explained):
         raise typer.Exit(1)
 
 
-def _focus_of(given: str | None, config: Path | None, arch: str | None, file: Path | None) -> tuple[float, ...] | None:
-    """The rectangle that `--focus` gives, or that a file has for the image, None where there is none.
+def _rectangle(focus: str | None, given: str | None, file: Path | None) -> tuple[float, ...] | None:
+    """The rectangle that the options' focus is, or that its file has for the image; None where there is none.
 
-    Of a `config` its own counts where none is given; what training would not keep is refused.
+    `given` is what `--focus` says.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
-    from kohya_bucket.trainers.door.options import AdapterOptions
 
-    def asked(options: AdapterOptions) -> AdapterOptions:
-        return options if given is None else options.over(focus=given)
-
-    if config is None:
-        options = asked(AdapterOptions())
-    elif (whose := trainer_of(config)) == AI_TOOLKIT:
-        if given is not None:
-            raise KohyaBucketError(f"{config} is a job of ai-toolkit, which cuts in the middle: leave out --focus")
+    if focus is None:
         return None
-    elif whose == MUSUBI_TUNER:
-        from kohya_bucket.trainers.musubi.config import check_options
-
-        of_musubi = musubi_config(config, arch)
-        options = asked(adapter_options(of_musubi))
-        check_options(options)
-    else:
-        from kohya_bucket.trainers.sdscripts.config import read_config
-        from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
-
-        read = read_config(config, release=release_at_hand(None)[0], check_captions=False)
-        options = asked(adapter_options(read))
-        for dataset in read.datasets:
-            refuse_lost_focus(dataset.config, options, read.release)
-    if options.focus is None:
-        return None
-    rectangle = parsed_focus(options.focus, "--focus")
+    rectangle = parsed_focus(focus, "--focus")
     if rectangle is None and file is None and given is not None:
         raise KohyaBucketError(
             f"--focus is {given!r}, but a size has no name to look for in a file: give left,top,right,bottom"
         )
-    return rectangle or (None if file is None else focus_in(options.focus, str(file)))
+    return rectangle or (None if file is None else focus_in(focus, str(file)))
 
 
 def _with_longer_sides(options: RuleArguments, e: Explanation) -> list[tuple[str, str]]:
@@ -191,7 +169,7 @@ def _size_of(image: str) -> tuple[Path | None, tuple[int, int], int]:
     return Path(image), (width, height), int(scan.orientation[0])
 
 
-_EXIF = {False: "training ignores it and takes the pixels as stored", True: "ai-toolkit turns the pixels accordingly"}
+_IGNORED = "training ignores it and takes the pixels as stored"
 
 
 def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tuple[str, str]]) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.extras import pip_install
 from kohya_bucket.texts import counted, parse_json, read_text
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.ai_toolkit.companions import Companions, check_editing, companions_in
@@ -20,18 +19,17 @@ from kohya_bucket.trainers.door.config_source import (
     ONE_OR_MORE,
     TEXT,
     WHOLE,
+    YAML,
     ConfigSource,
     Type,
     check_range,
     check_repeats,
     near_key,
+    parse_yaml,
     read_table,
 )
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import TABLE, AdapterOptions
-
-YAML = (".yaml", ".yml")
-_MOST_PARTS = 1_000_000
 
 _OTHER = """
 alpha_mask audio_normalize audio_preserve_pitch augmentations augments bucket_tolerance
@@ -142,36 +140,6 @@ class JobConfig:
 def is_job(data: Any) -> bool:
     """Whether a file holds a job of ai-toolkit."""
     return isinstance(data, Mapping) and "job" in data and isinstance(data.get("config"), Mapping)
-
-
-def parse_yaml(text: str) -> Any:
-    """What a YAML text holds, numbers as ai-toolkit reads them. ValueError for what is not YAML, or has no end."""
-    try:
-        import yaml
-    except ModuleNotFoundError as missing:
-        raise ConfigError(f"a YAML file is read by PyYAML, which is not installed: {pip_install('yaml')}") from missing
-    try:
-        data = yaml.safe_load(text)
-        parts = _parts(data, {})
-    except Exception as error:  # a scalar that does not fit its tag raises whatever PyYAML ran into
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f"line {mark.line + 1}: "
-        raise ValueError(f"{where}{getattr(error, 'problem', None) or 'it is not YAML'}") from error
-    if parts > _MOST_PARTS:
-        raise ValueError("a part of it contains itself, or others over and over: write it out without & and *")
-    return data
-
-
-def _parts(value: Any, parts_of: dict[int, int]) -> int:
-    """How many parts a value has where each alias is written out; more than `_MOST_PARTS` if it contains itself."""
-    if not isinstance(value, (dict, list)):
-        str(value)  # ValueError for a number with more digits than Python shows
-        return 1
-    if id(value) not in parts_of:
-        parts_of[id(value)] = _MOST_PARTS + 1
-        inner = value.values() if isinstance(value, dict) else value
-        parts_of[id(value)] = 1 + sum(_parts(one, parts_of) for one in inner)
-    return parts_of[id(value)]
 
 
 def read_job(path: str | os.PathLike[str]) -> JobConfig:

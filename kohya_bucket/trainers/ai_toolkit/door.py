@@ -123,7 +123,7 @@ def _is_dataset(dataset: Any) -> bool:
     return any(base.__name__ == _DATASET and base.__module__ == _HOME for base in type(dataset).__mro__)
 
 
-_door = AiToolkitDoor()
+DOOR = AiToolkitDoor()
 
-install, uninstall, is_active = _door.open, _door.close, _door.is_active
-why_inactive, left_alone = _door.why_inactive, _door.left_alone
+install, uninstall, is_active = DOOR.open, DOOR.close, DOOR.is_active
+why_inactive, left_alone = DOOR.why_inactive, DOOR.left_alone

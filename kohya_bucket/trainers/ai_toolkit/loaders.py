@@ -16,8 +16,8 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError
 from kohya_bucket.texts import one_line, parse_json, read_text
-from kohya_bucket.trainers.ai_toolkit.config import parse_yaml
 from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.config_source import parse_yaml
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.ranks import is_first_process
 from kohya_bucket.trainers.door.sampler import PlanSampler

@@ -7,7 +7,7 @@ import locale
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,23 @@ from kohya_bucket.buckets.sizes import IntArray, as_pair
 from kohya_bucket.buckets.trainers import AIToolkitBuckets
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.extras import argument
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.images.formats import IMAGE_EXTENSIONS
+from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_video
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
 from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
-from kohya_bucket.trainers.door.findings import Findings, Section, ShowProgress, check_ignored, repaired
+from kohya_bucket.trainers.door.face import OneItem, Way
+from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.group import GpuRow, Overview, epoch_of
-from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer
-from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
+from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
+from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedDataset, PlannedItems
+from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, times_text
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
+from kohya_bucket.trainers.door.subject import Epoch, HeaderReader, Subject, some_subjects
 
 _CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
 
@@ -56,6 +61,40 @@ class JobData:
     placement: Placement
     left_out: tuple[tuple[str, str], ...]
     rows: tuple[BucketRow, ...] = ()
+
+    def shown(self, arch: str, images: bool) -> DatasetPlan:
+        """For a reader and for programs, with `images` also each image or clip."""
+        keys, placement = self.keys, self.placement
+        columns = zip(
+            self.paths, self.sizes.tolist(), placement.bucket_sizes.tolist(), placement.crop_loss, strict=True
+        )
+        rows = [
+            {"path": path, "bucket": bucket, "crop_loss": float(loss), "size": size}
+            for path, size, bucket, loss in columns
+            if images and min(bucket)
+        ]
+        entry: dict[str, Any] = {"kind": "regularization" if keys.is_reg else "images", "keys": asdict(keys)}
+        entry |= entry_of_items(self.items, self.rows, len(self.paths), self.left_out)
+        if images:
+            entry["rows"] = rows
+        turns = f", each in {len(keys.flips)} turns" if len(keys.flips) > 1 else ""
+        times = times_text([max(keys.num_repeats, 1)])
+        source = f"{keys.source}: {counted(len(self.paths), 'file')}{times}{turns}"
+        kind = "square crops" if keys.square_crop else "buckets"
+        title = f"{keys.resolution}x{keys.resolution}, {kind}, for {arch}, "
+        title += f"batch size {keys.batch_size}{', regularization' * keys.is_reg}"
+        return DatasetPlan(keys.number, title, [source], entry, (), rows)
+
+
+def plan_of(
+    job: JobConfig, gpus: Sequence[int], accumulate: int | None, images: bool, progress: Progress | None = None
+) -> Plan:
+    """The plan of a job, with `images` also of each image; `accumulate` is, where not given, what the job says."""
+    accumulate = accumulate or job.accumulate
+    seen = overview(job, gpus, accumulate, progress)
+    datasets = [data.shown(job.arch, images) for data in seen.datasets]
+    head = {"config": str(job.path), "architecture": job.arch}
+    return Plan("ai-toolkit", job.findings, head, datasets, seen.gpus, seen.options, accumulate, (), job.length)
 
 
 def rule_of(keys: JobKeys, step: int) -> BucketRule:
@@ -272,3 +311,47 @@ def job_section(path: Path, show: ShowProgress, *, decode: bool) -> Section:
         then = ", for which ai-toolkit trains another one, drawn at random"
         section.decode((path for path in files if path not in known), show, then, stops=False)
     return section
+
+
+def subjects_of(job: JobConfig, batch_size: int | None, reader: HeaderReader) -> tuple[list[Subject], list[Finding]]:
+    """Every dataset of a job that has images, and what is wrong with the job; a line says how many clips it has."""
+    path, options = job.path, required(job.options, job.findings, job.path)
+    programs = Programs(f"{job.arch} in ai-toolkit", {"ai-toolkit": job.step})
+    # Regularization images have epochs of their own.
+    subjects, placed = [], {False: list[InBuckets](), True: list[InBuckets]()}
+    for keys in job.datasets:
+        files = files_of(keys, job.findings)
+        paths = [file for file in files if not is_video(file)]
+        if len(paths) < len(files):
+            clips = counted(len(files) - len(paths), "clip")
+            reader.say(f"{keys.place}: {clips} left out; `kohya-bucket plan {argument(path)}` counts them")
+        if not paths:
+            continue
+        images = reader.decoded(reader.table(paths))
+        images = replace(
+            images, repeats=images.repeats * max(keys.num_repeats, 1) * len(keys.flips), captions=(keys.caption_ext,),
+            sizes=counted_sizes(keys, images.sizes, images.orientation, paths), upright=not keys.fast_image_size,
+            orientation=images.orientation if keys.fast_image_size else np.ones_like(images.orientation),
+        )  # fmt: skip
+        rule, batch, together = rule_of(keys, job.step), batch_size or keys.batch_size, placed[keys.is_reg]
+        sides = (keys.resolution, keys.resolution)
+        together.append(PlacedDataset(images.paths, images.repeats, rule.place(images.sizes), batch, sides))
+        name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
+        of_epoch = options.unscheduled() if keys.is_reg else options
+        how = str(path), programs, None, None, of_epoch, Epoch(together, len(together) - 1)
+        subjects.append(Subject(name, images, rule, batch, *how))
+    return some_subjects(subjects, path, "images", job.findings)
+
+
+def ways_of(job: JobConfig, item: OneItem) -> list[Way]:
+    """How each dataset of a job trains an image; `ConfigError` where none of it is left."""
+    sizes, turns = np.array([item.size], dtype=np.int32), np.array([item.orientation], dtype=np.uint8)
+    ways = []
+    for keys in job.datasets:
+        listed = listed_as(keys, item.file) if item.file else ()
+        size = as_pair(counted_sizes(keys, sizes, turns, listed)[0])
+        if min(size) < 1:
+            stored = "{}x{}".format(*item.size)
+            raise ConfigError(f"{job.path}: {keys.place}: scale = {keys.scale} leaves no pixel of {stored}")
+        ways.append(Way(f"{keys.place} (for {job.arch})", rule_of(keys, job.step), size))
+    return ways

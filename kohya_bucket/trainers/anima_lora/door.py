@@ -99,7 +99,7 @@ class AnimaLoraDoor(TrainerDoor):
         return with_plan(arguments, sampler, self.in_worker)
 
 
-_door = AnimaLoraDoor()
+DOOR = AnimaLoraDoor()
 
-install, uninstall, is_active = _door.open, _door.close, _door.is_active
-why_inactive, left_alone = _door.why_inactive, _door.left_alone
+install, uninstall, is_active = DOOR.open, DOOR.close, DOOR.is_active
+why_inactive, left_alone = DOOR.why_inactive, DOOR.left_alone

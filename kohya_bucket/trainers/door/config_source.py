@@ -17,12 +17,15 @@ from typing import Any
 
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import parse_json, parse_toml, read_regular
+from kohya_bucket.extras import pip_install
+from kohya_bucket.texts import parse_json, parse_toml, read_regular, read_text
 from kohya_bucket.trainers.door.findings import Findings
 
 TablePath = tuple[str | int, ...]
 
 _ENDINGS = (".toml", ".json")
+YAML = (".yaml", ".yml")
+_MOST_PARTS = 1_000_000
 
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\-](?:[A-Za-z0-9_.\- ]*[A-Za-z0-9_.\-])?)\s*\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"^\s*(?:\"([^\"]+)\"|'([^']+)'|([A-Za-z0-9_\-]+))\s*=")
@@ -47,6 +50,45 @@ class ConfigSource:
         """`line 7, ` or nothing where the line is not known."""
         line = self.lines.get(place)
         return f"line {line}, " if line else ""
+
+
+def content_of(path: Path) -> Any:
+    """What a TOML, JSON or YAML file holds; None where it holds none of these."""
+    try:
+        text, ending = read_text(path), path.suffix.lower()
+        return parse_yaml(text) if ending in YAML else parse_json(text) if ending == ".json" else parse_toml(text)
+    except (OSError, ValueError):
+        return None
+
+
+def parse_yaml(text: str) -> Any:
+    """What a YAML text holds, as `yaml.safe_load` reads it. ValueError for what is not YAML, or has no end."""
+    try:
+        import yaml
+    except ModuleNotFoundError as missing:
+        raise ConfigError(f"a YAML file is read by PyYAML, which is not installed: {pip_install('yaml')}") from missing
+    try:
+        data = yaml.safe_load(text)
+        parts = _parts(data, {})
+    except Exception as error:  # a scalar that does not fit its tag raises whatever PyYAML ran into
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f"line {mark.line + 1}: "
+        raise ValueError(f"{where}{getattr(error, 'problem', None) or 'it is not YAML'}") from error
+    if parts > _MOST_PARTS:
+        raise ValueError("a part of it contains itself, or others over and over: write it out without & and *")
+    return data
+
+
+def _parts(value: Any, parts_of: dict[int, int]) -> int:
+    """How many parts a value has where each alias is written out; more than `_MOST_PARTS` if it contains itself."""
+    if not isinstance(value, (dict, list)):
+        str(value)  # ValueError for a number with more digits than Python shows
+        return 1
+    if id(value) not in parts_of:
+        parts_of[id(value)] = _MOST_PARTS + 1
+        inner = value.values() if isinstance(value, dict) else value
+        parts_of[id(value)] = 1 + sum(_parts(one, parts_of) for one in inner)
+    return parts_of[id(value)]
 
 
 def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
@@ -247,6 +289,24 @@ MOST_REPEATS = 100_000  # 20 images three million times took more than a minute 
 MOST_STRANGE = 100
 """Unknown keys for which a known one is looked up that was meant: each takes a millisecond."""
 SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
+
+
+def parse_resolution(text: Any, name: str = "resolution") -> tuple[int, int]:
+    """`512`, `512,768` or `512x768` as (width, height).
+
+    `name` is the option's, for messages.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    parts = re.split("[,x×*]", str(text).lower())
+    try:
+        sides = [int(part) for part in parts]
+    except ValueError:
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise ConfigError(f"{name} is {text!r}, but must be a size like 512 or a width and height like 512,768")
+    return sides[0], sides[-1]
 
 
 def check_range(name: str, value: Any, allowed: Type, place: str, findings: Findings) -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kohya_bucket.extras import argument
 from kohya_bucket.images.formats import what_to_do
@@ -21,6 +21,16 @@ from kohya_bucket.texts import counted, some
 
 ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 """Makes a progress function for a title."""
+
+
+class Teller(Protocol):
+    """Where a method that takes long says how far it is."""
+
+    def progress(self, title: str) -> AbstractContextManager[Progress | None]:
+        """A progress function while something of this title goes on; None where nobody looks."""
+
+    def say(self, line: str) -> None:
+        """Print a line beside the output."""
 
 
 class Severity(enum.Enum):
@@ -133,6 +143,11 @@ class Findings:
 
     def of(self, severity: Severity) -> list[Finding]:
         return [f for f in self if f.severity is severity]
+
+    @property
+    def serious(self) -> list[Finding]:
+        """Those that are more than notes."""
+        return [finding for finding in self if finding.severity is not Severity.NOTE]
 
 
 def _rest(found: list[Finding]) -> Finding:

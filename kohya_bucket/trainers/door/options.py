@@ -148,9 +148,11 @@ class AdapterOptions(RuleOptions, EpochOptions):
         policies = zip(("remainder", "small_buckets"), self.policies, strict=False)
         return {name: policy for name, policy in policies if policy.moves_images}
 
-    def over(self, **given: Any) -> AdapterOptions:
-        """These options under those that are given. Raises `ConfigError` where these exclude others."""
-        options = replace(self, **given)
+    def with_focus(self, focus: str | None) -> AdapterOptions:
+        """The same with another focus, where one is given. Raises `ConfigError` where others exclude it."""
+        if focus is None:
+            return self
+        options = replace(self, focus=focus)
         for conflict in _conflicts(options):
             raise ConfigError(f"[{TABLE}] {conflict}")
         return options
@@ -208,10 +210,11 @@ def _read_option(key: str, value: Any) -> Any:
     return read_value(known[key], f"[{TABLE}] {key}", value, ConfigError)
 
 
-def required(options: AdapterOptions | None, findings: Findings) -> AdapterOptions:
-    """The options; `ConfigError` with all mistakes in them where there are none."""
+def required(options: AdapterOptions | None, findings: Findings, config: Path | None = None) -> AdapterOptions:
+    """The options of a config; `ConfigError` with all mistakes in them where there are none."""
     if options is None:
-        raise ConfigError("; ".join(finding.text for finding in findings if finding.code == _CODE))
+        mistakes = "; ".join(finding.text for finding in findings if finding.code == _CODE)
+        raise ConfigError(f"{config}: {mistakes}" if config else mistakes)
     return options
 
 

@@ -105,7 +105,7 @@ def _first(examples: list[Any]) -> Any:
     return examples[0]
 
 
-_door = MusubiDoor()
+DOOR = MusubiDoor()
 
-install, uninstall, is_active = _door.open, _door.close, _door.is_active
-why_inactive, left_alone = _door.why_inactive, _door.left_alone
+install, uninstall, is_active = DOOR.open, DOOR.close, DOOR.is_active
+why_inactive, left_alone = DOOR.why_inactive, DOOR.left_alone

@@ -148,6 +148,14 @@ class ClipKeys(CommonKeys):
         return np.where(fps > 0, fps, model.target_fps)
 
 
+def dataset_of(arguments: Mapping[str, Any], of_clips: bool) -> CommonKeys:
+    """A dataset in buckets, of the keys that are not None; without `target_frames` it trains all frames."""
+    given = {"enable_bucket": True, **{name: value for name, value in arguments.items() if value is not None}}
+    if not of_clips:
+        return ImageKeys(**given)
+    return ClipKeys(**given if "target_frames" in given else given | {"frame_extraction": "full"})
+
+
 def _types(of: type[CommonKeys], *, general: bool = False) -> dict[str, Type]:
     return {f.name: f.metadata["type"] for f in fields(of) if f.metadata["general"] or not general}
 

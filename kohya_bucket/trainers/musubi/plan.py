@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,14 +23,25 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress, check_turned, repaired
+from kohya_bucket.trainers.door.findings import (
+    Finding,
+    Findings,
+    Section,
+    Severity,
+    ShowProgress,
+    check_turned,
+    repaired,
+)
 from kohya_bucket.trainers.door.group import Overview, epoch_of
-from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
+from kohya_bucket.trainers.door.options import AdapterOptions, required
+from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlannedItems
 from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
+from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, mode_text, times_text
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
+from kohya_bucket.trainers.door.subject import Epoch, HeaderReader, Subject, some_subjects
 from kohya_bucket.trainers.musubi.architectures import Family
-from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow, read_config
+from kohya_bucket.trainers.musubi.config import MusubiConfig, buckets_follow
 from kohya_bucket.trainers.musubi.controls import Sizes, sizes_in_batch
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE, OWN_SIZES, ClipKeys, CommonKeys
 from kohya_bucket.trainers.musubi.listing import list_items
@@ -68,6 +80,87 @@ class PlacedData:
     def focus_cuts(self) -> FocusCuts | None:
         """How many of the images' or clips' rectangles are cut; None where no focus is set."""
         return None if self.focus is None else FocusCuts.from_placement(self.picture, self.focus)
+
+    def shown(self, number: int, model: Family, images: bool) -> DatasetPlan:
+        """For a reader and for programs, with `images` also each image or clip."""
+        keys, what = self.keys, self.keys.what
+        width, height = keys.resolution
+        rows = self._file_rows() if images else []
+        entry: dict[str, Any] = {"kind": f"{what}s", "keys": asdict(keys)}
+        entry |= entry_of_items(self.items, self.rows, len(self.paths), self.left_out)
+        cuts = self.focus_cuts
+        if cuts is not None:
+            entry["focus"] = [cuts._asdict()]
+        if self.clips is not None and self.scan is not None:
+            entry |= {
+                "frames": int(self.clips.frames.sum()),
+                "frames_kept": int(self.clips.kept.sum()),
+                "seconds": float(np.nansum(self.scan.seconds)),
+                "seconds_lost": seconds_lost(self),
+            }
+        if images:
+            entry["rows"] = rows
+        mode = mode_text(*keys.mode(model))
+        title = f"{what}s, {width}x{height}, {mode}, for {model.title}, batch size {keys.batch_size}"
+        source = f"{keys.directory or keys.jsonl_file}: {counted(len(self.paths), what)}"
+        above = [source + times_text([keys.num_repeats]), *self._clip_lines(entry)]
+        return DatasetPlan(number, title, above, entry, [] if cuts is None else [str(cuts)], rows)
+
+    def _clip_lines(self, entry: Mapping[str, Any]) -> list[str]:
+        keys = self.keys
+        if not isinstance(keys, ClipKeys) or self.clips is None:
+            return []
+        lengths = ", ".join(map(str, sorted(set(keys.target_frames))))
+        lengths = "" if keys.frame_extraction == "full" else f" of {lengths}"
+        rate = (
+            "" if keys.source_fps is None else f", {keys.source_fps:g} frames per second taken down to the model's rate"
+        )
+        total, kept = entry["frames"], entry["frames_kept"]
+        seconds = f" ({entry['seconds_lost']:,.1f} s)" if entry["seconds"] else ""
+        return [
+            f"frame_extraction {keys.frame_extraction}{lengths}{rate}",
+            f"{counted(len(self.clips.spans), 'item')} with {kept:,} of {total:,} frames; "
+            f"{total - kept:,} in none{seconds}",
+        ]
+
+    def _file_rows(self) -> list[Mapping[str, Any]]:
+        """One for each clip or image that can be read: where it goes, and for a clip what is kept of it."""
+        rows: list[Mapping[str, Any]] = []
+        for i, path in enumerate(self.paths):
+            bucket = self.picture.bucket_sizes[i].tolist()
+            if not min(bucket):
+                continue
+            row: dict[str, Any] = {"path": path, "bucket": bucket, "crop_loss": float(self.picture.crop_loss[i])}
+            if self.clips is not None and self.scan is not None:
+                seconds, frames = float(self.scan.seconds[i]), int(self.clips.frames[i])
+                kept = int(self.clips.kept[i])
+                row |= {
+                    "size": self.scan.sizes[i].tolist(),
+                    "frames_in_file": int(self.scan.frames[i]),
+                    "counted": bool(self.scan.counted[i]),
+                    "fps": float(self.scan.fps[i]) or None,
+                    "frames": frames,
+                    "kept": kept,
+                    "dropped": frames - kept,
+                    "seconds_lost": None if np.isnan(seconds) else seconds * (1 - kept / max(frames, 1)),
+                    "items": self.clips.spans.length[self.clips.spans.clip == i].tolist(),
+                }
+            rows.append(row)
+        return rows
+
+
+def plan_of(
+    read: MusubiConfig, gpus: Sequence[int], accumulate: int, images: bool, progress: Progress | None = None
+) -> Plan:
+    """The plan of a config, with `images` also of each image or clip; what is not trained is among the findings."""
+    if not read.model.name:
+        message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
+        read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
+    seen = overview(read, read.options, gpus, accumulate, progress=progress)
+    datasets = [data.shown(read.places.index(data.place) + 1, read.model, images) for data in seen.datasets]
+    unplanned = sorted({*range(1, len(read.places) + 1)} - {data.number for data in datasets})
+    head = {"config": str(read.path), "architecture": read.model.name or None}
+    return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options, accumulate, unplanned)
 
 
 def _place(
@@ -256,17 +349,13 @@ def overview(
     return Overview(options, tuple(datasets), rows)
 
 
-def config_section(path: Path, model: Family, show: ShowProgress, *, decode: bool) -> Section:
+def config_section(read: MusubiConfig, show: ShowProgress, *, decode: bool) -> Section:
     """What `kohya-bucket doctor` says of a config: its mistakes, and the images and clips that will fail.
 
     With `decode`, all images are decoded, and all clips to the end; else their headers and containers are read only.
-
-    Raises:
-        KohyaBucketError: the config cannot be read at all.
     """
-    read = read_config(path, model)
-    advice = "" if model.name else "; name it for advice that fits: --arch wan"
-    section = Section(f"config {path}, of musubi-tuner", [("checked for", model.title + advice)], read.findings)
+    checked_for = read.model.title + ("" if read.model.name else "; name it for advice that fits: --arch wan")
+    section = Section(f"config {read.path}, of musubi-tuner", [("checked for", checked_for)], read.findings)
     try:
         with show("reading images and clips") as progress:
             seen = overview(read, read.options, decode=decode, progress=progress)
@@ -292,3 +381,35 @@ def config_section(path: Path, model: Family, show: ShowProgress, *, decode: boo
         if clips:
             section.facts.append(("decoded clips", f"{clips:,}"))
     return section
+
+
+def subjects_of(
+    read: MusubiConfig, programs: Programs, batch_size: int | None, reader: HeaderReader
+) -> tuple[list[Subject], list[Finding]]:
+    """Every dataset of a config that has images or clips, and what is wrong with the config."""
+    model, options = read.model, required(read.options, read.findings, read.path)
+    subjects, placed = [], list[InBuckets]()
+    for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
+        paths, controls = list_items(keys, place, read.findings, model)
+        if not paths:
+            continue
+        name = f"{read.path.stem}, dataset {number}" if len(read.datasets) > 1 else read.path.stem
+        batch = batch_size or keys.batch_size
+        rule, facts, epoch = keys.picture_rule(model), None, None
+        if isinstance(keys, ClipKeys):
+            facts, images = reader.clips(paths)
+            clips = place_clips(keys, place, paths, facts.scan, model, Findings())
+            facts = replace(facts, placement=clips.clips)
+            placed.append(replace(clips.items, batch_size=batch))
+        else:
+            images = reader.decoded(reader.table(paths))
+            check_turned(images.paths, images.orientation.tolist(), "musubi-tuner", place, read.findings)
+            beside = sizes_in_batch(keys, controls, model)
+            items = partial(image_items, replace(keys, batch_size=batch), images.paths, beside)
+            epoch = Epoch(placed, len(placed), items=items)
+            placed.append(items(rule.place(images.sizes)))
+        endings = images.captions if keys.caption_extension is None else (keys.caption_extension,)
+        images = replace(images, repeats=images.repeats * keys.times, captions=endings)
+        how = str(read.path), programs, facts, focus_of(options, images.paths), options, epoch
+        subjects.append(Subject(name, images, rule, batch, *how))
+    return some_subjects(subjects, read.path, "images or clips", read.findings)

@@ -21,10 +21,10 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, common_root, relative_source
 from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.environment import version_of
 from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.config import Config
-from kohya_bucket.trainers.sdscripts.doctor import version_of
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.check import find_npz
 from kohya_bucket.trainers.sdscripts.npz.names import paths_of_run, why_too_long

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import platform
-import re
-import shutil
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kohya_bucket.buckets.families import NAME_THE_MODEL
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.extras import EXTRAS, argument, pip_install, where_this_came_from
+from kohya_bucket.extras import argument, where_this_came_from
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.activation import activation, site_packages
 from kohya_bucket.trainers.door.findings import Section, ShowProgress, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.checkout import describe_folder, find_checkout, has_patch, try_checkout
 from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
-from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER
 from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadable, overview
 
 
 def config_section(
-    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, trainer: Trainer = ANY_TRAINER,
+    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, trainer: Programs = ANY_TRAINER,
     decode: bool = True,
 ) -> tuple[Section, Config | None]:  # fmt: skip
     """Read the config as the trainer does, and look at every image that it names.
@@ -192,70 +188,3 @@ def _remedy(root: Path) -> str:
                 )
     needed = f"pip install -r requirements.txt in {root}"
     return f"run doctor in the environment that you train in, or install here what it needs ({needed})"
-
-
-_OF_FRAMES = ("anima", "qwen", "wan", "hunyuan_video", "framepack", "kandinsky", "krea")  # how their names begin
-
-
-def packages_section(model: str = "") -> Section:
-    """This Python, this package's version, and the packages of each of its extras.
-
-    `model` is what is cached, as far as it is known: some have VAEs that a version of PyTorch makes slow.
-    """
-    section = Section("this environment", [
-        ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
-        ("Python", f"{platform.python_version()} ({sys.executable})"),
-        ("system", platform.platform()),
-        *((name, version_of(name) or "not installed") for name in ("numpy", "pillow")),
-    ])  # fmt: skip
-    for extra, (names, purpose) in EXTRAS.items():
-        found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
-        here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-        missing = ", ".join(name for name, version in found.items() if not version)
-        lack = f"no {missing} (for {purpose}: {pip_install(extra)})" if missing else ""
-        section.facts.append((extra, "; ".join(filter(None, [here, lack]))))
-    if version_of("torch"):
-        _check_cuda(section)
-    if version_of("torch").partition("+")[0] == "2.9.0" and model.replace("-", "_").startswith(_OF_FRAMES):
-        section.findings.warning(
-            "slow-conv3d", "",
-            f"torch 2.9.0 computes 3D convolutions in bfloat16 four times slower, and with up to 17 times the memory: "
-            f"the VAE of {model} is made of them (pytorch #166122, #166643)",
-            "torch 2.9.1 with cuDNN 9.15, or 2.10",
-        )  # fmt: skip
-    return section
-
-
-def version_of(name: str) -> str:
-    """The installed version of a distribution, "" if there is none."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-
-
-def cuda_of_torch() -> str | None:
-    """The CUDA version that the installed torch is built for; "" for none, None if it does not say.
-
-    Read from its files: importing torch takes seconds.
-    """
-    spec = importlib.util.find_spec("torch")
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8") if spec and spec.origin else ""
-    except OSError:
-        return None
-    match = re.search(r"^cuda\b[^=]*=\s*(?:None|'([^']*)')", text, re.MULTILINE)
-    return (match[1] or "") if match else None
-
-
-def _check_cuda(section: Section) -> None:
-    cuda = cuda_of_torch()
-    if cuda:
-        section.facts.append(("CUDA", f"torch is built for {cuda}"))
-    elif cuda == "" and shutil.which("nvidia-smi"):
-        section.findings.warning(
-            "torch-without-cuda", "",
-            f"an NVIDIA driver is installed, but torch {version_of('torch')} is built without CUDA, so that all would "
-            "run on the processor",
-            "install torch for your CUDA version as pytorch.org/get-started says",
-        )  # fmt: skip

@@ -94,12 +94,12 @@ def install(*, quiet: bool = False, at_once: bool = False) -> None:
     Raises:
         SeamError: sd-scripts is imported already and is not a version this adapter knows.
     """
-    _door.open(quiet=quiet, at_once=at_once)
-    if _door.refusal:
-        raise SeamError(f"{_door.refusal}. Update kohya-bucket, or train without it")
+    DOOR.open(quiet=quiet, at_once=at_once)
+    if DOOR.refusal:
+        raise SeamError(f"{DOOR.refusal}. Update kohya-bucket, or train without it")
 
 
-_door = SdScriptsDoor()
+DOOR = SdScriptsDoor()
 
-uninstall, is_active, why_inactive = _door.close, _door.is_active, _door.why_inactive
-left_alone = _door.left_alone
+uninstall, is_active, why_inactive = DOOR.close, DOOR.is_active, DOOR.why_inactive
+left_alone = DOOR.left_alone

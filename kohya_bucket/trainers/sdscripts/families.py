@@ -7,15 +7,14 @@ encoders they call (scaling), and the calls of `verify_bucket_reso_steps` in its
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kohya_bucket.buckets.families import family_named
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.latents.families import MODEL_FAMILIES, ModelFamily
 from kohya_bucket.latents.space import LatentSpace
+from kohya_bucket.trainers.door.programs import Programs
 
 NEEDED = "kohya_bucket needs sd-scripts 0.10.1 or newer"
 
@@ -120,56 +119,18 @@ ARCHITECTURES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """What advice has to hold for: one trainer of sd-scripts, those of one family, or all.
-
-    Attributes:
-        title: what messages call it; "" where no trainer is named.
-        steps: {file: what `bucket_reso_steps` must be a multiple of}.
-        family: the name of theirs; "" for all.
-    """
-
-    title: str
-    steps: Mapping[str, int]
-    family: str = ""
-
-    @property
-    def step(self) -> int:
-        """The least step that all of them accept."""
-        return math.lcm(*self.steps.values())
-
-    def refusing(self, step: int) -> dict[str, int]:
-        """Those that stop at this `bucket_reso_steps`, with what they demand."""
-        return {file: least for file, least in self.steps.items() if step % least}
-
-    def longest(self, resolution: tuple[int, int], step: int) -> int:
-        """The usual `max_bucket_reso` at a resolution: where it is lower, ordinary aspects lose pixels."""
-        usual = family_named(self.family).max_size if self.family else 0
-        longest = max(usual, 2 * math.isqrt(resolution[0] * resolution[1]), *resolution)
-        return -(-longest // step) * step
-
-    def as_in(self, steps: Mapping[str, int]) -> Trainer:
-        """The same with the steps that a checkout's trainers have; files that it lacks do not count."""
-        there = {file: steps[file] for file in self.steps if file in steps}
-        return replace(self, steps=there) if there else self
+ANY_TRAINER = Programs("", {file: step for a in ARCHITECTURES.values() for file, step in a.trainers})
 
 
-ANY_TRAINER = Trainer("", {file: step for a in ARCHITECTURES.values() for file, step in a.trainers})
-
-
-NAME_THE_MODEL = f"name your model, for advice that fits it: --arch {', '.join(ARCHITECTURES)}"
-
-
-def trainer_named(word: str) -> Trainer:
+def trainer_named(word: str) -> Programs:
     """The trainers that a family's name (`sdxl`, `SD 1.5`) or a trainer's file (`flux_train.py`) stands for. Raises
     `ConfigError` with the nearest name where there is none."""
-    known: dict[str, Trainer] = {}
+    known: dict[str, Programs] = {}
     for arch in ARCHITECTURES.values():
         for name in (arch.name, arch.title):
-            known[_plain(name)] = Trainer(f"{arch.title} trainers", dict(arch.trainers), arch.name)
+            known[_plain(name)] = Programs(f"{arch.title} trainers", dict(arch.trainers), arch.name)
         for file, step in arch.trainers:
-            known[_plain(file)] = Trainer(file, {file: step}, arch.name)
+            known[_plain(file)] = Programs(file, {file: step}, arch.name)
     found = known.get(_plain(word.replace("\\", "/").rpartition("/")[2]))
     if found is None:
         near = difflib.get_close_matches(_plain(word), known, n=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
+from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned, repaired
@@ -26,11 +27,14 @@ from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
 from kohya_bucket.trainers.door.placing import place_all, refuse_unmatched
+from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, mode_text, times_text
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config import Config, ReadDataset
 from kohya_bucket.trainers.sdscripts.config.check import buckets_follow
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
-from kohya_bucket.trainers.sdscripts.families import Trainer
+from kohya_bucket.trainers.sdscripts.config.run_file import RunLength
+from kohya_bucket.trainers.sdscripts.wording import rule_text
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,86 @@ class DatasetOverview:
                     rows.append(dict(zip(columns, values, strict=True)))
         return rows
 
+    def shown(self, options: AdapterOptions, images: bool) -> DatasetPlan:
+        """For a reader and for programs, with `images` also each image."""
+        config, placed = self.read.config, self.images
+        width, height = config.resolution or (0, 0)
+        kind = config.kind.name.lower()
+        resolution = f"{width}x{height}" if options.resolutions is None else _resolutions(options)
+        rule = rule_text(placed, options, enable_bucket=config.enable_bucket)
+        held_back = 0 if self.read.validation is None else len(self.read.validation)
+        below = [] if self.read.validation is None else [f"held back for validation: {held_back:,}"]
+        at = [f"{w}x{h}, " for w, h in options.resolutions or ()] or [""]
+        below += [f"{where}{cuts}" for where, cuts in zip(at, self.focus_cuts, strict=False)]
+        rows = self.image_rows() if images else []
+        entry = {
+            "kind": kind,
+            "resolution": config.resolution,
+            "batch_size": config.batch_size,
+            "enable_bucket": config.enable_bucket,
+            "bucket_no_upscale": config.bucket_no_upscale,
+            "images": len(placed.keys),
+            "samples": sum(row.samples for row in self.rows),
+            "batches": sum(row.batches for row in self.rows),
+            "validation_images": held_back,
+            "rotated_by_exif": len(self.turned),
+            "focus": [cuts._asdict() for cuts in self.focus_cuts],
+            "buckets": [
+                {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
+                | {"enlarged": enlarged, "largest_enlargement": most}
+                for row, (enlarged, most) in zip(self.rows, self.enlarged_per_bucket(), strict=True)
+            ],
+            # those that no bucket takes, and those that `skip_image_resolution` leaves out
+            "not_trained": [
+                {"image": key, "reason": why, "mend": mend}
+                for (key, why), mend in zip(self.left_out, self.mends, strict=True)
+            ]
+            + [{"image": key, "reason": why, "mend": {}} for key, why in self.read.images.skipped],
+        }
+        if images:
+            entry["image_rows"] = rows
+        mode = mode_text(config.enable_bucket, config.bucket_no_upscale)
+        title = f"{kind.replace('_', '-')}, {resolution}, {mode}, batch size {config.batch_size}"
+        return DatasetPlan(config.number, title, [rule, *self._subset_lines()], entry, below, rows)
+
+    def _subset_lines(self) -> list[str]:
+        lines, images = [], self.read.images
+        for subset in self.read.config.subsets:
+            mine = images.subset == subset.number
+            times = times_text(np.unique(images.repeats[mine]).tolist())
+            source = subset.image_dir if subset.metadata_file is None else subset.metadata_file
+            count = counted(int(np.count_nonzero(mine)), "image")
+            lines.append(f"{source}: {count}{times}{', regularization' * subset.is_reg}")
+        return lines
+
+
+def _resolutions(options: AdapterOptions) -> str:
+    weights = options.resolution_weights or ("",) * len(options.resolutions or ())
+    sizes = [
+        f"{w}x{h}" + (f" ({n})" if n else "") for (w, h), n in zip(options.resolutions or (), weights, strict=True)
+    ]
+    return f"{', '.join(sizes)} ({RESOLUTION_MODES[options.resolution_mode].text})"
+
+
+def plan_of(
+    read: Config, gpus: Sequence[int] | None, accumulate: int | None, images: bool, hint: str,
+    progress: Progress | None = None,
+) -> Plan:  # fmt: skip
+    """The plan of a config, with `images` also of each image.
+
+    `gpus` and `accumulate` are, where not given, what the file says.
+    """
+    length = read.length or RunLength()
+    accumulate = accumulate or length.batches
+    seen = overview(read, read.options, [length.processes] if gpus is None else gpus, accumulate, progress)
+    datasets = [dataset.shown(seen.options, images) for dataset in seen.datasets]
+    unplanned = {dataset.config.number for dataset in read.datasets} - {dataset.number for dataset in datasets}
+    head = {"config": str(read.path) if read.path else None}
+    return Plan(
+        "sd-scripts", read.findings, head, datasets, seen.gpus, seen.options, accumulate, sorted(unplanned),
+        read.length, any(dataset.left_out for dataset in seen.datasets), hint,
+    )  # fmt: skip
+
 
 def overview(
     config: Config, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
@@ -135,7 +219,7 @@ def overview(
 
 
 def _place(
-    dataset: ReadDataset, options: AdapterOptions, progress: Progress | None, findings: Findings, trainer: Trainer
+    dataset: ReadDataset, options: AdapterOptions, progress: Progress | None, findings: Findings, trainer: Programs
 ) -> DatasetOverview:
     images, keys = dataset.images, dataset.config.dataset_keys
     read = images.sizes(options.metadata_cache, progress)
@@ -154,7 +238,7 @@ def _place(
     return seen
 
 
-def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, trainer: Trainer) -> list[dict[str, Any]]:
+def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, trainer: Programs) -> list[dict[str, Any]]:
     """For each image without a bucket, a key and its value with which it has one; {} where none that is tried does.
 
     `sizes` are [N, 2] of these images; (0, 0) where unreadable. `trainer` is whose steps are tried.
@@ -177,14 +261,14 @@ def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, traine
     return found
 
 
-def _check_limits(seen: DatasetOverview, options: AdapterOptions, trainer: Trainer, findings: Findings) -> None:
+def _check_limits(seen: DatasetOverview, options: AdapterOptions, trainer: Programs, findings: Findings) -> None:
     for keys in at_resolutions(seen.read.config.dataset_keys, options):
         if options.rule == "kohya" and keys.enable_bucket:
             check_limits(keys, rule_for(keys, options), seen.sizes, seen.read.config.place, trainer, findings)
 
 
 def check_limits(
-    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, trainer: Trainer, findings: Findings
+    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, trainer: Programs, findings: Findings
 ) -> None:
     """Say what a low `max_bucket_reso` costs images of these sizes, [N, 2], at a resolution, and a high
     `min_bucket_reso`. `rule` is sd-scripts' own.

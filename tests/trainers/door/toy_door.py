@@ -1,18 +1,27 @@
-"""The toy trainer's door: what a trainer's door has to say, and nothing else."""
+"""The toy trainer: what its door and its face have to say, and nothing else; in a folder, the file `trainer.py`."""
 
 import sys
+from dataclasses import asdict
 
 import numpy as np
 
+from kohya_bucket.images.listing import list_images
 from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.config_source import load_source
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.door import TrainerDoor
-from kohya_bucket.trainers.door.group import GroupPlanner
+from kohya_bucket.trainers.door.environment import packages_section
+from kohya_bucket.trainers.door.face import Trainer
+from kohya_bucket.trainers.door.findings import Findings, Section
+from kohya_bucket.trainers.door.group import GroupPlanner, epoch_of
+from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import place_images
+from kohya_bucket.trainers.door.plan import DatasetPlan, Plan
 from kohya_bucket.trainers.door.resume import ResumeHooks
 from kohya_bucket.trainers.door.sampler import PlanSampler, arguments_over, with_plan
 from kohya_bucket.trainers.door.seams import Seam, SeamGroup
 from kohya_bucket.trainers.door.shapes import Takes, Uses
+from kohya_bucket.trainers.door.sizes import scan_sizes
 
 PACKAGE = "toys"
 MODULE = f"{PACKAGE}.trainer"
@@ -103,3 +112,38 @@ DOOR = ToyDoor()
 
 def install(*, quiet=False):
     DOOR.open(quiet=quiet, at_once=False)
+
+
+class Toys(Trainer):
+    """Its configs name a folder of images: toys = "images"."""
+
+    name, package, marks = "the toy trainer", PACKAGE, ("../train_toys.py", "trainer.py")
+    commands = ("plan", "doctor")
+
+    def door(self):
+        return DOOR
+
+    def recognises(self, config, content):
+        return isinstance(content, dict) and "toys" in content
+
+    def plan(self, asked, gpus, accumulate, images, tell):
+        source, findings = load_source(asked.file, self.name), Findings()
+        options = AdapterOptions.of_config(source, findings)
+        paths = list_images([source.data["toys"]])
+        sizes, once = scan_sizes(paths).sizes, np.ones(len(paths), np.int64)
+        placing = place_images(paths, sizes, once, 2, DatasetKeys((256, 256), True, 64, 512, 64), options)
+        left_out = [{"path": paths[i], "reason": reason, "mend": {}} for i, reason in placing.left_out]
+        if left_out:
+            findings.warning("left-out", "", f"{len(left_out)} left out", names=[row["path"] for row in left_out])
+        (counts,), rows = epoch_of([placing.trained], options, gpus or [1], accumulate or 1)
+        buckets = [asdict(row) | {"bucket": row.bucket.as_tuple()} for row in placing.trained.rows(counts)]
+        entry = {"images": len(placing.trained.keys), "buckets": buckets, "not_trained": left_out}
+        head = {"config": str(asked.file)}
+        return Plan(self.name, findings, head, [DatasetPlan(1, "toys", [], entry)], rows, options)
+
+    def examine(self, asked, tell, quick):
+        yield packages_section()
+        yield Section("toys", [], self.plan(asked, None, None, False, tell).findings)
+
+
+TRAINER = Toys()

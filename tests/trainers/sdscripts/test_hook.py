@@ -159,7 +159,7 @@ def test_the_launcher_runs_a_script_as_main(tmp_path):
     elsewhere.mkdir()
     done = launch(elsewhere, str(tmp_path / "trainer.py"))
     assert done.returncode == 0
-    names = "sd-scripts, musubi-tuner, ai-toolkit or anima_lora"
+    names = "ai-toolkit, anima_lora, musubi-tuner or sd-scripts"
     told = f"kohya_bucket: trainer.py uses no datasets of {names}, so there was nothing to do"
     assert done.stderr.strip() == told
 

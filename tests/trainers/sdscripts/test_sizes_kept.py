@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kohya_bucket.cli.configs import adapter_options
 from kohya_bucket.latents.items import EncodeOptions
+from kohya_bucket.trainers.door.options import required
 from kohya_bucket.trainers.sdscripts.config import read_config
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST
 from kohya_bucket.trainers.sdscripts.doctor import config_section
@@ -31,7 +31,7 @@ Sizes = list[list[list[int]]]  # of each dataset
 
 def by_plan(path: Path) -> Sizes:
     read = read_config(path)
-    return [dataset.sizes.tolist() for dataset in overview(read, adapter_options(read)).datasets]
+    return [dataset.sizes.tolist() for dataset in overview(read, required(read.options, read.findings)).datasets]
 
 
 def by_doctor(path: Path) -> Sizes:
@@ -44,7 +44,7 @@ def by_doctor(path: Path) -> Sizes:
 
 def by_precompute(path: Path) -> Sizes:
     read = read_config(path)
-    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, options=adapter_options(read))
+    wanted = wanted_by_config(read, EncodeOptions("x"), path.parent, options=required(read.options, read.findings))
     assert not any(part.without_bucket for part in wanted)
     numbers = sorted({part.dataset for part in wanted})
     return [[size for part in wanted if part.dataset == i for size in part.original_sizes.tolist()] for i in numbers]
@@ -65,7 +65,7 @@ def by_training(path: Path) -> Sizes:
             for key, path, size in zip(images.keys, images.paths, stated, strict=True)
         ]
         trained: Any = SimpleNamespace(image_to_subset=dict.fromkeys(images.keys, subset))
-        found = table_of(trained, infos).sizes(adapter_options(read).metadata_cache)  # type: ignore[arg-type]
+        found = table_of(trained, infos).sizes(required(read.options, read.findings).metadata_cache)  # type: ignore[arg-type]
         assert not found.unreadable
         sizes.append(found.sizes.tolist())
     return sizes

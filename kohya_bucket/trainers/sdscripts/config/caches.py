@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.captions import check_marks
 from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Trainer
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 _LATENTS, _TEXT = "cache_latents", "cache_text_encoder_outputs"
 _ANIMA = tuple(file for file, _ in ARCHITECTURES["anima"].trainers)
@@ -70,7 +71,7 @@ REFUSALS = (
 """Every pair that a trainer of sd-scripts 0.10.1 to 0.12 refuses."""
 
 
-def check_caches(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
+def check_caches(dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:
     """Name the settings at which the trainer stops because of its caches."""
     for refusal in REFUSALS:
         for place in _set_at(refusal, dataset):
@@ -89,7 +90,7 @@ def _set_at(refusal: Refusal, dataset: DatasetConfig) -> Iterable[str]:
     return [subset.place for subset in dataset.subsets if getattr(subset, refusal.setting)]
 
 
-def _refuse(refusal: Refusal, place: str, dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
+def _refuse(refusal: Refusal, place: str, dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:
     files = [file for file in trainer.steps if "_network" in file or not dataset.network_module]
     able = [file for file in files if refusal.cache == _LATENTS or file not in NO_TEXT_CACHE]
     able = [file for file in able if file in refusal.of or not refusal.of]

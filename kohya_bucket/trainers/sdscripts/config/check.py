@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kohya_bucket.buckets.families import FAMILIES
+from kohya_bucket.buckets.families import FAMILIES, NAME_THE_MODEL
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.trainers.door.config_source import (
     ANYTHING,
@@ -21,6 +21,7 @@ from kohya_bucket.trainers.door.config_source import (
 )
 from kohya_bucket.trainers.door.dataset_keys import rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.config.keys import (
     KEYS,
     DatasetConfig,
@@ -34,7 +35,7 @@ from kohya_bucket.trainers.sdscripts.config.keys import (
     required_keys,
 )
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release
-from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, NAME_THE_MODEL, Trainer, families_refusing
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, families_refusing
 
 _TABLE = "kohya_bucket"
 _TOP = ("general", "datasets", _TABLE)
@@ -196,7 +197,7 @@ def _inherited(of: type, kind: DatasetKind, *tables: Mapping[str, Any]) -> dict[
     return {name: value for name, value in given if name in names and value is not None}
 
 
-def check_values(dataset: DatasetConfig, findings: Findings, trainer: Trainer = ANY_TRAINER) -> None:
+def check_values(dataset: DatasetConfig, findings: Findings, trainer: Programs = ANY_TRAINER) -> None:
     """Check what can be checked without looking at an image."""
     if not dataset.subsets and not any(one.code == "no-repeat-folders" for one in findings):  # folders, and no config
         message = "it has no [[datasets.subsets]], so it has no images"
@@ -218,7 +219,7 @@ def buckets_follow(dataset: DatasetConfig) -> bool:
     return dataset.readable and {finding.code for finding in found.of(Severity.ERROR)} <= {"bucket-steps"}
 
 
-def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Trainer) -> None:
+def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:
     where = dataset.place
     if dataset.resolution is None:
         remedy = f"resolution = {FAMILIES.get(trainer.family, FAMILIES['sd']).resolution}"
@@ -238,7 +239,7 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Traine
         findings.note("no-buckets", where, message, "enable_bucket = true keeps the aspects")
 
 
-def _check_steps(steps: int, where: str, findings: Findings, trainer: Trainer) -> None:
+def _check_steps(steps: int, where: str, findings: Findings, trainer: Programs) -> None:
     """Whether latents, and the trainers of the model, can have sides in such steps."""
     message, refusing = f"bucket_reso_steps is {steps}", trainer.refusing(steps)
     accepted = -(-steps // trainer.step) * trainer.step

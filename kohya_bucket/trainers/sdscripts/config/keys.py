@@ -8,12 +8,10 @@ the options of `add_dataset_arguments` and `add_training_arguments`, which count
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
     FRACTION,
@@ -26,6 +24,7 @@ from kohya_bucket.trainers.door.config_source import (
     TEXT,
     WHOLE,
     Type,
+    parse_resolution,
 )  # fmt: skip
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release
@@ -248,21 +247,3 @@ def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         if out[key] is not None and not isinstance(out[key], tuple):
             out[key] = parse_resolution(out[key], key)
     return out
-
-
-def parse_resolution(text: Any, name: str = "resolution") -> tuple[int, int]:
-    """`512`, `512,768` or `512x768` as (width, height); sd-scripts has the first two.
-
-    `name` is the option's, for messages.
-
-    Raises:
-        ConfigError: anything else.
-    """
-    parts = re.split("[,x×*]", str(text).lower())
-    try:
-        sides = [int(part) for part in parts]
-    except ValueError:
-        sides = []
-    if len(sides) not in (1, 2) or min(sides) < 1:
-        raise ConfigError(f"{name} is {text!r}, but must be a size like 512 or a width and height like 512,768")
-    return sides[0], sides[-1]

@@ -17,6 +17,7 @@ from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.config.caches import check_caches
 from kohya_bucket.trainers.sdscripts.config.check import check_values, read_datasets
 from kohya_bucket.trainers.sdscripts.config.dreambooth import list_controlnet, list_dreambooth
@@ -26,7 +27,7 @@ from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, DatasetKi
 from kohya_bucket.trainers.sdscripts.config.model import DatasetTable, ReadContext
 from kohya_bucket.trainers.sdscripts.config.releases import KNOWN, NEWEST, Release
 from kohya_bucket.trainers.sdscripts.config.run_file import FOLDERS, RunLength, run_file, without_settings
-from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer, trainer_named
+from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Config:
     datasets: tuple[ReadDataset, ...]
     options: AdapterOptions | None
     findings: Findings
-    trainer: Trainer = ANY_TRAINER
+    trainer: Programs = ANY_TRAINER
     length: RunLength | None = None
     release: Release = NEWEST
 
@@ -65,7 +66,7 @@ def read_config(
     given: Mapping[str, Any] | None = None,
     *,
     release: Release = NEWEST,
-    trainer: Trainer = ANY_TRAINER,
+    trainer: Programs = ANY_TRAINER,
     check_captions: bool = True,
 ) -> Config:
     """Read a dataset config and list its images. No image is opened, and nothing is written.
@@ -137,7 +138,7 @@ def read_folders(
     *,
     in_json: str | None = None,
     release: Release = NEWEST,
-    trainer: Trainer = ANY_TRAINER,
+    trainer: Programs = ANY_TRAINER,
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
@@ -146,7 +147,7 @@ def read_folders(
 
 
 def _read(
-    source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Trainer,
+    source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Programs,
     check_captions: bool = True,
 ) -> Config:  # fmt: skip
     _check_release(release, findings)

@@ -6,7 +6,8 @@ import ntpath
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,16 +15,19 @@ import numpy.typing as npt
 from kohya_bucket.buckets import BucketRule, Placement
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.images.formats import CAPTION_EXTENSIONS
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
+from kohya_bucket.trainers.door.findings import Finding, Findings, Teller
 from kohya_bucket.trainers.door.group import epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset, first_placed
 from kohya_bucket.trainers.door.placing import each_once
-from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, Trainer
+from kohya_bucket.trainers.door.programs import Programs
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,19 @@ class ImageTable:
         return first.rfind("/", 0, same) + 1, windows
 
 
+class HeaderReader(Teller, Protocol):
+    """Reads the files of a config's datasets as the user asked for it."""
+
+    def table(self, paths: Sequence[str]) -> ImageTable:
+        """The headers of images."""
+
+    def clips(self, paths: Sequence[str]) -> tuple[ClipFacts, ImageTable]:
+        """What is known of clips, and their frames as images."""
+
+    def decoded(self, images: ImageTable) -> ImageTable:
+        """The same with what their pixels show, where they are to be decoded."""
+
+
 @dataclass(frozen=True)
 class Epoch:
     """The epoch that trains a subject's images.
@@ -251,7 +268,7 @@ class Subject:
         rule: what decides buckets.
         batch_size: images per process and step.
         source: where the rule comes from, for the reader, e.g. a config's path.
-        trainer: what settings are proposed for.
+        programs: what settings are proposed for; None: all of the usual trainer.
         clips: where the images are the frames of clips, what else is known of these.
         focus: [N, 4] what each image's crop keeps, see `buckets/focus.py`; None: all crops are in the middle.
         options: what decides the batches of an epoch, beside `batch_size`.
@@ -263,11 +280,16 @@ class Subject:
     rule: BucketRule
     batch_size: int = 1
     source: str = ""
-    trainer: Trainer = ANY_TRAINER
+    programs: Programs | None = None
     clips: ClipFacts | None = None
     focus: FloatArray | None = None
     options: AdapterOptions = field(default_factory=AdapterOptions)
     epoch: Epoch | None = None
+
+    @property
+    def model(self) -> str:
+        """What settings are proposed for, for a reader; "" for any."""
+        return self.programs.title if self.programs else ""
 
     @property
     def batches_of(self) -> str:
@@ -283,3 +305,36 @@ class Subject:
             images = PlacedDataset(self.images.paths, self.images.repeats, placement, self.batch_size)
             epoch, options = Epoch((images,)), options.unscheduled()
         return epoch.counts(placement, bool(getattr(rule, "no_upscale", False)), options)
+
+
+def some_subjects(
+    subjects: list[Subject], config: Path, what: str, findings: Findings
+) -> tuple[list[Subject], list[Finding]]:
+    """The subjects, and what is wrong with their config; `ConfigError` where no dataset has any of `what`."""
+    if not subjects:
+        reasons = "; ".join(finding.text for finding in findings.serious[:3])
+        raise ConfigError(f"{config}: no dataset with {what} in it: {reasons}")
+    return subjects, findings.serious
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What the explorer's page of a config begins with.
+
+    Attributes:
+        tables: the images of each dataset that can be trained.
+        findings: what is wrong with the config.
+        focus: what `[kohya_bucket] focus` names, and [N, 4] the rectangles of the tables' images, where there are some.
+        text: the dataset config that the page saves with what is changed; None for settings that name folders.
+        numbers: for each table the place of its dataset in `text`, from 0.
+        keys, batch_size: of the first dataset; regularization: [N] which of its images are for that.
+    """
+
+    tables: Sequence[ImageTable]
+    findings: Sequence[Finding]
+    focus: tuple[str, Sequence[FloatArray]] | None
+    text: Path | None
+    numbers: Sequence[int]
+    keys: DatasetKeys
+    batch_size: int
+    regularization: npt.NDArray[np.bool_]

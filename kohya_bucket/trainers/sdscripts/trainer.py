@@ -1,0 +1,217 @@
+"""sd-scripts as the commands see it: also the GUI's presets, its own settings, and folders without a config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.extras import argument
+from kohya_bucket.trainers.door.face import Asked, OneItem, Trainer, Way
+from kohya_bucket.trainers.door.programs import Programs
+
+if TYPE_CHECKING:
+    from kohya_bucket.trainers.door.cache_files import ConfigLatents
+    from kohya_bucket.trainers.door.door import TrainerDoor
+    from kohya_bucket.trainers.door.findings import Finding, Section, Teller
+    from kohya_bucket.trainers.door.options import AdapterOptions
+    from kohya_bucket.trainers.door.plan import Plan
+    from kohya_bucket.trainers.door.subject import Explored, HeaderReader, Subject
+    from kohya_bucket.trainers.sdscripts.config import Config, Release
+
+_VERSION = re.compile(r"v?\d+(\.\w+)*|main")
+_HARMLESS = ("missing-folder", "no-images", "cache-conflict")
+"""Codes of mistakes that decide no bucket."""
+
+
+class SdScripts(Trainer):
+    """kohya-ss/sd-scripts."""
+
+    name, package, marks = "sd-scripts", "library", ("../train_network.py", "__init__.py")
+    commands = ("plan", "analyze", "simulate", "doctor", "explore", "precompute")
+    takes_any = True
+
+    def door(self) -> TrainerDoor:
+        from kohya_bucket.trainers.sdscripts.door import DOOR
+
+        return DOOR
+
+    def starts_with(self, program: Path) -> bool:
+        from kohya_bucket.trainers.sdscripts.checkout import has_patch
+        from kohya_bucket.trainers.sdscripts.families import trainer_named
+
+        with suppress(ConfigError):
+            trainer_named(program.name)
+            return not any(has_patch(folder) for folder in program.resolve().parents[:3])
+        return False
+
+    def models(self) -> Sequence[str]:
+        from kohya_bucket.buckets.families import FAMILIES
+
+        return list(FAMILIES)
+
+    def endings(self) -> Collection[str]:
+        from kohya_bucket.trainers.sdscripts.config.files import supported_extensions
+
+        return supported_extensions()
+
+    def programs(self, asked: Asked) -> Programs:
+        return programs_at_hand(asked.arch, release_at_hand(asked.version)[1])
+
+    def plan(
+        self, asked: Asked, gpus: Sequence[int] | None, accumulate: int | None, images: bool, tell: Teller
+    ) -> Plan:
+        from kohya_bucket.trainers.sdscripts.plan import plan_of
+
+        read = _read(asked)
+        hint, config = "", asked.config
+        if config is not None and read.length is None:
+            hint = f"give it to the trainer as --dataset_config {argument(config)}, not as --config_file"
+        with tell.progress("reading image headers") as progress:
+            return plan_of(read, gpus, accumulate, images, hint, progress)
+
+    def examine(self, asked: Asked, tell: Teller, quick: bool) -> Iterator[Section]:
+        from kohya_bucket.trainers.door.environment import packages_section
+        from kohya_bucket.trainers.sdscripts.cache_doctor import cache_section
+        from kohya_bucket.trainers.sdscripts.doctor import checkout_section, config_section
+
+        release, checkout = release_at_hand(asked.version)
+        programs = programs_at_hand(asked.arch, checkout, asked.config)
+        yield packages_section(programs.family)
+        if checkout is not None:
+            if not quick:
+                tell.say("importing sd-scripts in a process of its own …")
+            yield checkout_section(checkout, imported=not quick)
+        if asked.config is None:
+            return
+        section, examined = config_section(
+            asked.config, asked.arguments, release, tell.progress, trainer=programs, decode=not quick
+        )
+        yield section
+        if examined is not None:
+            yield cache_section(examined)
+
+    def subjects(
+        self, asked: Asked, batch_size: int | None, reader: HeaderReader
+    ) -> tuple[list[Subject], list[Finding]]:
+        from kohya_bucket.trainers.sdscripts.subjects import subjects_of
+
+        return subjects_of(asked.file, _read(asked), batch_size, reader)
+
+    def ways(self, asked: Asked, item: OneItem, focus: str | None) -> tuple[list[Way], AdapterOptions]:
+        from kohya_bucket.buckets.rules.registry import named_rule
+        from kohya_bucket.trainers.door.dataset_keys import at_resolutions, rule_for
+        from kohya_bucket.trainers.door.findings import Severity
+        from kohya_bucket.trainers.door.options import required
+        from kohya_bucket.trainers.sdscripts.config.files import skipped_images
+        from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
+
+        config, read = asked.file, _read(asked, check_captions=False)
+        if wrong := [f for f in read.findings if f.severity is Severity.ERROR and f.code not in _HARMLESS]:
+            raise ConfigError(
+                f"{config}: {wrong[0].text}" + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+            )
+        options = required(read.options, read.findings, read.path)
+        if named_rule(options.rule).from_images:
+            instead = f"`kohya-bucket plan {argument(config)} --images` shows them"
+            raise ConfigError(f"{config}: rule {options.rule!r} depends on all images; {instead}")
+        ways = []
+        for number, dataset in enumerate(read.datasets, 1):
+            skipped = skipped_images([str(config)], [item.size], dataset.config.skip_image_resolution).reasons.get(0)
+            but = f", which does not train it ({skipped})" if skipped else ""
+            for keys in at_resolutions(dataset.config.dataset_keys, options):
+                width, height = keys.resolution
+                ways.append(Way(f"dataset {number} ({width}x{height}){but}", rule_for(keys, options), item.size))
+        options = options.with_focus(focus)
+        for dataset in read.datasets:
+            refuse_lost_focus(dataset.config, options, read.release)
+        return ways, options
+
+    def explored(self, asked: Asked, reader: HeaderReader) -> Explored:
+        from kohya_bucket.trainers.sdscripts.subjects import explored
+
+        return explored(asked.file, _read(asked), reader)
+
+    def latents(self, asked: Asked) -> ConfigLatents:
+        from kohya_bucket.trainers.door.findings import Severity
+        from kohya_bucket.trainers.sdscripts.wanted_latents import LatentsOfConfig
+
+        read = _read(asked)
+        if errors := read.findings.of(Severity.ERROR):
+            everything = f"`kohya-bucket plan {argument(asked.file)}` lists everything"
+            raise ConfigError(f"{asked.file}: {errors[0]}; {everything}")
+        return LatentsOfConfig(read)
+
+
+TRAINER = SdScripts()
+
+
+def _read(asked: Asked, check_captions: bool = True) -> Config:
+    """A config, or the folders that are named among the arguments."""
+    from kohya_bucket.trainers.sdscripts.config import read_config, read_folders
+
+    release, checkout = release_at_hand(asked.version)
+    programs = programs_at_hand(asked.arch, checkout, asked.config)
+    if asked.config is not None:
+        return read_config(
+            asked.config, asked.arguments, release=release, trainer=programs, check_captions=check_captions
+        )
+    given: dict[str, Any] = dict(asked.arguments)
+    images, regularization, metadata = (given.pop(name, None) for name in ("train_data_dir", "reg_data_dir", "in_json"))
+    if images is None:
+        raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
+    return read_folders(images, regularization, given, in_json=metadata, release=release, trainer=programs)
+
+
+def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
+    """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
+
+    Returns:
+        the version; the checkout, where it is one.
+    """
+    from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
+    from kohya_bucket.trainers.sdscripts.families import NEEDED, is_too_old, is_version
+
+    if given is not None and _VERSION.fullmatch(given):
+        if is_version(given) and is_too_old(given):
+            raise ConfigError(f"--sd-scripts is {given!r}: {NEEDED}")
+        return Release.of(given), None
+    checkout = checkout_named("--sd-scripts", given)
+    return (Release.in_checkout(checkout), checkout) if checkout else (NEWEST, None)
+
+
+def checkout_named(option: str, given: str | None) -> Path | None:
+    """The checkout in the folder that an option names; by default the one at hand, if there is one."""
+    from kohya_bucket.trainers.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
+
+    if not given:
+        return nearby_checkout()
+    try:
+        return find_checkout(Path(given))
+    except CheckoutError as error:
+        raise ConfigError(
+            f"{option} is {given!r}, but must be a version such as 0.11.1, or a checkout: {error}"
+        ) from error
+
+
+def programs_at_hand(arch: str | None, checkout: Path | None, config: Path | None = None) -> Programs:
+    """The programs that `--arch`, a family or a program's file, names, or all of them.
+
+    Args:
+        checkout: the sd-scripts whose programs say which steps they accept.
+        config: what is trained; where it cannot be read, it is unknown whose models `arch` names.
+    """
+    from kohya_bucket.trainers.door.config_source import load_source
+    from kohya_bucket.trainers.sdscripts.checkout import steps_in
+    from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
+
+    try:
+        programs = ANY_TRAINER if arch is None else trainer_named(arch)
+    except ConfigError:
+        if config is not None:
+            load_source(config, "sd-scripts")
+        raise
+    return programs if checkout is None else programs.as_in(steps_in(checkout))
