@@ -6,6 +6,7 @@ import ast
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -16,7 +17,7 @@ _NOT_CODE = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # di
 
 _FOREIGN = ("Accelerator", "DataLoader")  # seams of other packages
 _COUNT = "NetworkTrainer.train"  # only what it does with its initial step is relied on
-_CODE = {"sd-scripts": ("", "library"), "musubi-tuner": ("src/musubi_tuner", "dataset")}
+_CODE = {"sd-scripts": ("", "library"), "musubi-tuner": ("src/musubi_tuner", "dataset", "qwen_image")}
 # What the adapter follows or imitates without taking hold of it.
 _BESIDE = {
     "sd-scripts": {
@@ -71,8 +72,9 @@ class Sources:
 
     def __init__(self, root: Path, trainer: str = "sd-scripts") -> None:
         self._found: dict[str, list[tuple[str, ast.AST]]] = {}
-        programs, data = root / _CODE[trainer][0], root / _CODE[trainer][0] / _CODE[trainer][1]
-        for file in [*sorted(data.glob("*.py")), *sorted(programs.glob("*.py"))]:
+        programs, *packages = _CODE[trainer]
+        folders = [*(root / programs / package for package in packages), root / programs]
+        for file in chain.from_iterable(sorted(folder.glob("*.py")) for folder in folders):
             tree = ast.parse(file.read_bytes(), filename=str(file))
             for node in tree.body:
                 for name in _names_of(node):

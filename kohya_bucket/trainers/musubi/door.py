@@ -6,6 +6,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +41,8 @@ class MusubiDoor(TrainerDoor):
         from accelerate import Accelerator
 
         importlib.import_module(f"{_PACKAGE}.dataset.config_utils")
+        with suppress(ImportError):  # a version without it
+            importlib.import_module(f"{_PACKAGE}.qwen_image.qwen_image_autoencoder_kl")
         return {"Accelerator": Accelerator}
 
     def subjects(self) -> Sequence[SeamGroup]:

@@ -57,3 +57,9 @@ class Group(Protocol):
     """All datasets of the config."""
 
     datasets: list[Dataset]
+
+
+class ImageAutoencoder(Protocol):
+    """That of Qwen-Image and Krea 2, which came from one of clips."""
+
+    encoder: Any

@@ -11,18 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.latents.vae.single_frames import fold_single_frames
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.captions import refuse_broken
 from kohya_bucket.trainers.door.config_source import load_source
 from kohya_bucket.trainers.door.resume import RESUMING, WEIGHING
-from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
+from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.shapes import Behaves, Inherits, Offers, Takes, Uses
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.batches import planned_item
 from kohya_bucket.trainers.musubi.caching_seams import CACHING, clip_selector
 from kohya_bucket.trainers.musubi.config import why_not_cached_in
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, SOURCES, ClipKeys, CommonKeys
-from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group
+from kohya_bucket.trainers.musubi.objects import BatchManager, CachedItem, Dataset, Group, ImageAutoencoder
 
 
 def _group_item(seam: Replaced, self: Group, index: Any, /) -> Any:
@@ -137,10 +138,35 @@ _PLANNING = (
 )
 
 
+def _encode_pictures(seam: Replaced, self: ImageAutoencoder, pixels: Any) -> Any:
+    fold_single_frames(self.encoder)
+    return seam.original(self, pixels)
+
+
+def _one_frame(theirs: Any) -> Iterator[tuple[str, bool, bool]]:
+    """Whether a convolution makes the same of a single frame in two dimensions as in three."""
+    import torch
+
+    for kernel, padding in ((3, 1), (1, 0)):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            convolution, frame = theirs(2, 3, kernel, padding=padding), torch.rand(1, 2, 1, 5, 4)
+            before = convolution(frame)
+            same = fold_single_frames(convolution) == 1 and torch.allclose(convolution(frame), before, atol=1e-6)
+        yield f"a single frame with a kernel of {kernel}", same, True
+
+
+_ENCODER = where(
+    lambda owners: owners.has("AutoencoderKLQwenImage"),
+    Seam("QwenImageCausalConv3d", (Behaves(_one_frame),)),
+    Seam("AutoencoderKLQwenImage", (Offers(ImageAutoencoder),)),
+    Seam("AutoencoderKLQwenImage.encode_pixels_to_latents", (Takes("pixels"), Uses("encode")), _encode_pictures),
+)
+
 SUBJECTS = (
     SeamGroup("order", "epochs are musubi-tuner's own", _ORDER, orders_epochs=True),
     SeamGroup("resuming", "a run that is resumed begins its epoch again", RESUMING),
     SeamGroup("weighing", "items of a batch that is shorter than another process' count for more", WEIGHING),
     CACHING,
+    SeamGroup("encoder", "the VAE of Qwen-Image and Krea 2 encodes pictures as clips of one frame", _ENCODER),
     SeamGroup("planning", "`kohya-bucket plan` may show other buckets than those that are cached", _PLANNING),
 )
