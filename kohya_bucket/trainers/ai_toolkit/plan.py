@@ -26,7 +26,7 @@ from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_video
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
-from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys, read_job
+from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys
 from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
 from kohya_bucket.trainers.door.face import OneItem, Way
 from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
@@ -287,14 +287,11 @@ def overview(
     return Overview(options, tuple(out), rows)
 
 
-def job_section(path: Path, show: ShowProgress, *, decode: bool) -> Section:
-    """What `kohya-bucket doctor` says of a job: its mistakes, and the files that will fail.
-
-    Raises:
-        KohyaBucketError: the job cannot be read at all.
-    """
-    job = read_job(path)
-    section = Section(f"job {path}, of ai-toolkit", [("model", f"{job.arch}, in steps of {job.step}")], job.findings)
+def job_section(job: JobConfig, show: ShowProgress, *, decode: bool) -> Section:
+    """What `kohya-bucket doctor` says of a job: its mistakes, and the files that will fail."""
+    section = Section(
+        f"job {job.path}, of ai-toolkit", [("model", f"{job.arch}, in steps of {job.step}")], job.findings
+    )
     try:
         with show("reading images") as progress:
             seen = overview(job, progress=progress)

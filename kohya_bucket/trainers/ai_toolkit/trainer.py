@@ -47,11 +47,13 @@ class AiToolkit(Trainer):
             return plan_of(job, gpus or [1], accumulate, images, progress)
 
     def examine(self, asked: Asked, tell: Teller, quick: bool) -> Iterator[Section]:
+        from kohya_bucket.trainers.ai_toolkit.config import read_job
         from kohya_bucket.trainers.ai_toolkit.plan import job_section
         from kohya_bucket.trainers.door.environment import packages_section
 
-        yield packages_section()
-        yield job_section(asked.file, tell.progress, decode=not quick)
+        job = read_job(asked.file)
+        yield packages_section(job.arch)
+        yield job_section(job, tell.progress, decode=not quick)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

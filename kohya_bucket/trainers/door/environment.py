@@ -13,7 +13,7 @@ from pathlib import Path
 from kohya_bucket.extras import EXTRAS, pip_install
 from kohya_bucket.trainers.door.findings import Section
 
-_OF_FRAMES = ("anima", "qwen", "wan", "hunyuan_video", "framepack", "kandinsky", "krea")  # how their names begin
+_OF_FRAMES = ("anima", "qwen", "wan", "hunyuan_video", "framepack", "kandinsky", "krea", "ltx")  # how their names begin
 
 
 def packages_section(model: str = "") -> Section:
