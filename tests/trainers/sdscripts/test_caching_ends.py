@@ -336,12 +336,14 @@ def test_a_rank_that_stops_ends_the_waiting_of_the_others(
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", lambda: store)
-    settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
 
     def cache(then: Exception | None) -> None:
+        folder = tmp_path / ("waits" if then is None else "ends")  # else one might find what the other has encoded
+        folder.mkdir()
         strategy = Strategy()
         strategy.ends = None if then is None else (0, then)
-        cache_latents(dataset_in(tmp_path, ["a.png"]), strategy, None, ONE, load, settings)
+        settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(folder / "store"))
+        cache_latents(dataset_in(folder, ["a.png"]), strategy, None, ONE, load, settings)
 
     ended = []
 
