@@ -125,6 +125,8 @@ def test_redistribution_takes_the_next_size_by_manhattan_distance() -> None:
     sizes = [(576, 384)] * 4 + [(448, 576)] * 4 + [(640, 384)]
     placement = ExactBuckets(512, batch_size=2, underfilled="redistribute").place(sizes)
     assert placement.bucket_sizes[-1].tolist() == [576, 384]
+    last = ExactBuckets(512, batch_size=2, underfilled="redistribute").place([*sizes[:-1], (384, 640)])
+    assert last.bucket_sizes[-1].tolist() == [448, 576]
     assert (placement.resized_sizes[-1] >= (576, 384)).all()
 
 

@@ -35,7 +35,9 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
             assert set(ids[plan.step_indices(s)].tolist()) == {int(plan.bucket_of_step[s])}
 
     assert_all_is_accounted_for(plan, case)
-    assert plan.ledger().count(LedgerReason.NO_BUCKET) == asked(plan)[ids < 0].sum()
+    ledger = plan.ledger()
+    assert ledger.count(LedgerReason.NO_BUCKET) == asked(plan)[ids < 0].sum()
+    assert (ledger.bucket[ledger.reason == LedgerReason.NO_BUCKET] == -1).all()
 
     # The fast iterator is the same plan.
     for r in range(min(world, 3)):

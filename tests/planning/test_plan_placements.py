@@ -89,6 +89,7 @@ def test_moves_do_not_enlarge() -> None:
     assert moves(remainder="merge", no_upscale=True) == {("512x512", "448x448")}
     assert moves(remainder="merge", no_upscale=True, merge_max_crop=0.2) == set()  # 23% fewer pixels
     assert moves(remainder="merge", no_upscale=[False, False, True], merge_max_crop=0.2) == {("512x512", "448x448")}
+    assert moves(remainder="catch_all", base_bucket=0) == {("512x512", "448x448")}
     assert moves(remainder="catch_all", base_bucket=2) == {("448x448", "576x512"), ("512x512", "576x512")}
     assert moves(remainder="catch_all", base_bucket=2, no_upscale=True) == set()
     with pytest.raises(PlanError, match="no_upscale is set without bucket_sizes"):

@@ -88,7 +88,7 @@ def test_positions_travel_as_json_and_name_what_changed() -> None:
         "done": [[[4, -1]], [[4, True]], [[0, 1]], [[True, 1]], [["4", 1]], [[4, 1e300]], [[10**30, 1]], ["ab"],
                  [[[4]]], 5, None, [[[1, "a"], 1]], [[float("nan"), 1]], {"a": 1}, {}, ""],
         "step": [None, -1, float("nan"), "x", {}, True, 4, 5.0],
-        "fingerprint": [None, 5, {**planner.fingerprint, "images_per_bucket": 5}],
+        "fingerprint": [None, 5, "abc", ["abc"], {**planner.fingerprint, "images_per_bucket": 5}],
     }.items():  # fmt: skip
         for value in values:
             with pytest.raises(ResumeError, match=r"^the saved position (is damaged|has version)"):
