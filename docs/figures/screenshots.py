@@ -1,4 +1,4 @@
-"""Takes the pictures in docs/images of the report and the explorer: python docs/figures/screenshots.py
+"""Takes the pictures in docs/images of the report and the explorer: python docs/figures/screenshots.py [FOLDER]
 
 They show the demo images of this repository. Chromium, chromedriver and selenium must be there.
 """
@@ -58,7 +58,7 @@ def below(browser: Any, section: str) -> tuple[int, int]:
     return int(top), int(bottom)
 
 
-def main() -> None:
+def main(folder: Path = IMAGES) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         report, explorer = Path(scratch) / "report.html", Path(scratch) / "explorer.html"
         config = Path(scratch) / "demo.toml"
@@ -75,9 +75,10 @@ def main() -> None:
                 "contact-sheets": page.crop((0, top, 900, top + 480)),
                 "explorer": shoot(browser, explorer, 1240, 1900),
             }
+            parts["explorer-top"] = parts["explorer"].crop((0, 0, 1240, below(browser, "aspects")[1] + 8))
         for name, picture in parts.items():
-            picture.save(IMAGES / f"{name}.webp", quality=80, method=6)
+            picture.save(folder / f"{name}.webp", quality=80, method=6)
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))

@@ -146,6 +146,7 @@ def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(browse
 
 def test_a_focus_is_drawn_moved_resized_and_removed(browser, images, tmp_path) -> None:
     show(browser, images, tmp_path)
+    assert not browser.find_element("id", "save-focus").is_displayed()  # there is none to save yet
     look_at(browser, "a/wide.png")
     kept = "return document.querySelector('dialog .kept').style.left"
     before = browser.execute_script(kept)

@@ -49,7 +49,7 @@ class Explorer extends WithConfig {
         h("button", { type: "button", id: "clear", onclick: () => this.clear() }, "Start again")),
       this.progress, this.status, this.configNotes, this.focusNotes);
     this.results = h("div", { id: "results" }, this.key, section("aspects", "Aspects", this.chart.parts), section("buckets", "Buckets", this.bucketBody),
-      section("lost", "Not trained", this.lostBody), section("folders", "Folders", h("p", { class: "soft" }, "How often an epoch repeats the images of each; it is saved with the TOML."), this.folderBody),
+      section("lost", "Not trained", this.lostBody), section("folders", "Folders", h("p", { class: "soft" }, "How often an epoch repeats the images of each."), this.folderBody),
       section("images", "Images", this.focusBar, this.tabs, this.about_, this.gallery.root));
     const page = document.getElementById("page");
     page.classList.add("explorer");
