@@ -61,7 +61,8 @@ for image in found.not_trained:
 ```
 
 `kohya-bucket plan dataset.toml --images --json` prints the same, `found.data` in Python.
-`kohya_bucket/cli/plan.schema.json` is its JSON Schema. Keys are added within a `version`; what
+`kohya_bucket/cli/plan.schema.json` is its JSON Schema. Neither `preview` nor `plan_epoch` loads typer, rich or
+torch; `plan_epoch` needs numpy alone. Keys are added within a `version`; what
 would break a reader gets a new one.
 """,
 }

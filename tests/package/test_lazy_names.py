@@ -88,3 +88,39 @@ def test_the_core_stands_alone(name: str, most: int, others: set[str]) -> None:
     files, *loaded = done.stdout.split()
     assert int(files) <= most
     assert set(loaded) == others
+
+
+# Packages that are not there: what an embedding program leaves out of its environment.
+_ABSENT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent}:
+            raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
+sys.meta_path.insert(0, Absent())
+import kohya_bucket
+"""
+_PLAN = """
+placement = kohya_bucket.KohyaBuckets.for_arch("sdxl").place([(3000, 2000), (1080, 1920)] * 5)
+plan = kohya_bucket.plan_epoch(placement.bucket_index, 4, world_size=2)
+assert plan.ledger().missed == 0
+"""
+_PREVIEW = """
+found = kohya_bucket.preview({"datasets": [{"resolution": 512, "subsets": [{"image_dir": "configs/demo_images"}]}]})
+assert found.steps and found.buckets and not found.errors, found
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        (_PLAN, ("typer", "click", "rich", "toml", "PIL", "torch")),
+        (_PREVIEW, ("typer", "click", "rich", "torch")),
+    ],
+    ids=["plan_epoch", "preview"],
+)
+def test_an_embedding_program_needs_no_command_line(program: str, absent: tuple[str, ...]) -> None:
+    code = _ABSENT.format(absent=absent) + program
+    folder = Path(str(kohya_bucket.__file__)).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
