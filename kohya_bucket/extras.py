@@ -18,7 +18,6 @@ EXTRAS = {
     "pixels": (("simplejpeg",), "JPEG decoded in half the time"),
     "parquet": (("pyarrow",), "keeping image sizes between runs, and latents in shards"),
     "hf": (("datasets",), "Hugging Face datasets"),
-    "xformers": (("xformers",), "xformers' attention in the VAE"),
     "webdataset": (("webdataset",), "tar shards"),
     "ray": (("ray[data]",), "scans and encoding on Ray"),
     "remote": (("fsspec",), "images in object storage"),

@@ -55,8 +55,6 @@ def ways_to_train(
     about_clips = [field.name for field in fields(how) if field.name != "arch"]
     if not item.is_clip and (beside := given(context, about_clips)):
         raise ConfigError(f"{' and '.join(beside)}: for clips, and this is an image")
-    if how.target_frames is None and how.frame_extraction != "full":
-        refuse_beside(context, "without --target-frames, all frames are taken", ["frame_extraction"])
     if asked.config is not None:
         trainer = trainer_for("simulate", asked.config)
         if not trainer.takes_clips:
@@ -76,7 +74,7 @@ def ways_to_train(
     if not item.is_clip or how.source_fps is not None:
         raise ConfigError("--source-fps: name the model whose rate it is brought to, e.g. --arch wan")
     lengths, picture = how.lengths(), options.make()
-    extraction = "full" if lengths is None else how.frame_extraction
+    extraction = "full" if lengths is None else "head"
     clips = ClipBuckets(picture, lengths or (1,), extraction=extraction, max_frames=_MOST_FRAMES)
     return [Way(options.title, picture, item.size, clips)], AdapterOptions().with_focus(focus)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_type_hints
 
 import typer
 
-from kohya_bucket.buckets.choices import EXTRACTIONS, RuleOptions, described
+from kohya_bucket.buckets.choices import RuleOptions
 from kohya_bucket.buckets.families import FAMILIES, family_named, is_family
 from kohya_bucket.buckets.rules.registry import named_rule, rule_choices
 from kohya_bucket.checks import number_of_launch, one_of, path_meant
@@ -329,9 +329,6 @@ class TrainerArguments:
 CLIP_SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)\s*[xX×*,@]\s*(\d+)")
 
 
-_EXTRACTIONS = {name: choice for name, choice in EXTRACTIONS.items() if name not in ("largest", "full")}
-
-
 def _family_of_trainer(arch: str) -> str:
     """The family of a trainer's file, such as flux_train.py; anything else comes back as it is, for its message."""
     from kohya_bucket.trainers.door.face import Asked
@@ -349,7 +346,6 @@ class ClipOptions:
 
     arch: str | None = opt(None, "sdxl, sd15, flux, … set usual sizes; wan, hv, zi, … place as musubi-tuner does.")
     target_frames: str | None = opt(None, "Of a clip: 1,25,45; else all up to 129.", usual=False)
-    frame_extraction: str = opt("head", lambda: f"Of a clip: {described(_EXTRACTIONS)}.", usual=False)
     source_fps: float | None = opt(None, "Of a clip: as in musubi-tuner, with --arch.", usual=False)
 
     def family(self) -> tuple[str | None, ClipOptions]:
@@ -374,7 +370,7 @@ class ClipOptions:
     def keys(self) -> dict[str, Any]:
         """The same as keys of a dataset; None for those that are not given."""
         lengths = self.lengths()
-        extraction = None if lengths is None else self.frame_extraction
+        extraction = None if lengths is None else "head"
         return {"target_frames": lengths, "frame_extraction": extraction, "source_fps": self.source_fps}
 
 
@@ -414,10 +410,6 @@ class VaeOptions:
     arch: str = opt("", _families)
     dtype: str = opt("auto", "float32, float16 or bfloat16; auto computes as suits the device.", usual=False)
     device: str | None = opt(None, "E.g. cuda:0; by default this process' GPU.", usual=False)
-    tiling: bool = opt(False, "Encode in tiles: less memory.", "--tiling", usual=False)
-    slicing: bool = opt(False, "Encode image by image: less memory.", "--slicing", usual=False)
-    xformers: bool = opt(False, "xformers' attention.", "--xformers", usual=False)
-    compile: bool = opt(False, "Let torch.compile translate the VAE.", "--compile", usual=False)
 
     def load_options(self) -> dict[str, Any]:
         """The same as `load_vae` takes them."""
@@ -434,7 +426,6 @@ class StoreOptions:
     posterior: bool = opt(False, "Store mean and deviation, no sample.", "--posterior", usual=False)
     format: str = opt("shards", "shards, or npz: sd-scripts' own files.")
     for_: str = opt("", FOR_HELP, "--for", usual=False)
-    interpolation: str = opt("auto", "Filter of the resize; auto is sd-scripts'.", usual=False)
     collection: str = opt("", "Part of the store, to keep several models apart.", usual=False)
 
     def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
@@ -442,7 +433,6 @@ class StoreOptions:
 
         With `dtype` "auto" they are stored in bfloat16 whatever computes them, so that a store serves on all machines.
         """
-        from kohya_bucket.images.resize import choose_interpolation
         from kohya_bucket.latents.dtypes import dtype_name
         from kohya_bucket.latents.items import EncodeOptions
 
@@ -454,9 +444,8 @@ class StoreOptions:
             check_npz(kind, output)
         elif output is None:
             raise ConfigError("shards need an output folder: add --output")
-        choose_interpolation((1, 1), (1, 1), self.interpolation)
         stored = "bfloat16" if dtype == "auto" else dtype_name(dtype)
-        return EncodeOptions("", stored, kind, self.flip, self.mask, self.interpolation, self.collection)
+        return EncodeOptions("", stored, kind, self.flip, self.mask, collection=self.collection)
 
 
 @dataclass(frozen=True)

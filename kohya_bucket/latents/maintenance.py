@@ -349,9 +349,8 @@ def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int
 
 
 def prune(
-    store: LatentStore, drop: Iterable[int] = (), *, damaged: bool = False, images_root: Path | None = None,
-    dry_run: bool = False,
-) -> MaintenanceReport:  # fmt: skip
+    store: LatentStore, drop: Iterable[int] = (), *, damaged: bool = False, images_root: Path | None = None
+) -> MaintenanceReport:
     """Take out `drop` (positions), rows that newer ones replaced, and files of writers that died.
 
     Run it while nothing writes into the store.
@@ -378,10 +377,6 @@ def prune(
     old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
     own = (store.layout.own_file(name) for name in set(bad_files) - set(loose))
     old += [path for path in own if path is not None]  # store.json is written again, or stays
-    if dry_run:
-        done.freed = sum(int(store.shards[n].nbytes * (1 - len(live[n]) / max(1, rows[n]))) for n in loose)
-        done.removed = [*loose, *map(str, old)]
-        return done
     lost_root = damaged and images_root is not None
     anew = lost_root and store.layout.store_file.name in bad_files
     if anew:

@@ -137,15 +137,15 @@ def test_a_dataset_config_brings_images_repeats_and_rules(folder, tmp_path) -> N
 
 
 def test_the_text_names_empty_and_rare_buckets_and_comes_with_the_page(tmp_path) -> None:
-    for i, size in enumerate([(64, 64), (64, 64), (64, 64), (96, 64)]):
+    for i, size in enumerate([(64, 64)] * 10 + [(96, 64)]):
         Image.new("RGB", size).save(tmp_path / f"{i}.png")
     (tmp_path / "set.toml").write_text(
         bucket_set_to_toml(BucketSet.from_dims([(64, 64), (96, 64), (64, 96)])), encoding="utf-8"
     )
-    result = run(tmp_path, "-c", tmp_path / "set.toml", "--min-count", 2, "--html", tmp_path / "r.html")
+    result = run(tmp_path, "-c", tmp_path / "set.toml", "--html", tmp_path / "r.html")
     text = result.stdout
     assert (tmp_path / "r.html").stat().st_size > 10_000
-    assert "1 bucket holds fewer than 2 images: 96x64" in text
+    assert "1 bucket holds fewer than 10 images: 96x64" in text
     assert "1 bucket holds no image: 64x96" in text
     assert "Lost: 0.00% of an image" in text
     assert "1.000 to 1.500\n" in text
@@ -170,12 +170,11 @@ def test_the_terminal_report_names_the_broken_file(folder) -> None:
 
 
 def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
-    result = run(folder, "--html", tmp_path / "r.html", "--json", "--thumbnails", 5)
+    result = run(folder, "--html", tmp_path / "r.html", "--json")
     assert json.loads(result.stdout)["format"] == "kohya-bucket-analysis"
     page = (tmp_path / "r.html").read_bytes().decode("utf-8")
     assert page.startswith("<!doctype html>")
     assert "\r" not in page
-    assert page.count("data:image/") - page.count("data:image/svg") <= 5  # without the page's own mark
 
 
 @pytest.mark.long

@@ -195,12 +195,6 @@ def test_no_folder_is_made_for_a_file(folder: Path, arguments: tuple[str, ...]) 
     assert not (folder.parent / "repotrs").exists()
 
 
-@pytest.mark.parametrize("threshold", ["inf", "nan", "-1"])
-def test_a_threshold_that_json_cannot_hold(folder: Path, threshold: str) -> None:
-    result = CliRunner().invoke(app, ["analyze", str(folder), "--json", "--outlier-threshold", threshold])
-    assert isinstance(result.exception, KohyaBucketError)
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437"])
 def test_drawings_are_plain_where_the_output_cannot_show_them(
     folder: Path, encoding: str, monkeypatch: pytest.MonkeyPatch

@@ -184,8 +184,6 @@ def test_without_a_config(folder):
             ["buckets", "chart", "--rule", "novelai", "--bucket-reso-steps", "0"],
             "bucket_reso_steps is 0",
         ),
-        (["buckets", "make", "FOLDER", "--seed", "-1"], "seed is -1"),
-        (["analyze", "FOLDER", "--outlier-threshold", "nan"], "outlier_threshold is nan"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(folder, command_line, arguments, message):

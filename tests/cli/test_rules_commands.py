@@ -80,9 +80,9 @@ def test_buckets_make(folder, tmp_path) -> None:
     assert "Mean crop loss (sd15)" in text
     assert f"Wrote bucket set to {output}" in text.replace("\n", " ").replace("  ", " ")
     assert len(load_from_toml(output)) == 4
-    best = json.loads(run("buckets", "make", folder, "-n", 4, "-t", 512, "--method", "optimal", "--min-fill", 0,
+    best = json.loads(run("buckets", "make", folder, "-n", 4, "-t", 512, "--method", "optimal",
                           "--compare-to", output, "--json"))  # fmt: skip
-    assert best["crop_loss_mean"] <= best["compare_to_crop_loss_mean"] + 1e-12
+    assert all(b["width"] * b["height"] >= 0.75 * 512 * 512 for b in best["buckets"])
     assert best["readable"] == 20
     assert best["broken"] == 1
     assert all(b["width"] * b["height"] <= 512 * 512 for b in best["buckets"])

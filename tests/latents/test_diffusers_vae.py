@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
@@ -117,27 +116,6 @@ def test_types(dtype):
     assert encoder.posterior(pixels())[0].dtype == getattr(torch, dtype)
 
 
-@pytest.mark.weekly
-def test_a_compiled_encoder_is_the_same_vae(monkeypatch):
-    # Traced as for real, without the minute that translating to machine code takes.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    plain, compiled = DiffusersEncoder(model()), DiffusersEncoder(model(), compile=True)
-    assert encoder_hash(compiled) == encoder_hash(plain)
-    for shape in ((2, 64, 48), (1, 40, 72)):
-        found, wanted = compiled.posterior(pixels(*shape))[0], plain.posterior(pixels(*shape))[0]
-        assert found.shape == wanted.shape
-        assert (found - wanted).abs().max() < 1e-4
-
-
-def test_slicing_and_tiling():
-    plain, _ = DiffusersEncoder(model()).posterior(pixels())
-    sliced, _ = DiffusersEncoder(model(), slicing=True).posterior(pixels())
-    torch.testing.assert_close(sliced, plain)
-    tiled = DiffusersEncoder(model(sample_size=32), tiling=True)
-    assert tiled.posterior(pixels())[0].shape == plain.shape
-    assert tiled.vae.use_tiling
-
-
 def test_a_folder_a_subfolder_and_a_file_hold_the_same(tmp_path):
     vae = model()
     vae.save_pretrained(tmp_path / "plain")
@@ -223,7 +201,6 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
         (bare, {"architecture": "flux"}, "4 latent channels, but flux has 16"),
         (bare, {"architecture": "sd9"}, "must be one of"),
         (tmp_path / "empty", {}, "no VAE at"),
-        (tmp_path / "plain", {"xformers": True}, "xformers"),
     ]:
         with pytest.raises(KohyaBucketError, match=message):
             load_encoder(name, device="cpu", **settings)

@@ -229,7 +229,6 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
     allowed(lambda: pack(store, root / "copy"))
     allowed(lambda: fill_texts(root, 1, seed=7) if texts else fill(root, ["new"]))
     allowed(store.refresh)
-    allowed(lambda: prune(opened(root), dry_run=True))
     allowed(lambda: write_manifest(opened(root)))
     if texts:
         allowed(lambda: prune(opened(root), damaged=True))

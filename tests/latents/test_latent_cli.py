@@ -35,7 +35,7 @@ def run(monkeypatch, command_line):
     """Runs a command; returns exit code, output and errors. The VAE is a stub."""
     encoders = {"mean": MeanEncoder, "posterior": PosteriorStub}
 
-    def load(name, *, device, architecture, dtype="bfloat16", tiling=0, slicing=0, xformers=0, compile=0):
+    def load(name, *, device, architecture, dtype="bfloat16"):
         return encoders[name]()  # no other option is one of `load_encoder`
 
     monkeypatch.setattr(diffusers_vae, "load_encoder", load)
@@ -106,9 +106,7 @@ def test_damage_prune_pack(tmp_path, images, run):
     assert run("cache", "pack", out, "--to", tmp_path / "packed")[0] == 0
     assert len(LatentStore(tmp_path / "packed")) == 5
     images[0].unlink()
-    code, text, _ = run("cache", "prune", out, "--gone", "--dry-run")
-    assert "1 item would be dropped" in text
-    run("cache", "prune", out, "--gone")
+    assert "1 item dropped" in run("cache", "prune", out, "--gone")[1]
     assert len(LatentStore(out)) == 4
     for image in images[1:]:
         image.unlink()
@@ -182,7 +180,7 @@ def test_npz_are_precomputed_for_an_older_sd_scripts_and_moved_for_it(tmp_path, 
     assert (code, "add --format npz" in err) == (2, True)
 
 
-def test_the_vae_of_imported_npz_is_named_or_hashed(tmp_path, images, run):
+def test_the_vae_of_imported_npz_is_named(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
     buckets = ["-c", bucket_file(tmp_path)]
     run("precompute", folder, "--vae", "posterior", *buckets, "--format", "npz", "--arch", "sd")
@@ -190,8 +188,6 @@ def test_the_vae_of_imported_npz_is_named_or_hashed(tmp_path, images, run):
         arrays = {name: array for name, array in np.load(path).items() if "fingerprint" not in name}
         np.savez(path, **arrays)
     options = ["cache", "import", folder, "-o", out, "--arch", "sd"]
-    code, _, err = run(*options, "--vae", "posterior", "--vae-hash", "0")
-    assert (code, "leave one out" in err) == (2, True)
     code, _, err = run(*options[:-1], "flux", "--vae", "posterior")
     assert (code, "flux has 16" in err) == (2, True)
     assert not out.exists()
@@ -369,7 +365,6 @@ def test_a_linked_folder_keeps_its_names_and_its_npz(tmp_path, images, run):
         (["images", "-p", "sdxl"], "add --output"),
         (["images", "-p", "sdxl", "-o", "out", "--dtype", "int3"], "int3"),
         (["images", "-p", "sdxl", "-o", "out", "--arch", "sd9"], "--arch 'sd9': use one of sd, sdxl"),
-        (["images", "-p", "sdxl", "-o", "out", "--interpolation", "best"], "'best'"),
         (["images", "-p", "sdxl", "--format", "zip"], "'zip'"),
         (["images", "-p", "sdxl", "--format", "npz", "--posterior"], "--posterior"),
         (["images", "-p", "sdxl", "-o", "out", "--captions-file", "nowhere.txt"], "nowhere.txt"),

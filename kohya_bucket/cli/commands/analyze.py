@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from kohya_bucket.trainers.door.findings import Finding
     from kohya_bucket.trainers.door.subject import Subject
 
+_IN_TERMINAL, _IN_JSON, _ON_PAGE = 5, 100, 300  # images in each list
+_PICTURES = 240  # small ones on a page
+
 
 def analyze(
     context: typer.Context,
@@ -53,12 +56,6 @@ def analyze(
     recursive: Recursive = True,
     workers: Workers = None,
     engine: str = opt("local", ENGINE_HELP, usual=False),
-    min_count: int = opt(10, "List buckets with fewer images as rarely used.", usual=False),
-    outlier_threshold: float = opt(
-        0.25, "Images whose log aspect differs more from their bucket are outliers.", usual=False
-    ),
-    thumbnails: int = opt(240, "At most this many small pictures in the HTML.", usual=False, min=0),
-    limit: int | None = opt(None, "At most this many images in each list.", usual=False, min=1),
     quiet: Quiet = False,
 ) -> None:
     quiet = quiet or as_json
@@ -71,16 +68,16 @@ def analyze(
 
     reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
     subjects, findings = _subjects(context, path, config, options, batch_size, arch, reading)
-    analyses = [look_at(s, min_count=min_count, outlier_threshold=outlier_threshold) for s in subjects]
+    analyses = [look_at(subject) for subject in subjects]
     if html is not None:
-        analyses = _write_page(analyses, html, "" if config is None else config.name, thumbnails, limit or 300, quiet)
+        analyses = _write_page(analyses, html, "" if config is None else config.name, quiet)
     if list_bad is not None:
         _write_list(analyses, list_bad)
     from kohya_bucket.cli.analysis_view import measured_for, print_analysis
     from kohya_bucket.reports.output import report_as_dict
 
     if as_json:
-        report = report_as_dict(analyses, limit or 100, [f.as_dict() for f in findings])
+        report = report_as_dict(analyses, _IN_JSON, [f.as_dict() for f in findings])
         sys.stdout.write(json.dumps(report, indent=1, allow_nan=False) + "\n")
         return
     console = plain_console()
@@ -90,7 +87,7 @@ def analyze(
     if config is None and analyses:
         console.print(measured_for(analyses[0]), markup=False, soft_wrap=True)
     for analysis in analyses:
-        print_analysis(analysis, console, limit or 5, decoded=decode)
+        print_analysis(analysis, console, _IN_TERMINAL, decoded=decode)
 
 
 def _subjects(
@@ -109,16 +106,14 @@ def _subjects(
     return from_folders(path, options.for_arch(context, programs.family), batch_size or 1, reading, programs), []
 
 
-def _write_page(
-    analyses: Sequence[Analysis], html: Path, title: str, thumbnails: int, limit: int, quiet: bool
-) -> list[Analysis]:
+def _write_page(analyses: Sequence[Analysis], html: Path, title: str, quiet: bool) -> list[Analysis]:
     """Write the report; the analyses, in which images that its small pictures prove to be broken are so, too."""
     from kohya_bucket.reports.page import render_page
     from kohya_bucket.reports.pictures import illustrate
 
     with scan_progress("making thumbnails", quiet=quiet) as progress:
-        analyses, pictures = illustrate(analyses, thumbnails, progress)
-    page = render_page(analyses, title=title, thumbnails=thumbnails, limit=limit, pictures=pictures)
+        analyses, pictures = illustrate(analyses, _PICTURES, progress)
+    page = render_page(analyses, title=title, thumbnails=_PICTURES, limit=_ON_PAGE, pictures=pictures)
     replace_file(html, page.encode("utf-8"))
     say(f"{html}: {len(page) / 1e6:.1f} MB, opens in any browser", err=True)
     return analyses

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _TARGET_HELP = "Instead of --resolution: one side, without limits for the sides of buckets."
 _DEFAULT = "sd-scripts"  # its own buckets
+_MIN_FILL = 0.75  # of the area that is asked for, so that an optimal set holds no small buckets
 SUBCOMMANDS = "list_", "chart", "make"
 _OF_ONE_IMAGE = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
 _WITH_OWN_SET = ("rule", "preset", "bucket_config", "switching")
@@ -53,9 +54,6 @@ def make(
     options: RuleArguments,
     target: int | None = opt(None, _TARGET_HELP, "--target", "-t"),
     method: str = opt("kmeans", lambda: f"{described(AUTO_METHODS)}."),
-    min_fill: float = opt(0.75, "For optimal: a bucket has at least this share of the target's area; 0 allows any."),
-    name: str = opt("auto", "Name in the file.", "--name"),
-    seed: int = opt(0, "Only used if k-means can start in several ways.", "--seed", usual=False),
     compare_to: str | None = opt(None, "A preset, or a set in a .toml file, to compare with.", "--compare-to"),
     output: Path | None = opt(None, "Write the set to this TOML file.", "--output", "-o"),
     arch: Family = None,
@@ -79,8 +77,8 @@ def make(
     size, *sides = (options.size, *adjust_to_steps(options.keys)) if target is None else ((target, target), None, None)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     result = generate_buckets(
-        images.sizes, method=method, min_fill=min_fill, num_buckets=options.num_buckets, target=size,
-        vae_factor=options.bucket_reso_steps, seed=seed, name=name, min_side=sides[0], max_side=sides[1],
+        images.sizes, method=method, min_fill=_MIN_FILL, num_buckets=options.num_buckets, target=size,
+        vae_factor=options.bucket_reso_steps, name="auto", min_side=sides[0], max_side=sides[1],
         description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
     rules = {"auto": FixedBuckets(result.bucket_set), **_others(options, target, compare_to)}

@@ -92,7 +92,6 @@ def prune(
     stale: bool = opt(False, "Drop items whose image has changed.", "--stale"),
     collection: str | None = opt(None, "Drop this whole collection."),
     damaged: bool = opt(False, "Read everything, and drop what is damaged; encode it again afterwards.", "--damaged"),
-    dry_run: bool = opt(False, "Only print what would be done.", "--dry-run"),
 ) -> None:
     """Free the space of replaced rows and of what dead writers left. Not while something writes."""
     from kohya_bucket.latents.maintenance import check_sources, source_paths
@@ -116,12 +115,11 @@ def prune(
         if collection not in opened.collections():
             raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
         drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
-    done = prune_store(opened, drop, damaged=damaged, images_root=images, dry_run=dry_run)
+    done = prune_store(opened, drop, damaged=damaged, images_root=images)
     say_first([f"{name}: {problem}" for name, problem in done.damaged])
-    would = "would be " if dry_run else ""
     say(
-        f"{counted(done.dropped, 'item')} {would}dropped, {counted(len(done.removed), 'file')} {would}removed, "
-        f"about {abs(done.freed) / 1e6:.1f} MB {f'{would}freed' if done.freed >= 0 else 'more than before'}"
+        f"{counted(done.dropped, 'item')} dropped, {counted(len(done.removed), 'file')} removed, "
+        f"about {abs(done.freed) / 1e6:.1f} MB {'freed' if done.freed >= 0 else 'more than before'}"
     )
     store_file = opened.layout.store_file.name
     _end_if_not_removed(done)
@@ -137,14 +135,13 @@ def pack(
     to: Path | None = opt(
         None, "Write a new store to this folder or address, for another machine.", "--to", parser=folder
     ),
-    shard_mb: int = opt(256, "Size of a shard.", "--shard-mb", min=1),
 ) -> None:
     """Bring a store into as few files as there need be. Not while something writes."""
     from kohya_bucket.latents.maintenance import pack as pack_store
 
     opened = _open(store)
     before = len(opened.shards)
-    done = pack_store(opened, to, shard_bytes=shard_mb << 20)
+    done = pack_store(opened, to)
     say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {done.shards} now")
     _end_if_not_removed(done)
     _end_if_damaged(opened, store, "so what they hold was not packed")
@@ -156,8 +153,6 @@ def import_(
     arch: _Family,
     dtype: str = opt("float32", "float32 keeps every bit."),
     vae: str = opt("", "The VAE of files that do not name theirs: hub name, folder or .safetensors.", "--vae"),
-    vae_hash: str = opt("", "The hash of that VAE, as in a store, instead of --vae.", "--vae-hash"),
-    interpolation: str = opt("auto", "How sd-scripts resized for them."),
     collection: _Collection = "",
     text: _Text = False,
     caption_extension: _Captions = "",
@@ -180,8 +175,6 @@ def import_(
         texts, output = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")], output / TEXT_FOLDER
     else:
         family = ARCHITECTURES[_arch(arch)]
-        if vae and vae_hash:
-            raise ConfigError("--vae and --vae-hash say the same: leave one out")
     images = list_images(path)
     root = common_root(images, output)
     with scan_progress("importing", quiet=quiet) as progress:
@@ -192,8 +185,7 @@ def import_(
         else:
             done = import_npz(
                 images, output, family, images_root=root, dtype=dtype_name(dtype),
-                vae=vae_hash_of(vae, family) if vae else vae_hash, interpolation=interpolation, collection=collection,
-                progress=progress,
+                vae=vae_hash_of(vae, family) if vae else "", collection=collection, progress=progress,
             )  # fmt: skip
     _print_exchange(done, "imported", text)
     if done.skipped:

@@ -247,9 +247,6 @@ class DiffusersEncoder:
         vae: the model, in the type its weights are to be hashed in.
         device: where it runs.
         dtype: type it computes in.
-        tiling, slicing: encode in tiles, or image by image, to save memory.
-        xformers: memory-efficient attention, where xformers is installed.
-        compile: let `torch.compile` translate the encoder.
         architecture: the model family, one of `MODEL_FAMILIES`, where known.
 
     Attributes:
@@ -264,10 +261,6 @@ class DiffusersEncoder:
         *,
         device: str | torch.device = "cpu",
         dtype: Any = "float32",
-        tiling: bool = False,
-        slicing: bool = False,
-        xformers: bool = False,
-        compile: bool = False,
         architecture: str = "",
     ) -> None:
         import torch
@@ -277,19 +270,7 @@ class DiffusersEncoder:
         self._describe(vae.config, MODEL_FAMILIES.get(architecture))
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype_name(dtype))
-        if tiling:
-            vae.enable_tiling()
-        if slicing:
-            vae.enable_slicing()
-        if xformers:
-            try:
-                importlib.import_module("xformers")
-            except ImportError as error:
-                raise KohyaBucketError(f"xformers is not installed ({error}): {pip_install('xformers')}") from error
-            vae.enable_xformers_memory_efficient_attention()
         self.vae = vae.to(device=self.device, dtype=self.dtype).eval().requires_grad_(False)
-        if compile:
-            self.vae.encoder = torch.compile(self.vae.encoder)
 
     def _describe(self, config: Any, family: ModelFamily | None) -> None:
         self.downsample_factor = 2 ** (len(config.block_out_channels) - 1)
@@ -372,10 +353,8 @@ class QwenImageEncoder(DiffusersEncoder):
 
         with torch.inference_mode():
             frames = pixels.to(device=self.device, dtype=self.dtype)[:, :, None]
-            if self.vae.use_tiling or self.vae.use_slicing:
-                mode = self.vae.encode(frames).latent_dist.mode()
-            else:  # without the activations of each convolution that would be kept for the frames to come
-                mode = self.vae.quant_conv(self.vae.encoder(frames)).chunk(2, dim=1)[0]
+            # without the activations of each convolution that `encode` would keep for the frames to come
+            mode = self.vae.quant_conv(self.vae.encoder(frames)).chunk(2, dim=1)[0]
             config = self.vae.config
             # the inverse first, in the model's type: so trainers compute it, and low precision agrees
             return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
@@ -392,7 +371,6 @@ def load_encoder(
     dtype: Any = "auto",
     subfolder: str | None = None,
     architecture: str = "",
-    **options: Any,
 ) -> DiffusersEncoder:
     """Load a VAE from a hub name, a folder in diffusers' format, or one `.safetensors` file.
 
@@ -404,7 +382,6 @@ def load_encoder(
         dtype: type it computes in; "auto" is what `fitting_dtype` says. On a CPU always float32.
         subfolder: of the repository or folder.
         architecture: the model family, one of `MODEL_FAMILIES`; needed for a bare VAE file, whose scale it decides.
-        options: `tiling`, `slicing`, `xformers`, `compile`, see `DiffusersEncoder`.
 
     Raises:
         KohyaBucketError: diffusers is missing, or the model cannot be found or loaded.
@@ -434,9 +411,8 @@ def load_encoder(
         asked = dtype_name(dtype)
         if not (fitting == "float32" and str(device).startswith("cpu")):
             fitting, why = asked, "as asked"
-    encoder = kinds.get(type(vae).__name__, DiffusersEncoder)(
-        vae, device=device, dtype=fitting, architecture=architecture, **options
-    )
+    kind = kinds.get(type(vae).__name__, DiffusersEncoder)
+    encoder = kind(vae, device=device, dtype=fitting, architecture=architecture)
     encoder.computes = f"{fitting} ({why})"
     return encoder
 

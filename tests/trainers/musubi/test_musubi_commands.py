@@ -179,9 +179,7 @@ def test_clips_beside_images_are_not_left_out_in_silence(config, command_line, t
     [
         (("640x480", "--target-frames", "25"), "--target-frames: for clips, and this is an image"),
         (("640x480x9", "--target-frames", "1,99999999999999999999"), "from 1 to"),
-        (("640x480x9", "--frame-extraction", "slide"), "without --target-frames, all frames are taken"),
         (("640x480x9", "--target-frames", "25;3"), "from 1 to"),
-        (("640x480x9", "--frame-extraction", "heads", "--target-frames", "9"), "'head'"),
         (("640x480x9", "--source-fps", "30"), "name the model whose rate it is brought to"),
         (("640x480", "--arch", "zi", "--rule", "auto"), "--arch places as musubi-tuner does: leave out --rule"),
         (("640x480x0",), "width, height and frames must be 1 or more"),

@@ -140,7 +140,7 @@ function lists(view) {
       text: (r) => r.join(" "),
       row: (r) => (list.kind === "images" ? { class: "link", onclick: () => view.showSize(r[1], r[2]) } : {}),
     });
-    const more = list.count > list.rows.length ? ` The first ${int(list.rows.length)} of ${int(list.count)}; kohya-bucket analyze --json --limit lists more.` : "";
+    const more = list.count > list.rows.length ? ` The first ${int(list.rows.length)} of ${int(list.count)}; kohya-bucket plan --images lists all.` : "";
     body.replaceChildren(
       h("div", { class: "tools" }, h("span", { class: "soft" }, list.about + more), list.rows.length > 8 ? h("input", { type: "search", placeholder: "filter by name", "aria-label": "Filter", oninput: (event) => filter(event.target.value) }) : null),
       node);
