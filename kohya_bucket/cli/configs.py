@@ -76,18 +76,3 @@ def _holds_buckets(path: Path) -> bool | None:
 Arch = Annotated[
     str | None, typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells.")
 ]
-
-
-def version_for(given: str) -> str:
-    """The version of sd-scripts, as `Family.read_by` takes it.
-
-    `given` is a version, or a folder with a checkout; "" for the checkout that the command is run in, if there is one.
-    """
-    from kohya_bucket.trainers.sdscripts.checkout import npz_version
-    from kohya_bucket.trainers.sdscripts.families import is_version
-    from kohya_bucket.trainers.sdscripts.trainer import checkout_named
-
-    if is_version(given):
-        return given
-    found = checkout_named("--for", given)
-    return npz_version(found) if found else ""

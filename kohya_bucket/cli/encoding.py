@@ -33,8 +33,7 @@ from kohya_bucket.latents.store.storage import StorePath, is_there
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.face import Asked
 from kohya_bucket.trainers.door.options import store_folder
-from kohya_bucket.trainers.door.registry import trainer_for
-from kohya_bucket.trainers.sdscripts.families import Family
+from kohya_bucket.trainers.door.registry import trainer_for, usual_trainer
 
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
@@ -153,10 +152,9 @@ class EncodeJob:
     batch_size: int | None
     workers: int | None
 
-    def here(self, vae: VaeOptions, format: str, sd_scripts: str) -> int:
+    def here(self, vae: VaeOptions, format: str, version: str) -> int:
         from kohya_bucket.latents.encode.precompute import LatentOutput, StoreOutput, encode_items, end_launch, launched
         from kohya_bucket.latents.vae.encoder import encoder_hash
-        from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
 
         encoder = load_vae(**vae.load_options())
         stored = "float32" if format == "npz" else self.recipe.dtype
@@ -164,7 +162,7 @@ class EncodeJob:
         root, todo = self.source.parts(self, replace(self.recipe, vae=encoder_hash(encoder)), "local")
         output: LatentOutput
         if format == "npz":
-            output = npz = NpzFiles(vae.arch, self.output, sd_scripts)
+            output = npz = usual_trainer().cache_files().writer(vae.arch, self.output, version)
             todo = npz.with_files(todo, encoder, root)
         else:
             output = StoreOutput(cast("Path", self.output))  # without one `StoreOptions` refuses shards
@@ -298,11 +296,10 @@ def load_vae(vae: str, **options: Any) -> Any:
         ) from missing
 
 
-def vae_hash_of(vae: str, family: Family) -> str:
+def vae_hash_of(vae: str, family: str) -> str:
     """What a store knows a VAE by, which must be of this family."""
     from kohya_bucket.latents.vae.encoder import encoder_hash
-    from kohya_bucket.trainers.sdscripts.npz.files import check_family
 
-    encoder = load_vae(vae, device="cpu", architecture=family.name)
-    check_family(encoder, family.name)
+    encoder = load_vae(vae, device="cpu", architecture=family)
+    usual_trainer().cache_files().check_encoder(encoder, family)
     return encoder_hash(encoder)

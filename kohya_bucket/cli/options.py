@@ -378,9 +378,7 @@ FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the
 
 
 def _families() -> str:
-    from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
-
-    return f"Model family: {', '.join(ARCHITECTURES)}."
+    return f"Model family: {', '.join(FAMILIES)}."
 
 
 @dataclass(frozen=True)
@@ -439,9 +437,9 @@ class StoreOptions:
         kind = "posterior" if self.posterior else "latents"
         one_of("--format", self.format, ("shards", "npz"), ConfigError)
         if self.format == "npz":
-            from kohya_bucket.trainers.sdscripts.npz.files import check_npz
+            from kohya_bucket.trainers.door.registry import usual_trainer
 
-            check_npz(kind, output)
+            usual_trainer().cache_files().check_kind(kind, output)
         elif output is None:
             raise ConfigError("shards need an output folder: add --output")
         stored = "bfloat16" if dtype == "auto" else dtype_name(dtype)

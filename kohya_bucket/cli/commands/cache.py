@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.checks import one_of
-from kohya_bucket.cli.configs import version_for
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
@@ -28,12 +28,11 @@ from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.texts import counted
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
     from kohya_bucket.latents.maintenance import MaintenanceReport, StoreStatus
-    from kohya_bucket.trainers.sdscripts.npz.exchange import Exchange
+    from kohya_bucket.trainers.door.cache_files import CacheFiles, Exchange
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
@@ -41,7 +40,7 @@ _Images = Annotated[Path | None, typer.Option("--images", help="Where the images
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
 _Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
-_Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(ARCHITECTURES)}.")]
+_Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(FAMILIES)}.")]
 SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
 
 
@@ -168,24 +167,24 @@ def import_(
     from kohya_bucket.latents.dtypes import dtype_name
     from kohya_bucket.latents.items import TEXT_FOLDER
     from kohya_bucket.latents.store.layout import common_root
-    from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz, import_text_npz
-    from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_FAMILIES
+    from kohya_bucket.trainers.door.registry import usual_trainer
 
+    caches = usual_trainer().cache_files()
     if text:
-        texts, output = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")], output / TEXT_FOLDER
+        texts, output = _family(arch, caches.text_families, "--arch with --text"), output / TEXT_FOLDER
     else:
-        family = ARCHITECTURES[_arch(arch)]
+        family = _family(arch, caches.families)
     images = list_images(path)
     root = common_root(images, output)
     with scan_progress("importing", quiet=quiet) as progress:
         if text:
             ending = caption_extension
-            captions = [_older_caption(image, texts.suffix, ending) if ending else None for image in images]
-            done = import_text_npz(images, captions, output, texts, images_root=root, progress=progress)
+            captions = [_older_caption(caches, image, texts.suffix, ending) if ending else None for image in images]
+            done = caches.import_texts(images, captions, output, texts, images_root=root, progress=progress)
         else:
-            done = import_npz(
+            done = caches.import_latents(
                 images, output, family, images_root=root, dtype=dtype_name(dtype),
-                vae=vae_hash_of(vae, family) if vae else "", collection=collection, progress=progress,
+                vae=vae_hash_of(vae, family.name) if vae else "", collection=collection, progress=progress,
             )  # fmt: skip
     _print_exchange(done, "imported", text)
     if done.skipped:
@@ -208,26 +207,27 @@ def export(
     """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.items import TEXT_FOLDER
-    from kohya_bucket.trainers.sdscripts.config.files import read_caption
-    from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, export_text_npz
-    from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_FAMILIES
+    from kohya_bucket.trainers.door.registry import usual_trainer
 
+    caches = usual_trainer().cache_files()
     if text:
-        texts = TEXT_FAMILIES[_arch(arch, TEXT_FAMILIES, "--arch with --text")]
+        texts = _family(arch, caches.text_families, "--arch with --text")
         if images is None:
             what = "a store does not know which images have its captions"
             raise ConfigError(f"--text: {what}: name their folder by --images")
         store = captions_of if (captions_of := store / TEXT_FOLDER).is_dir() else store
         paths = list_images([str(images)])
     else:
-        family = ARCHITECTURES[_arch(arch)].read_by(version_for(for_))
+        family = _family(arch, caches.families).read_by(caches.version(for_))
     opened = _open(store)
     with scan_progress("exporting", quiet=quiet) as progress:
         if text:
-            captions = [read_caption(image, caption_extension) for image in paths]
-            done = export_text_npz(opened, paths, captions, texts, progress=progress)
+            captions = [caches.caption(image, caption_extension) for image in paths]
+            done = caches.export_texts(opened, paths, captions, texts, progress=progress)
         else:
-            done = export_npz(opened, family, output, images_root=images, collection=collection, progress=progress)
+            done = caches.export_latents(
+                opened, family, output, images_root=images, collection=collection, progress=progress
+            )
     _print_exchange(done, "exported", text)
     _end_if_damaged(opened, store, "so what they hold was not exported")
     if done.skipped:
@@ -287,8 +287,8 @@ def _open(store: Path) -> LatentStore:
     return LatentStore(store)
 
 
-def _arch(name: str, known: Iterable[str] = ARCHITECTURES, option: str = "--arch") -> str:
-    return one_of(option, name, known, ConfigError)
+def _family(name: str, families: Mapping[str, Any], option: str = "--arch") -> Any:
+    return families[one_of(option, name, families, ConfigError)]
 
 
 def _print_status(found: StoreStatus, store: Path) -> None:
@@ -349,10 +349,8 @@ def _end_if_damaged(opened: LatentStore, store: Path, so: str) -> None:
         raise typer.Exit(1)
 
 
-def _older_caption(image: str, suffix: str, ending: str) -> str | None:
+def _older_caption(caches: CacheFiles, image: str, suffix: str, ending: str) -> str | None:
     """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
-    from kohya_bucket.trainers.sdscripts.config.files import read_caption
-
     file = Path(image)
     try:
         npz = file.with_name(file.stem + suffix).stat()
@@ -360,4 +358,4 @@ def _older_caption(image: str, suffix: str, ending: str) -> str | None:
             return None
     except OSError:
         return None
-    return read_caption(image, ending)
+    return caches.caption(image, ending)

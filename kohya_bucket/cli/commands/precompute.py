@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from kohya_bucket.buckets.rules.registry import named_rule
-from kohya_bucket.cli.configs import given_config, version_for
+from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.help import PlainCommand, opt
 from kohya_bucket.cli.options import (
     ClusterOptions,
@@ -25,7 +25,6 @@ from kohya_bucket.cli.options import (
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import counted
-from kohya_bucket.trainers.sdscripts.families import trainer_named
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.encoding import Chosen, PlannedConfig
@@ -87,16 +86,20 @@ def precompute(
             collection=stored.collection, quiet=quiet, cluster=cluster,
         )  # fmt: skip
         return
+    from kohya_bucket.trainers.door.face import Asked
+    from kohya_bucket.trainers.door.registry import usual_trainer
+
     if options_of_texts := given(context, (name for name in vars(captions) if name != "text")):
         raise ConfigError(f"{' and '.join(options_of_texts)} are about captions: add --text, or leave them out")
     if stored.for_ and stored.format != "npz":
         raise ConfigError("--for says which sd-scripts will read npz: add --format npz, or leave it out")
-    reader = version_for(stored.for_) if stored.format == "npz" else ""
+    reader = usual_trainer().cache_files().version(stored.for_) if stored.format == "npz" else ""
     on_ray = cluster.on_ray()
     if on_ray and stored.format != "shards":
         raise ConfigError("--engine ray writes shards: leave out --format npz, and export the store as npz afterwards")
     config, options, path = given_config(config, options, path or [])
-    vae = replace(vae, arch=trainer_named(vae.arch).family if vae.arch else _ARCH_OF_PRESET.get(options.name, ""))
+    named = usual_trainer().programs(Asked(arch=vae.arch)).family if vae.arch else ""
+    vae = replace(vae, arch=named or _ARCH_OF_PRESET.get(options.name, ""))
     if config is None:
         options = options.for_arch(context, vae.arch)
     # All that is given is checked before a model is downloaded and loaded.
@@ -155,10 +158,10 @@ def _chosen(
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
     from kohya_bucket.launch import run_trainer
-    from kohya_bucket.trainers.sdscripts.caching.text import ahead
+    from kohya_bucket.trainers.door.registry import usual_trainer
 
     others = [name for name in context.params if name not in ("path", "text", "quiet")]
     refuse_beside(context, f"{arguments[0]} encodes captions with its own arguments, which follow its name", others)
-    ahead.asked = True
+    usual_trainer().cache_files().end_with_captions()
     run_trainer(arguments[0], arguments[1:], _USAGE)
     raise ConfigError(f"{arguments[0]} ended before it made a loader of sd-scripts' datasets: nothing was encoded")

@@ -1,14 +1,53 @@
-"""What `precompute` asks of a trainer."""
+"""What `precompute` and `cache` ask of a trainer that keeps caches beside images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door.options import AdapterOptions
+
+
+@dataclass
+class Exchange:
+    """What was converted: `done` latents or outputs; `skipped` lists (file, reason)."""
+
+    done: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class CacheFiles:
+    """The caches that a trainer keeps beside images, and the way from and to stores.
+
+    Attributes:
+        families: by name the model families of which latents are cached; text_families: outputs of text encoders.
+        version: of a version's name or a checkout's folder, or "" for the checkout at hand, the version that reads
+            caches like it; "" for the newest.
+        check_kind: refuses a kind of latents that the files cannot hold, and a folder that cannot have them.
+        check_encoder: refuses a VAE that is not of a family.
+        writer: of (family, folder, version) a `LatentOutput` with the method `with_files`.
+        import_latents, import_texts, export_latents, export_texts: between files and a store.
+        caption: of an image, by the ending of its caption file.
+        end_with_captions: lets the trainer that runs next in this process end once its captions are encoded.
+    """
+
+    families: Mapping[str, Any]
+    text_families: Mapping[str, Any]
+    version: Callable[[str], str]
+    check_kind: Callable[[str, Path | None], None]
+    check_encoder: Callable[[Any, str], None]
+    writer: Callable[[str, Path | None, str], Any]
+    import_latents: Callable[..., Exchange]
+    import_texts: Callable[..., Exchange]
+    export_latents: Callable[..., Exchange]
+    export_texts: Callable[..., Exchange]
+    caption: Callable[[str, str], str | None]
+    end_with_captions: Callable[[], None]
 
 
 class ConfigLatents(Protocol):

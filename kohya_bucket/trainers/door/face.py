@@ -18,7 +18,7 @@ from kohya_bucket.trainers.door.programs import Programs
 if TYPE_CHECKING:
     from kohya_bucket.buckets import BucketRule
     from kohya_bucket.buckets.clips import ClipBuckets
-    from kohya_bucket.trainers.door.cache_files import ConfigLatents
+    from kohya_bucket.trainers.door.cache_files import CacheFiles, ConfigLatents
     from kohya_bucket.trainers.door.door import TrainerDoor
     from kohya_bucket.trainers.door.findings import Finding, Section, Teller
     from kohya_bucket.trainers.door.options import AdapterOptions
@@ -125,6 +125,10 @@ class Trainer(ABC):
 
     def endings(self) -> Collection[str]:
         """How the names of images end that it lists in a folder."""
+        raise NotImplementedError
+
+    def cache_files(self) -> CacheFiles:
+        """The caches that `cache` and `precompute` know: those of the usual trainer."""
         raise NotImplementedError
 
     # -- its configs -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from kohya_bucket.trainers.door.face import Asked, OneItem, Trainer, Way
 from kohya_bucket.trainers.door.programs import Programs
 
 if TYPE_CHECKING:
-    from kohya_bucket.trainers.door.cache_files import ConfigLatents
+    from kohya_bucket.trainers.door.cache_files import CacheFiles, ConfigLatents
     from kohya_bucket.trainers.door.door import TrainerDoor
     from kohya_bucket.trainers.door.findings import Finding, Section, Teller
     from kohya_bucket.trainers.door.options import AdapterOptions
@@ -60,6 +60,20 @@ class SdScripts(Trainer):
 
     def programs(self, asked: Asked) -> Programs:
         return programs_at_hand(asked.arch, release_at_hand(asked.version)[1])
+
+    def cache_files(self) -> CacheFiles:
+        from kohya_bucket.trainers.door.cache_files import CacheFiles
+        from kohya_bucket.trainers.sdscripts.caching.text import ahead
+        from kohya_bucket.trainers.sdscripts.config.files import read_caption
+        from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+        from kohya_bucket.trainers.sdscripts.npz import exchange, files
+        from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_FAMILIES
+
+        return CacheFiles(
+            ARCHITECTURES, TEXT_FAMILIES, _npz_version, files.check_npz, files.check_family, files.NpzFiles,
+            exchange.import_npz, exchange.import_text_npz, exchange.export_npz, exchange.export_text_npz, read_caption,
+            lambda: setattr(ahead, "asked", True),
+        )  # fmt: skip
 
     def plan(
         self, asked: Asked, gpus: Sequence[int] | None, accumulate: int | None, images: bool, tell: Teller
@@ -164,6 +178,16 @@ def _read(asked: Asked, check_captions: bool = True) -> Config:
     if images is None:
         raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
     return read_folders(images, regularization, given, in_json=metadata, release=release, trainer=programs)
+
+
+def _npz_version(named: str) -> str:
+    from kohya_bucket.trainers.sdscripts.checkout import npz_version
+    from kohya_bucket.trainers.sdscripts.families import is_version
+
+    if is_version(named):
+        return named
+    checkout = checkout_named("--for", named)
+    return npz_version(checkout) if checkout else ""
 
 
 def release_at_hand(given: str | None) -> tuple[Release, Path | None]:

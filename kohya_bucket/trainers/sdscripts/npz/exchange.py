@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.trainers.door.cache_files import Exchange
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
 from kohya_bucket.trainers.sdscripts.npz.check import made_from
 from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
@@ -53,14 +54,6 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import (
 
 Progress = Callable[[int, int], None]
 Add = Callable[[StoreWriter], None]
-
-
-@dataclass
-class Exchange:
-    """What was converted: `done` latents; `skipped` lists (file, reason)."""
-
-    done: int = 0
-    skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
 def import_npz(
