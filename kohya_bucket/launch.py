@@ -20,8 +20,9 @@ from secrets import token_hex
 from tempfile import gettempdir
 from typing import Any
 
+from kohya_bucket.buckets.choices import listed
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.texts import joined, one_line
+from kohya_bucket.texts import one_line
 from kohya_bucket.trainers import at_start
 from kohya_bucket.trainers.door.ranks import USED, end_run, is_first_process
 from kohya_bucket.trainers.door.registry import trainers
@@ -75,7 +76,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     used = any(door.is_active() for door in doors) or (folder.is_dir() and any(folder.iterdir()))
     if started:
         shutil.rmtree(folder, ignore_errors=True)
-    whose = joined([one.name for one in trainers()], "or")
+    whose = listed([one.name for one in trainers()], "or")
     if not used and (started or any(module in sys.modules for module in _SPAWNED)):
         line = (
             f"{name} made no datasets of {whose}, and none of the processes that it started "

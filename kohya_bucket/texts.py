@@ -32,11 +32,6 @@ def some(names: Sequence[str], limit: int = 3) -> str:
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
-def joined(names: Sequence[str], last: str = "and") -> str:
-    """The names in a sentence: `a, b and c`."""
-    return f" {last} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 def counted(count: int, what: str, one: str = "", many: str = "") -> str:
     """1 -> "1 image", 1200 -> "1,200 images"; with a verb, `one` or `many`, behind it: "1 image is"."""
     ending = "" if count == 1 else "es" if what.endswith(("ch", "s", "x")) else "s"

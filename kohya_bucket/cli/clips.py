@@ -9,11 +9,12 @@ from typing import Any
 
 import typer
 
+from kohya_bucket.buckets.choices import listed
 from kohya_bucket.buckets.clips import ClipBuckets
 from kohya_bucket.cli.options import CLIP_SIZE, ClipOptions, RuleArguments, given, refuse_beside
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import read_clips
-from kohya_bucket.texts import counted, joined, some
+from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.face import Asked, OneItem, Way
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.registry import trainer_for, trainer_of_model, trainers
@@ -58,7 +59,7 @@ def ways_to_train(
     if asked.config is not None:
         trainer = trainer_for("simulate", asked.config)
         if not trainer.takes_clips:
-            able = joined([one.name for one in trainers() if one.takes_clips], "or")
+            able = listed([one.name for one in trainers() if one.takes_clips], "or")
             raise ConfigError(f"{asked.config} is not a config of {able}, the only trainer here that trains clips")
         refuse_beside(context, f"--config {asked.config} brings its own rules", about_clips)
         return trainer.ways(asked, item, focus)

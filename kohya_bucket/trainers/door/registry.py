@@ -9,9 +9,9 @@ from importlib import import_module
 from pathlib import Path
 
 import kohya_bucket.trainers
+from kohya_bucket.buckets.choices import listed
 from kohya_bucket.checks import near_text
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.texts import joined
 from kohya_bucket.trainers.door.config_source import content_of
 from kohya_bucket.trainers.door.face import Asked, Trainer
 
@@ -45,8 +45,8 @@ def trainer_for(command: str, config: Path | None) -> Trainer:
     """The same; `ConfigError` where `command` does not take that trainer's configs."""
     trainer = trainer_of(config)
     if command not in trainer.commands:
-        takers = joined([one.name for one in trainers() if command in one.commands])
-        others = f"{joined(trainer.commands)} take this one" if trainer.commands else "no command takes this one"
+        takers = listed([one.name for one in trainers() if command in one.commands])
+        others = f"{listed(trainer.commands)} take this one" if trainer.commands else "no command takes this one"
         raise ConfigError(f"{config} is a config of {trainer.name}, and {command} takes those of {takers}; {others}")
     return trainer
 
@@ -60,4 +60,4 @@ def trainer_of_model(arch: str) -> Trainer:
     able = [trainer for trainer in reversed(trainers()) if trainer.models()]
     known = [f"{trainer.name} ({', '.join(trainer.models())})" for trainer in able]
     near = near_text(arch, [model for trainer in able for model in trainer.models()])
-    raise ConfigError(f"--arch is {arch!r}, but must be a family of {joined(known, 'or')}{near}")
+    raise ConfigError(f"--arch is {arch!r}, but must be a family of {listed(known, 'or')}{near}")
