@@ -25,19 +25,18 @@ for package in ("torch", "accelerate", "transformers", "diffusers", "numpy"):
     except importlib.metadata.PackageNotFoundError:
         continue
 
-trainer = importlib.import_module(f"kohya_bucket.trainers.{name}")
-trainer.install(quiet=True)
+door = importlib.import_module(f"kohya_bucket.trainers.{name}.door").DOOR
+door.open(quiet=True)
 importlib.import_module(home)
 
 from kohya_bucket.trainers.door.seams import Owners  # noqa: E402
 
-why = trainer.why_inactive()
+why = door.why_inactive()
 if why:
     found["refused"] = why
 subjects = importlib.import_module(f"kohya_bucket.trainers.{name}.seams").SUBJECTS
-door = importlib.import_module(f"kohya_bucket.trainers.{name}.door").DOOR
 owners = Owners(door.package, door.home(), door.complete())
 found["seams"] = {subject.name: len(subject.seams_of(owners)) for subject in subjects}
 found["absent"] = [subject.text for subject in subjects if not subject.seams_of(owners)]
-found["left"] = {subject.text: left for subject in subjects if (left := trainer.left_alone().get(subject.name))}
+found["left"] = {subject.text: left for subject in subjects if (left := door.left_alone().get(subject.name))}
 print(json.dumps(found))

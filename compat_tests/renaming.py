@@ -287,7 +287,7 @@ def with_other_behaviour(name: str, checkout: Path, change: str) -> dict[str, An
     lines = [
         "import importlib, json, sys", f"sys.path.insert(0, {str(checkout / trainer.source)!r})",
         f"sys.path.append({str(HERE)!r}); import renaming; modules = renaming.TRAINERS[{name!r}].load()", change,
-        f"import kohya_bucket.trainers.{name} as door", "try: door.install(quiet=True)",
+        f"from kohya_bucket.trainers.{name}.door import DOOR as door", "try: door.open(quiet=True)",
         "except Exception as error: pass",
         "print(json.dumps([door.is_active(), door.why_inactive(), door.left_alone()]))",
     ]  # fmt: skip

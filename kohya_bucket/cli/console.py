@@ -38,16 +38,6 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(one_line(text), err=err)
 
 
-class Terminal:
-    """Tells a user how far something is."""
-
-    def progress(self, title: str) -> contextlib.AbstractContextManager[Callable[[int, int], None] | None]:
-        return scan_progress(title)
-
-    def say(self, line: str) -> None:
-        say(line, err=True)
-
-
 def say_first(lines: Sequence[str], limit: int = 10, rest: str = "", *, indent: str = "  ", err: bool = False) -> None:
     """The first `limit` lines, and how many more there are; `rest` says where those are."""
     for line in lines[:limit]:

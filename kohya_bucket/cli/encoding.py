@@ -93,7 +93,7 @@ class PlannedConfig:
             self._say_what_it_is_for()
         root = _root([path for paths in self.latents.paths for path in paths], [], work.output)
         with scan_progress("reading headers", quiet=work.quiet) as progress:
-            wanted = self.latents.wanted(encoding, root, self.gpus, work.hash, progress)
+            wanted = self.latents.wanted(encoding, root, gpus=self.gpus, content_hash=work.hash, progress=progress)
         if not any(map(len, wanted)):
             why = [f"{path}: {reason}" for part in wanted for path, reason in part.without_bucket]
             raise ConfigError(f"no image of the config gets a latent, so there is nothing to encode: {some(why, 1)}")

@@ -23,8 +23,19 @@ from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
 from kohya_bucket.images.pixels import decode_all
 from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.findings import Teller
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.subject import DEEP, TRANSPARENT, ClipFacts, ImageTable, Subject
+
+
+class Terminal(Teller):
+    """Tells who sits at the terminal."""
+
+    def progress(self, title: str) -> AbstractContextManager[Progress | None]:
+        return scan_progress(title)
+
+    def say(self, line: str) -> None:
+        say(line, err=True)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +14,8 @@ from typing import Any
 from kohya_bucket.checks import whole
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.files import write_file
-from kohya_bucket.images.parallel import Progress
 from kohya_bucket.trainers.door.face import Asked
-from kohya_bucket.trainers.door.findings import Severity
+from kohya_bucket.trainers.door.findings import Severity, Teller
 from kohya_bucket.trainers.door.registry import trainer_for
 
 
@@ -100,7 +99,7 @@ def preview(
     """
     counts = None if gpus is None else [whole("gpus", gpus, 1)]
     with _file_of(config) as file:
-        plan = trainer_for("plan", file).plan(Asked(file, arch, sd_scripts), counts, None, True, _Silent())
+        plan = trainer_for("plan", file).plan(Asked(file, arch, sd_scripts), counts, None, True, Teller())
     data = plan.as_dict()
     if isinstance(config, Mapping):
         data["config"] = None
@@ -121,16 +120,6 @@ def preview(
     errors = tuple(one["message"] for one in data["findings"] if one["severity"] == Severity.ERROR.value)
     steps = next((row["steps"] for row in data["gpus"]), 0)
     return Preview(steps, tuple(buckets), tuple(without), errors, data)
-
-
-class _Silent:
-    """Tells nobody how far a plan is."""
-
-    def progress(self, title: str) -> AbstractContextManager[Progress | None]:
-        return nullcontext(None)
-
-    def say(self, line: str) -> None:
-        return
 
 
 def _files(entry: Mapping[str, Any]) -> dict[tuple[int, ...], list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.configs import Arch, asked_trainer, only_one
-from kohya_bucket.cli.console import Terminal, plain_console, say, say_first
+from kohya_bucket.cli.console import plain_console, say, say_first
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson
 from kohya_bucket.texts import counted
@@ -40,6 +40,7 @@ def doctor(
     Exit code 0: nothing was found that stops a training; 1: something was, with kohya_bucket or without; 2: unusable
     input.
     """
+    from kohya_bucket.cli.subjects import Terminal
     from kohya_bucket.trainers.door.face import Asked
 
     config = only_one(config, config_option)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kohya_bucket.cli.configs import Arch, asked_trainer, only_one
-from kohya_bucket.cli.console import Terminal, say
+from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, RuleArguments, TrainerArguments, gpu_counts
 
@@ -43,6 +43,7 @@ def plan(
     Exit code 0: it trains; 1: something would stop the training (with --strict: or spoil it); 2: unusable input.
     """
     from kohya_bucket.cli.plan_view import show
+    from kohya_bucket.cli.subjects import Terminal
     from kohya_bucket.trainers.door.face import Asked
     from kohya_bucket.trainers.door.findings import Severity
 

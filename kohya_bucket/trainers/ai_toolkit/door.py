@@ -1,4 +1,4 @@
-"""`install()` and `uninstall()`: the door of ostris/ai-toolkit. Calling `install()` again changes nothing."""
+"""The door of ostris/ai-toolkit."""
 
 from __future__ import annotations
 
@@ -124,6 +124,3 @@ def _is_dataset(dataset: Any) -> bool:
 
 
 DOOR = AiToolkitDoor()
-
-install, uninstall, is_active = DOOR.open, DOOR.close, DOOR.is_active
-why_inactive, left_alone = DOOR.why_inactive, DOOR.left_alone

@@ -1,4 +1,4 @@
-"""`install()` and `uninstall()`: the door of sorryhyun/anima_lora. Calling `install()` again changes nothing."""
+"""The door of sorryhyun/anima_lora."""
 
 from __future__ import annotations
 
@@ -100,6 +100,3 @@ class AnimaLoraDoor(TrainerDoor):
 
 
 DOOR = AnimaLoraDoor()
-
-install, uninstall, is_active = DOOR.open, DOOR.close, DOOR.is_active
-why_inactive, left_alone = DOOR.why_inactive, DOOR.left_alone

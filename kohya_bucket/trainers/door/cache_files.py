@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from kohya_bucket.images.parallel import Progress
-from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.trainers.door.options import AdapterOptions
 
 
@@ -50,26 +49,18 @@ class CacheFiles:
     end_with_captions: Callable[[], None]
 
 
-class ConfigLatents(Protocol):
+@dataclass(frozen=True)
+class ConfigLatents:
     """The latents that training with a config reads.
 
     Attributes:
         options: of its `[kohya_bucket]` table.
-        paths: of the images of each dataset.
-        batch_sizes: of each dataset.
+        paths: of the images of each dataset; batch_sizes: of each.
+        wanted: of an `EncodeOptions` and the folder that names start from, all that the trainer would cache, one part
+            for each kind of caching; it reads headers.
     """
 
-    @property
-    def options(self) -> AdapterOptions: ...
-
-    @property
-    def paths(self) -> Sequence[Sequence[str]]: ...
-
-    @property
-    def batch_sizes(self) -> Sequence[int]: ...
-
-    def wanted(
-        self, encoding: EncodeOptions, images_root: Path, gpus: Sequence[int], content_hash: bool,
-        progress: Progress | None,
-    ) -> list[LatentItems]:  # fmt: skip
-        """All that the trainer would cache, one part for each kind of caching; reads headers."""
+    options: AdapterOptions
+    paths: Sequence[Sequence[str]]
+    batch_sizes: Sequence[int]
+    wanted: Callable[..., list[LatentItems]]

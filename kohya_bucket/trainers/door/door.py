@@ -82,10 +82,8 @@ class TrainerDoor(ABC):
 
     @property
     def in_worker(self) -> Callable[[], None]:
-        """Opens the door in a loader's worker process, by its module's `install`: a spawned one has imported the
-        trainer afresh.
-        """
-        return partial(_install_from, type(self).__module__)
+        """Opens the door in a loader's worker process: a spawned one has imported the trainer afresh."""
+        return partial(_open_in, type(self).__module__)
 
     def complete(self) -> dict[str, Any]:
         """Import what seams are about besides the home; returns classes of other packages by name."""
@@ -232,5 +230,5 @@ class TrainerDoor(ABC):
         return bool(file) and str(file).startswith(str(self.root) + os.sep)
 
 
-def _install_from(module: str) -> None:
-    importlib.import_module(module).install(quiet=True)
+def _open_in(module: str) -> None:
+    importlib.import_module(module).DOOR.open(quiet=True)

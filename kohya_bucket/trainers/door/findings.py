@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kohya_bucket.extras import argument
 from kohya_bucket.images.formats import what_to_do
@@ -23,14 +23,15 @@ ShowProgress = Callable[[str], AbstractContextManager[Progress | None]]
 """Makes a progress function for a title."""
 
 
-class Teller(Protocol):
-    """Where a method that takes long says how far it is."""
+class Teller:
+    """Whom a method that takes long tells how far it is: here nobody."""
 
     def progress(self, title: str) -> AbstractContextManager[Progress | None]:
         """A progress function while something of this title goes on; None where nobody looks."""
+        return nullcontext(None)
 
     def say(self, line: str) -> None:
-        """Print a line beside the output."""
+        """Say a line beside the output."""
 
 
 class Severity(enum.Enum):

@@ -22,7 +22,7 @@ from kohya_bucket.images.formats import CAPTION_EXTENSIONS
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
-from kohya_bucket.trainers.door.findings import Finding, Findings, Teller
+from kohya_bucket.trainers.door.findings import Finding, Findings
 from kohya_bucket.trainers.door.group import epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import InBuckets, PlacedDataset, first_placed
@@ -206,8 +206,11 @@ class ImageTable:
         return first.rfind("/", 0, same) + 1, windows
 
 
-class HeaderReader(Teller, Protocol):
+class HeaderReader(Protocol):
     """Reads the files of a config's datasets as the user asked for it."""
+
+    def say(self, line: str) -> None:
+        """Say a line beside the output."""
 
     def table(self, paths: Sequence[str]) -> ImageTable:
         """The headers of images."""

@@ -1,4 +1,4 @@
-"""`install()` and `uninstall()`: the door of kohya-ss/musubi-tuner. Calling `install()` again changes nothing."""
+"""The door of kohya-ss/musubi-tuner."""
 
 from __future__ import annotations
 
@@ -109,6 +109,3 @@ def _first(examples: list[Any]) -> Any:
 
 
 DOOR = MusubiDoor()
-
-install, uninstall, is_active = DOOR.open, DOOR.close, DOOR.is_active
-why_inactive, left_alone = DOOR.why_inactive, DOOR.left_alone

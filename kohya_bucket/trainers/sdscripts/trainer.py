@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,14 +151,20 @@ class SdScripts(Trainer):
         return explored(asked.file, _read(asked), reader)
 
     def latents(self, asked: Asked) -> ConfigLatents:
+        from kohya_bucket.trainers.door.cache_files import ConfigLatents
         from kohya_bucket.trainers.door.findings import Severity
-        from kohya_bucket.trainers.sdscripts.wanted_latents import LatentsOfConfig
+        from kohya_bucket.trainers.door.options import required
+        from kohya_bucket.trainers.sdscripts.wanted_latents import wanted_by_config
 
         read = _read(asked)
         if errors := read.findings.of(Severity.ERROR):
             everything = f"`kohya-bucket plan {argument(asked.file)}` lists everything"
             raise ConfigError(f"{asked.file}: {errors[0]}; {everything}")
-        return LatentsOfConfig(read)
+        options, datasets = required(read.options, read.findings, read.path), read.datasets
+        return ConfigLatents(
+            options, [one.images.paths for one in datasets], [one.config.batch_size for one in datasets],
+            partial(wanted_by_config, read, options=options),
+        )  # fmt: skip
 
 
 TRAINER = SdScripts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,40 +16,12 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door.group import moved_images
-from kohya_bucket.trainers.door.options import AdapterOptions, required
+from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import placed_in
 from kohya_bucket.trainers.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
 
 Rows = npt.NDArray[np.intp]
-
-
-@dataclass(frozen=True)
-class LatentsOfConfig:
-    """A config without mistakes, see `ConfigLatents`."""
-
-    read: Config
-
-    @property
-    def options(self) -> AdapterOptions:
-        return required(self.read.options, self.read.findings, self.read.path)
-
-    @property
-    def paths(self) -> Sequence[Sequence[str]]:
-        return [dataset.images.paths for dataset in self.read.datasets]
-
-    @property
-    def batch_sizes(self) -> Sequence[int]:
-        return [dataset.config.batch_size for dataset in self.read.datasets]
-
-    def wanted(
-        self, encoding: EncodeOptions, images_root: Path, gpus: Sequence[int], content_hash: bool,
-        progress: Progress | None,
-    ) -> list[LatentItems]:  # fmt: skip
-        return wanted_by_config(
-            self.read, encoding, images_root, options=self.options, gpus=gpus, content_hash=content_hash,
-            progress=progress,
-        )  # fmt: skip
 
 
 def wanted_by_config(
