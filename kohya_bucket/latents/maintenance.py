@@ -1,8 +1,8 @@
-"""What is in a store and what is wrong with it; packing it into few large shards or a copy, pruning what is of no use.
+"""A store's status and damage; packing it into few large shards or into a copy; pruning what is of no use.
 
-Rows are copied into new shards first, and the old files go last. Whatever interrupts this, every item is in at least
-one whole shard at any time. Shards that another process has open are left where the system refuses to remove them
-(Windows), and named.
+Rows are copied into new shards first, and old files are removed last: whatever interrupts this, every item is in at
+least one whole shard at any time. Shards that another process has open stay where the system refuses to remove them
+(Windows), and are named.
 """
 
 from __future__ import annotations
@@ -35,21 +35,19 @@ from kohya_bucket.texts import counted
 def check_sources(
     store: LatentStore, paths: list[str], *, content: bool = False
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """[N] whether the file behind each item is absent, and whether it has changed; `paths` has one path per item.
+    """[N] whether each item's file is absent, and whether it has changed; `paths` has one path per item.
 
-    With `content`, files whose hash is stored are read in full, so that an edit that kept length and time shows.
+    With `content`, files with a stored hash are read in full, which shows an edit that kept length and time.
     """
     images = Origins.named(paths)
     nbytes, mtimes = images.stamps()
     absent = nbytes < 0
     rows = np.flatnonzero(~absent)
+    stored, files = store.source_columns(rows), {"source_bytes": nbytes[rows], "source_mtime_ns": mtimes[rows]}
+    inside = images.inside[rows]
+    changes = source_changes(stored, files, lambda k: images.hash(int(rows[k])), inside=inside, always=content)
     changed = np.zeros(len(store), dtype=bool)
-    now = {"source_bytes": nbytes[rows], "source_mtime_ns": mtimes[rows]}
-    found = source_changes(
-        store.source_columns(rows), now, lambda k: images.hash(int(rows[k])), inside=images.inside[rows],
-        always=content,
-    )  # fmt: skip
-    changed[rows] = found > 0
+    changed[rows] = changes > 0
     return absent, changed
 
 
@@ -58,16 +56,16 @@ class StoreStatus:
     """State of a store.
 
     Attributes:
-        items: items that can be read.
-        nbytes, shards: size of the shards on disk and their number.
+        items: number of readable items.
+        nbytes, shards: size of the shards on disk, and their number.
         groups: number of items by (collection, bucket, dtype, kind, vae).
         superseded: rows on disk that newer ones have replaced.
         unindexed: shards that the manifest does not name yet.
-        damage: (file, what is wrong).
-        changed, absent: sources of items whose image has changed, or is not there.
-        no_images: none of the sources is there, so the store was moved away from its images: nothing is stale.
+        damage: (file, problem).
+        changed, absent: sources of items whose image has changed, or is missing.
+        no_images: all sources are missing, so the store was moved away from its images: nothing is stale.
         temporary: leftover files.
-        of_images: it holds latents of images, not outputs of text encoders.
+        of_images: it holds latents of images, not text-encoder outputs.
     """
 
     items: int
@@ -85,7 +83,7 @@ class StoreStatus:
 
     @property
     def healthy(self) -> bool:
-        """Everything can be trained as it is."""
+        """Nothing is damaged, stale or missing."""
         return not (self.damage or self.changed or (self.absent and not self.no_images))
 
 
@@ -95,10 +93,11 @@ def source_paths(store: LatentStore, images_root: Path | None = None) -> list[st
 
 
 def status(store: LatentStore, *, images_root: Path | None = None, content: bool = False) -> StoreStatus:
-    """Look at a store, and at the image files behind it (length and time; with `content` also their hashes)."""
+    """Look at a store and at its image files (length and time; with `content` also their hashes)."""
     paths = source_paths(store, images_root)
-    none = np.zeros(len(store), dtype=bool)
-    absent, changed = check_sources(store, paths, content=content) if store.of_images else (none, none)
+    absent = changed = np.zeros(len(store), dtype=bool)
+    if store.of_images:
+        absent, changed = check_sources(store, paths, content=content)
     names = ["collection", "dtype", "kind", "vae", "bucket_width", "bucket_height"]
     groups: dict[tuple[str, tuple[int, int], str, str, str], int] = {}
     for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
@@ -122,10 +121,10 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
 
 
 def temporary_files(store: LatentStore) -> list[str]:
-    """What interrupted writers left behind, and what running ones are writing. In object storage nothing is."""
+    """Files that interrupted writers left behind, or running ones are writing. Object storage has none."""
     folders = [folder for folder in (store.layout.root, store.layout.shards) if isinstance(folder, Path)]
-    found = [folder / name for folder in folders for name in _listed(folder)]
-    return sorted(str(path) for path in found if store.layout.is_own(final_name(path.name)))
+    paths = [folder / name for folder in folders for name in _listed(folder)]
+    return sorted(str(path) for path in paths if store.layout.is_own(final_name(path.name)))
 
 
 def _listed(folder: Path) -> list[str]:
@@ -135,45 +134,46 @@ def _listed(folder: Path) -> list[str]:
 
 
 def verify(store: LatentStore, *, progress: Callable[[int, int], None] | None = None) -> list[tuple[int, str]]:
-    """Read every byte of every item: (position, what is wrong) of those that are not as they were written.
+    """Read every byte of every item: (position, problem) of the damaged ones.
 
-    In object storage that is what lies there, whatever this node has kept of it.
+    For object storage this reads the storage itself, whatever copies this node has.
     """
     store = store.without_copies()
     order = np.lexsort((store.column("row"), store.words("shard")[1]))
-    found: list[tuple[int, str]] = []
+    damaged: list[tuple[int, str]] = []
     done = 0
     step = 4096 if isinstance(store.layout.root, Path) else 256
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for start in range(0, len(order), step):
             part: list[int] = order[start : start + step].tolist()
-            with suppress(LatentStoreError):  # which `check` says of each
+            with suppress(LatentStoreError):  # `check` will say so for each item
                 store.expect(part)
-            found += [(i, bad) for i, bad in zip(part, pool.map(store.check, part), strict=True) if bad is not None]
+            problems = zip(part, pool.map(store.check, part), strict=True)
+            damaged += [(i, problem) for i, problem in problems if problem is not None]
             done += len(part)
             if progress is not None:
                 progress(done, len(order))
-    return sorted(found)
+    return sorted(damaged)
 
 
 def verify_files(store: LatentStore) -> list[tuple[str, str]]:
-    """Read what the files say of themselves, also where opening a store spares it: (file, what is wrong).
+    """Read what the files say about themselves, which opening a store partly skips: (file, problem).
 
-    That is `store.json`, every manifest, and the header and `entries` of every shard; and the rows of the manifest that
-    is in force are compared with those of the shards. What opening the store found already comes first.
+    These are `store.json`, all manifests, and the header and rows of every shard, which are compared with those of the
+    manifest in force. Problems that opening the store found come first.
     """
-    found = dict(store.damage)
+    problems = dict(store.damage)
     layout = store.layout
     try:
-        store.layout.images_root()
+        layout.images_root()
     except LatentStoreError as error:
-        found[layout.store_file.name] = str(error)
+        problems[layout.store_file.name] = str(error)
     for path in layout.manifests():
         with suppress(FileNotFoundError):
             try:
                 manifest_of(layout, path, {})
             except LatentStoreError as error:
-                found.setdefault(path.name, str(error))
+                problems.setdefault(path.name, str(error))
     for name, info in store.shards.items():
         with suppress(FileNotFoundError):
             try:
@@ -181,34 +181,33 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
                     nbytes = (layout.shards / name).stat().st_size
                 rows, stated = self_described(layout, name, nbytes)
             except LatentStoreError as error:
-                found[name] = str(error)
+                problems[name] = str(error)
                 continue
             if stated != info or not _are_among(store.rows_in(name), rows):
                 for manifest in layout.manifests():
-                    found.setdefault(manifest.name, f"a manifest describes {name} differently")
-    return list(found.items())
+                    problems.setdefault(manifest.name, f"a manifest describes {name} differently")
+    return list(problems.items())
 
 
 _NEWER = ("caption", "source_hash")  # may be newer in a manifest
 
 
-def _are_among(some: Any, rows: Any) -> bool:
-    """Whether rows of a shard that a manifest has are those that the shard has itself."""
+def _are_among(indexed: Any, rows: Any) -> bool:
+    """Whether the rows that a manifest has of a shard are among the shard's own."""
     pa, pc, _ = arrow()
-    at = pc.index_in(some["row"].combine_chunks(), value_set=rows["row"].combine_chunks())
+    at = pc.index_in(indexed["row"].combine_chunks(), value_set=rows["row"].combine_chunks())
     if at.null_count:
         return False
 
     def plain(table: Any) -> Any:
         table = table.drop_columns(list(_NEWER))
-        fields = [pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type)
-                  for f in table.schema]  # fmt: skip
-        return table.cast(pa.schema(fields)).combine_chunks()
+        kinds = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema]
+        return table.cast(pa.schema(list(zip(table.column_names, kinds, strict=True)))).combine_chunks()
 
-    return bool(plain(some).equals(plain(rows.take(at))))
+    return bool(plain(indexed).equals(plain(rows.take(at))))
 
 
-_EXPECTED = 64  # items that object storage is asked for together
+_EXPECTED = 64  # items that are requested from object storage together
 
 
 @dataclass
@@ -216,13 +215,13 @@ class MaintenanceReport:
     """What was done.
 
     Attributes:
-        copied: items that were moved into new shards.
-        dropped: items that are gone from the store.
+        copied: number of items moved into new shards.
+        dropped: number of items removed from the store.
         removed: files that were deleted.
-        in_use: files that could not be removed, and why: a program holds them open, or their folder is read-only.
-        damaged: (item or file, what is wrong with it).
-        shards: how many there are now, those in use among them.
-        freed: bytes of shards; below zero while what was copied is in use.
+        in_use: files that could not be removed, and why: a program has them open, or their folder is read-only.
+        damaged: (item or file, problem).
+        shards: number of shards now, including those in use.
+        freed: bytes of shards; negative while copied ones are still in use.
     """
 
     copied: int = 0
@@ -235,31 +234,31 @@ class MaintenanceReport:
 
 
 def copy_items(store: LatentStore, items: Sequence[int], writer: StoreWriter) -> None:
-    """Write items of `store` again, with their checksums looked at on the way and their numbers kept."""
+    """Write items of `store` again under their old numbers; raises for a damaged one."""
     numbers = store.column("written_ns")
     for turn, i in enumerate(items):
         if turn % _EXPECTED == 0:
             store.expect(items[turn : turn + _EXPECTED])
         entry = store.entry(i)
         if store.info(i).arrays:
-            kept = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
-            writer.add_text(entry, kept, sequence=int(numbers[i]))
+            outputs = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
+            writer.add_text(entry, outputs, sequence=int(numbers[i]))
             continue
-        flip, mask = entry.fingerprint.flip, entry.fingerprint.mask
-        flipped = np.array(store.read(i, flipped=True)) if flip else None
-        alpha = store.read_mask(i) if mask else None
-        writer.add(
-            entry, np.array(store.read(i)), flipped=flipped, mask=None if alpha is None else np.array(alpha),
-            space=store.info(i).space, sequence=int(numbers[i]),
-        )  # fmt: skip
+        flipped = np.array(store.read(i, flipped=True)) if entry.fingerprint.flip else None
+        mask = store.read_mask(i) if entry.fingerprint.mask else None
+        plain, mask = np.array(store.read(i)), None if mask is None else np.array(mask)
+        writer.add(entry, plain, flipped=flipped, mask=mask, space=store.info(i).space, sequence=int(numbers[i]))
 
 
 def remove_shards(
-    store: LatentStore, names: Sequence[str], done: MaintenanceReport, others: Iterable[StorePath] = (),
+    store: LatentStore,
+    names: Sequence[str],
+    done: MaintenanceReport,
+    others: Iterable[StorePath] = (),
     given_up: Iterable[str] = (),
-) -> None:  # fmt: skip
-    """Index what is there without `names`, whose items are in other shards or to be dropped; then delete those, and
-    `others`, and count what the shards take now. Nothing is read any more once something is deleted."""
+) -> None:
+    """Index the store without the shards `names`, whose items are in other shards or dropped; then delete these and
+    `others`, and count what is left. Nothing is read once something is deleted."""
     emptied = [store.shards[name] for name in names]
     before = sum(info.nbytes for info in store.shards.values())
     store.refresh(without=names)
@@ -272,7 +271,7 @@ def remove_shards(
 
 
 def remove_file(path: StorePath, done: MaintenanceReport) -> None:
-    """Remove one file, and note whether it is gone or in use."""
+    """Remove one file, and record whether it is gone or in use."""
     try:
         path.unlink()
         done.removed.append(path.name)
@@ -288,16 +287,16 @@ def pack(
     *,
     shard_bytes: int = 256 << 20,
 ) -> MaintenanceReport:
-    """Bring the items into as few shards as there need be, in order; in place or as a new store in `target`.
+    """Copy the items in order into as few shards as possible, in place or into a new store in `target`.
 
-    A store in `target` is complete in itself: it can be carried elsewhere and trained from without the images.
+    A store in `target` is self-contained: it can be moved elsewhere and trained from without the images.
 
     Raises:
-        LatentStoreError: `target` holds a store already, or an item is damaged.
+        LatentStoreError: `target` already holds a store, or an item is damaged.
     """
     if target is not None:
         if Layout(target).shard_sizes():
-            raise LatentStoreError(f"{target} holds a latent store already: choose an empty folder")
+            raise LatentStoreError(f"{target} already holds a latent store: choose an empty folder")
         if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
             raise LatentStoreError(
                 f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first "
@@ -310,10 +309,10 @@ def pack(
         write_manifest(packed)
         return MaintenanceReport(copied=len(packed), shards=len(packed.shards))
     done = MaintenanceReport()
-    rows = _rows_by_shard(store)
-    small = [name for name, items in rows.items() if items and store.shards[name].nbytes < 0.7 * shard_bytes]
-    empty = [name for name, items in rows.items() if not items]  # copied before, and in use until now
-    keep = sorted(i for name in small for i in rows[name])
+    items_of = _items_by_shard(store)
+    small = [name for name, items in items_of.items() if items and store.shards[name].nbytes < 0.7 * shard_bytes]
+    empty = [name for name, items in items_of.items() if not items]  # copied before, and in use until now
+    keep = sorted(i for name in small for i in items_of[name])
     if _already_packed(store, small, keep):
         small, keep = [], []
     if not small and not empty:
@@ -327,20 +326,20 @@ def pack(
     return done
 
 
-def _rows_by_shard(store: LatentStore) -> dict[str, list[int]]:
-    """Items that can be read, by the shard they lie in."""
-    rows: dict[str, list[int]] = {name: [] for name in store.shards}
+def _items_by_shard(store: LatentStore) -> dict[str, list[int]]:
+    """Readable items by the name of their shard."""
+    items: dict[str, list[int]] = {name: [] for name in store.shards}
     for i in range(len(store)):
-        rows[store.info(i).name].append(i)
-    return rows
+        items[store.info(i).name].append(i)
+    return items
 
 
 def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:
-    """Whether copying would give the same shards again: one small one per kind of row, without dead rows."""
+    """Whether copying would make the same shards again: one small shard per kind of row, without replaced rows."""
     names = ["bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection", "shard"]
-    found = store.table.take(np.array(keep, dtype=np.int64)).group_by(names, use_threads=False).aggregate([])
+    groups = store.table.take(np.array(keep, dtype=np.int64)).group_by(names, use_threads=False).aggregate([])
     kinds = set()
-    for row in found.to_pylist():
+    for row in groups.to_pylist():
         info = store.shards[row["shard"]]
         layouts = tuple((name, info.tensors[name].dtype, info.tensors[name].shape[1:]) for name in info.arrays)
         kinds.add((*list(row.values())[:-1], info.space, tuple(info.arrays.items()), layouts))
@@ -349,16 +348,19 @@ def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int
 
 
 def prune(
-    store: LatentStore, drop: Iterable[int] = (), *, damaged: bool = False, images_root: Path | None = None
+    store: LatentStore,
+    drop: Iterable[int] = (),
+    *,
+    damaged: bool = False,
+    images_root: Path | None = None,
 ) -> MaintenanceReport:
-    """Take out `drop` (positions), rows that newer ones replaced, and files of writers that died.
+    """Remove the items `drop` (positions), rows that newer ones have replaced, and files of dead writers.
 
     Run it while nothing writes into the store.
 
     Args:
-        damaged: read everything, and take out items and files that are not as they were written; what is whole in such
-            a file is kept.
-        images_root: where the images are, to be written where `store.json` does not say so any more.
+        damaged: read everything, and remove damaged items and files; whole items of a damaged file are kept.
+        images_root: where the images are, for a `store.json` that is lost or damaged.
     """
     done = MaintenanceReport()
     dropped = set(drop)
@@ -369,30 +371,33 @@ def prune(
         done.damaged = [*files, *((sources[i], problem) for i, problem in items)]
         dropped |= {i for i, _ in items}
         bad_files = [name for name, _ in files]
-    live = {name: [i for i in items if i not in dropped] for name, items in _rows_by_shard(store).items()}
+    # A shard with any row to remove is written again without it: what stays of it is copied, then it goes.
+    live = {name: [i for i in items if i not in dropped] for name, items in _items_by_shard(store).items()}
     rows = {name: info.rows for name, info in store.shards.items()}
-    loose = [name for name, items in live.items() if len(items) < rows[name] or name in bad_files]
+    rewritten = [name for name, items in live.items() if len(items) < rows[name] or name in bad_files]
     done.dropped = len(dropped)
-    done.copied = sum(len(live[name]) for name in loose)
+    done.copied = sum(len(live[name]) for name in rewritten)
+    # Everything else that goes: leftovers, damaged manifests, and shards of which nothing can be read.
     old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
-    own = (store.layout.own_file(name) for name in set(bad_files) - set(loose))
-    old += [path for path in own if path is not None]  # store.json is written again, or stays
+    unusable = (store.layout.own_file(name) for name in set(bad_files) - set(rewritten))
+    old += [path for path in unusable if path is not None]  # not store.json, which is written again or stays
     lost_root = damaged and images_root is not None
-    anew = lost_root and store.layout.store_file.name in bad_files
-    if anew:
+    replace_store_file = lost_root and store.layout.store_file.name in bad_files
+    if replace_store_file:
         store.layout.check_own()
     elif lost_root:
         store.layout.create(images_root)
+    # First the copies, then a manifest without the old shards, then these go.
     with StoreWriter(store.layout.root) as writer:
-        copy_items(store, [i for name in loose for i in live[name]], writer)
-    remove_shards(store, loose, done, old, bad_files)
-    if anew:
+        copy_items(store, [i for name in rewritten for i in live[name]], writer)
+    remove_shards(store, rewritten, done, old, bad_files)
+    if replace_store_file:
         remove_file(store.layout.store_file, done)
         store.layout.create(images_root)
     return done
 
 
 def _is_left_over(path: Path) -> bool:
-    with suppress(OSError):  # gone, or not to be looked at now
+    with suppress(OSError):  # gone, or unreadable now
         return time.time() - path.stat().st_mtime > TEMPORARY_AGE
     return False

@@ -151,7 +151,7 @@ def test_a_store_is_carried_there_and_back(address, tmp_path):
     pack(LatentStore(address), tmp_path / "back")
     store = LatentStore(tmp_path / "back")
     assert all(same(store.read(i), want[name]) for i, name in enumerate(NAMES))
-    with pytest.raises(LatentStoreError, match="holds a latent store already"):
+    with pytest.raises(LatentStoreError, match="already holds a latent store"):
         pack(store, address)
 
 

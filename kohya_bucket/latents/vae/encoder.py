@@ -1,6 +1,6 @@
-"""What encodes pixels: the protocol that any VAE can satisfy, what this package asks of it, and a batch through it.
+"""The protocol of encoders, which any VAE can satisfy, and batches through one.
 
-A batch is halved when memory runs out, and encoded in float32 where it overflowed.
+A batch is halved when memory runs out, and items that overflow are encoded again in float32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MEMBERS = ("downsample_factor", "latent_channels", "scale_factor", "encode")
 
 @runtime_checkable
 class VAEEncoder(Protocol):
-    """Encodes pixels into latents. Four members, and any model fits.
+    """Encodes pixels into latents. Any model with these four members fits.
 
     Attributes:
         downsample_factor: pixels per latent in each side, e.g. 8.
@@ -75,8 +75,7 @@ class PosteriorEncoder(VAEEncoder, Protocol):
 
 
 def check_encoder(encoder: object) -> None:
-    """Raises `KohyaBucketError`, before images are looked at, for what lacks a member of `VAEEncoder`, e.g. a bare
-    diffusers VAE."""
+    """Raises `KohyaBucketError` for an object that lacks a member of `VAEEncoder`, such as a bare diffusers VAE."""
     missing = [name for name in _MEMBERS if not hasattr(encoder, name)]
     if missing:
         raise KohyaBucketError(
@@ -86,13 +85,13 @@ def check_encoder(encoder: object) -> None:
 
 
 def encoder_hash(encoder: Any) -> str:
-    """Hash of what an encoder computes: its `fingerprint`, else its weights, else the name of its class.
+    """Identity of an encoder: its `fingerprint`, else a hash of its weights, else of the name of its class.
 
-    Weights are looked for in the encoder itself and in its attributes `vae`, `model` and `_vae`.
+    Weights are those of the encoder itself or of its attribute `vae`, `model` or `_vae`.
     """
-    given = getattr(encoder, "fingerprint", None)
-    if isinstance(given, str) and given:
-        return given
+    fingerprint = getattr(encoder, "fingerprint", None)
+    if isinstance(fingerprint, str) and fingerprint:
+        return fingerprint
     for module in (encoder, *(getattr(encoder, name, None) for name in ("vae", "model", "_vae"))):
         if hasattr(module, "state_dict"):
             return module_hash(module)
@@ -102,7 +101,7 @@ def encoder_hash(encoder: Any) -> str:
 
 
 def encoder_space(encoder: Any) -> LatentSpace:
-    """What the numbers mean that are stored for `encoder`: raw where it gives a posterior, else scaled."""
+    """What the numbers of `encoder` mean: raw if it has a posterior, else scaled."""
     raw = isinstance(encoder, PosteriorEncoder)
     return LatentSpace(
         float(encoder.scale_factor),
@@ -128,14 +127,14 @@ def normalize(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def noise_seed(seed: int, source: str, collection: str = "") -> int:
-    """Seed of one item's noise: the same whatever batch, rank or run encodes it."""
+    """Seed of an item's noise, independent of batch, rank and run."""
     text = f"{seed}/{collection}/{source}".encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 @dataclass
 class Running:
-    """A batch that the encoder was given: its pixels on the device, and mean and deviation, which come to the CPU."""
+    """A batch in the encoder: its pixels on the device, and mean and deviation on their way to the CPU."""
 
     images: torch.Tensor
     seeds: Sequence[int]
@@ -150,13 +149,12 @@ class BatchEncoder:
 
     Args:
         encoder: any `VAEEncoder`; with `posterior` it is sampled here, with noise that belongs to the item.
-        say: called with a line of text for whatever a user should know.
-        together: how many images go through the encoder at once; None: as many of a batch as memory has room for, where
-            the encoder says its device.
+        say: called with a line of text for the user.
+        together: images in one call of the encoder; None: as many as fit into memory, if the encoder states its device.
 
     Attributes:
-        in_flight: how many batches to have begun and not finished: a GPU has the next when one is done.
-        busy: seconds for which a batch was in the encoder, of those that are finished.
+        in_flight: how many batches to keep begun and unfinished, so that a GPU always has the next one.
+        busy: seconds that finished batches were in the encoder.
     """
 
     def __init__(
@@ -179,13 +177,13 @@ class BatchEncoder:
 
     @property
     def on_processor(self) -> bool:
-        """The encoder takes its pixels where they are decoded."""
+        """The encoder runs where images are decoded."""
         return str(self._device) == "cpu"
 
     def begin(self, pixels: torch.Tensor, seeds: Sequence[int], names: Sequence[str]) -> Running:
         """Encode [B, H, W, 3] uint8 pixels, or [B, 3, H, W] floats; `seeds` and `names` have one per item.
 
-        A GPU is given what it has to do, and may still be at the batch before.
+        A GPU only queues the work, and may still be busy with the previous batch.
         """
         import torch
 
@@ -200,7 +198,7 @@ class BatchEncoder:
         return Running(images, seeds, names, plain, flipped, span)
 
     def finish(self, running: Running) -> Encoded:
-        """The latents of a batch, when the encoder is done with it."""
+        """The latents of a batch; waits for the encoder."""
         import torch
 
         seconds = running.span.seconds()
@@ -217,7 +215,7 @@ class BatchEncoder:
         """Encode in as few runs as memory allows.
 
         Raises:
-            KohyaBucketError: one image alone needs more.
+            KohyaBucketError: a single image does not fit.
         """
         import torch
 
@@ -234,8 +232,8 @@ class BatchEncoder:
                     raise
                 if len(part) == 1:
                     raise KohyaBucketError(
-                        f"{names[at]}: out of memory at {width}x{height} pixels, with this image alone; what was "
-                        "encoded before is stored: use a smaller resolution, a narrower --dtype or another --device"
+                        f"{names[at]}: out of memory at {width}x{height} pixels, with this image alone; earlier images "
+                        "are stored: use a smaller resolution, a narrower --dtype or another --device"
                     ) from error
             else:
                 self._limit.went_well(len(part), (width, height))
@@ -247,7 +245,7 @@ class BatchEncoder:
         return self._fetched(torch.cat([mean for mean, _ in parts]), torch.cat(spreads) if spreads else None)
 
     def _fetched(self, mean: torch.Tensor, spread: torch.Tensor | None) -> _Distribution:
-        """As float32 on the CPU; from a GPU they are there when it has done what it was given."""
+        """As float32 on the CPU; from a GPU, valid once it has finished its queue."""
         mean = mean.float().to("cpu", non_blocking=self._on_gpu)
         return mean, None if spread is None else spread.float().to("cpu", non_blocking=self._on_gpu)
 
@@ -271,7 +269,7 @@ class BatchEncoder:
         return mean + spread * noise
 
     def _mend(self, done: Encoded, running: Running) -> None:
-        """Encode items that are not finite again in float32; name those that stay so."""
+        """Encode items that are not finite again in float32; mark those that stay so as bad."""
         import torch
 
         parts = [done.plain] if done.flipped is None else [done.plain, done.flipped]
