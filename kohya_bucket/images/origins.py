@@ -207,7 +207,7 @@ class Origins:
         return list(dict.fromkeys([*own, *(container.path for container in self.containers)]))
 
     @property
-    def are_far(self) -> bool:
+    def are_remote(self) -> bool:
         """Some are read by requests, which wait side by side."""
         return any(map(is_url, self.files))
 
@@ -258,7 +258,7 @@ class Origins:
                 return self.hash(i)
             return ""
 
-        return for_each(hash_or_none, range(len(self)), at_once=REQUESTS if self.are_far else 1)
+        return for_each(hash_or_none, range(len(self)), at_once=REQUESTS if self.are_remote else 1)
 
     def windows(self) -> npt.NDArray[np.int64]:
         """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.

@@ -1,12 +1,12 @@
-"""Items into a store, on a Ray cluster: this process hands out what is missing, and indexes what was written.
+"""Encoding into a store on a Ray cluster: this process hands out what is missing, and indexes what was written.
 
-An actor holds an encoder and turns pieces of work into shards. Tasks decode its batches, on whichever machines have
-processors to spare, a few ahead of the encoder. Whichever actor dies, others do its pieces.
+An actor holds an encoder and turns pieces of work into shards. Tasks decode its batches on any machine with free
+processors, a few ahead of the encoder. When an actor dies, others do its pieces.
 
-`map_batches` of Ray Data 2.60 with an actor pool did the same pieces at 0.56 to 0.61 of this speed (480 images, medians
-of 3 rounds), and a piece at which its actor ends stopped the whole run, or was tried again without end. Its `ActorPool`
-with restarts and retries lost the piece that an actor held beside such a one, and never gave back what it had handed to
-an actor that the cluster has no room for.
+`map_batches` of Ray Data 2.60 with an actor pool reached 0.56 to 0.61 of this speed on the same pieces (480 images,
+medians of 3 rounds), and a piece that kills its actor stopped the whole run or was retried forever. Ray's `ActorPool`
+with restarts and retries lost the piece that an actor held beside such a piece, and never took back what it had given
+to an actor for which the cluster has no room.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from kohya_bucket.texts import counted, some
 
 P = TypeVar("P")
 
-_AT_ONCE = 2  # pieces in one actor: the next is decoded while one is in the encoder
-_TRIES = 3  # of a piece whose actor ends each time, and of actors that end while they load
-_PATIENCE = 60.0
+_AT_ONCE = 2  # pieces in one actor: one is decoded while another is in the encoder
+_TRIES = 3  # of a piece whose actor dies each time, and of actors that die while they load
+_PATIENCE = 60.0  # seconds between two lines about waiting
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an actor says of its model once that is loaded: `identity` is equal for models that give equal outputs,
-    `place` is its machine, `computes` the type that it computes in, and why, where it says so.
+    """An actor's model, once it is loaded: `identity` is equal for models with equal outputs, `place` is the machine,
+    `computes` the type that it computes in and why, if it says so.
 
-    `model` is what else must be known to hand out work: of text encoders their `Encoding`; of others whether they give
-    mean and standard deviation, and the name of their class.
+    `model` is what handing out work needs: for text encoders their `Encoding`; for VAEs whether they have a posterior,
+    and the name of their class.
     """
 
     identity: str
@@ -74,11 +74,11 @@ class Facts:
 @dataclass
 class _Task(Generic[P]):
     piece: P
-    deaths: int = 0  # of actors that had it
+    deaths: int = 0  # of actors that worked on it
 
     @property
     def load(self) -> int:
-        """One at whose side an actor died has the next for itself, so that no other piece dies of it again."""
+        """A piece that may have killed an actor gets the next one to itself, so that it takes no other piece along."""
         return _AT_ONCE if self.deaths else 1
 
 
@@ -92,27 +92,32 @@ class _Member:
 
 
 class Actors:
-    """As many actors as asked for, or as the cluster has room for. Use as a context manager.
+    """The actors of a run. Use as a context manager.
 
     Args:
         kind: their class, `EncoderOnRay` or `TextOnRay`.
-        make: what `kind` is made with: loads a model, on the machine of each actor; it must be importable there.
+        make: loads a model, on the machine of each actor, where it must be importable.
         count: how many; None: one for each GPU of the cluster, or one.
-        on_gpu: each has a GPU of its own, where the cluster has any.
-        say: called with a line of text for whatever a user should know at once.
+        on_gpu: each has its own GPU, if the cluster has any.
+        say: called with each line that the user should see at once.
 
     Raises:
         KohyaBucketError: Ray is missing.
     """
 
     def __init__(
-        self, kind: type, make: Callable[[], Any], count: int | None = None, *, on_gpu: bool = True,
+        self,
+        kind: type,
+        make: Callable[[], Any],
+        count: int | None = None,
+        *,
+        on_gpu: bool = True,
         say: Callable[[str], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._ray = joined_ray()
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if on_gpu else 0
         self._make = make
-        # Decoding has the processors: an actor that waits for its device needs none.
+        # Processors are for decoding: an actor that waits for its device needs none.
         self._kind = self._ray.remote(kind).options(
             num_cpus=0, num_gpus=min(1, gpus), max_concurrency=_AT_ONCE, scheduling_strategy="SPREAD"
         )
@@ -120,7 +125,7 @@ class Actors:
         self._failed_loads = 0
         self._why = ""
         self._members: list[_Member] = [self._new() for _ in range(count or gpus or 1)]
-        self._known: Facts | None = None
+        self._facts: Facts | None = None
 
     def __enter__(self) -> Actors:
         return self
@@ -131,50 +136,52 @@ class Actors:
 
     @property
     def count(self) -> int:
-        """How many there are, or will be."""
+        """How many actors there are or will be."""
         return len(self._members)
 
     @property
     def processors(self) -> int:
-        """How many the cluster has."""
+        """Processors of the cluster."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def facts(self) -> Facts:
-        """What the first one says that has loaded its model. Raises as `work`."""
-        while self._known is None:
+        """Those of the first actor that has loaded its model. Raises as `work`."""
+        while self._facts is None:
             self._step({})
-        return self._known
+        return self._facts
 
     def work(self, pieces: Iterable[P], do: Callable[[Any, P], Any]) -> Iterator[tuple[P, Any]]:
-        """(piece, what came of it) as they are done; the latter is None where its actor ended every time.
+        """(piece, result) in the order in which they finish; None is the result of a piece whose actor died every time.
 
         Args:
-            do: starts the work on a piece, with an actor, and gives the reference to its result.
+            do: starts work on a piece, with an actor, and returns the reference to its result.
 
         Raises:
-            KohyaBucketError: an actor raised it, or none can be had. Any other error of theirs, too.
+            KohyaBucketError: raised by an actor, or none can be started. Any other error of an actor, too.
         """
-        source = (_Task(piece) for piece in pieces)
-        again, running = deque[_Task[P]](), dict[Any, tuple[_Member, _Task[P]]]()
+        tasks = (_Task(piece) for piece in pieces)
+        retries, running = deque[_Task[P]](), dict[Any, tuple[_Member, _Task[P]]]()
         while True:
+            # Give every loaded actor one piece, then those with room a second one. A retry needs an idle actor.
             for depth in range(_AT_ONCE):
                 for member in self._members:
                     if member.facts is None or member.load > depth:
                         continue
-                    task = again.popleft() if again and not member.load else next(source, None)
+                    task = retries.popleft() if retries and not member.load else next(tasks, None)
                     if task is not None:
                         running[do(member.actor, task.piece)] = member, task
                         member.load += task.load
-            if not running and not again and any(member.facts is not None for member in self._members):
+            # Nothing runs although an actor is loaded: all pieces are done.
+            if not running and not retries and any(member.facts is not None for member in self._members):
                 return
             for task, result in self._step(running):
                 if result is None and task.deaths < _TRIES:
-                    again.append(task)
+                    retries.append(task)
                 else:
                     yield task.piece, result
 
     def _step(self, running: dict[Any, tuple[_Member, _Task[P]]]) -> list[tuple[_Task[P], Any]]:
-        """Wait until something happens. What is done leaves `running`; its result is None where its actor ended."""
+        """Wait until something happens. Finished tasks leave `running`; the result is None if the actor died."""
         loading = {member.loading: member for member in self._members if member.facts is None}
         ready, _ = self._ray.wait([*running, *loading], num_returns=1, timeout=_PATIENCE)
         if not ready and not running and self._say is not None:
@@ -194,7 +201,7 @@ class Actors:
         return done
 
     def _result(self, reference: Any) -> Any:
-        """What an actor gave; None if it ended before."""
+        """The result from an actor; None if it died first."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
@@ -215,10 +222,10 @@ class Actors:
             self._replace(member)
             return
         self._failed_loads = 0
-        self._known = self._known or facts
-        if facts.identity != self._known.identity:
+        self._facts = self._facts or facts
+        if facts.identity != self._facts.identity:
             raise KohyaBucketError(
-                f"{facts.place} has other weights than {self._known.place}: give every machine the same files"
+                f"{facts.place} has other weights than {self._facts.place}: give every machine the same files"
             )
         member.facts = facts
 
@@ -233,18 +240,18 @@ class Actors:
 
     def _kill(self, member: _Member) -> None:
         member.dead = True
-        with suppress(Exception):  # it is gone already, or Ray is
+        with suppress(Exception):  # it is dead already, or Ray is
             self._ray.kill(member.actor)
 
 
 def raise_cause(error: Any) -> NoReturn:
-    """Raise what another process raised, as it was raised there."""
+    """Raise what another process raised, as its original exception."""
     cause = getattr(error, "cause", None)
     raise cause if isinstance(cause, Exception) else error
 
 
 def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:
-    """The batches of a piece, all of one bucket; at most `ahead` are decoded, or being decoded, and not yet taken."""
+    """The batches of a piece of one bucket; at most `ahead` of them are decoded in advance."""
     running: deque[tuple[list[int], Any]] = deque()
     starts = iter(range(0, len(wanted), batch_size))
     while True:
@@ -265,12 +272,12 @@ def _begin(wanted: LatentItems, as_floats: bool) -> Any:
 
 def _decode(wanted: LatentItems, as_floats: bool) -> DecodedBatch:
     n = len(wanted)
-    with ThreadPoolExecutor(n if wanted.images.are_far else 1) as pool:  # requests wait side by side
+    with ThreadPoolExecutor(n if wanted.images.are_remote else 1) as pool:  # requests wait in parallel
         return next(prefetch(range(n), wanted, n, pool, n, as_floats=as_floats))
 
 
 def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: bool) -> DecodedBatch:
-    """What a task decoded; one image at a time where its process ended again and again."""
+    """What a task decoded; one image at a time if its process kept dying."""
     import ray
 
     try:
@@ -279,18 +286,18 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
         raise_cause(error)
     except ray.exceptions.RayError as error:
         if len(items) == 1:
-            why = f"the process that decodes it ended again and again ({type(error).__name__}): look at this file"
+            why = f"the process that decodes it died repeatedly ({type(error).__name__}): look at this file"
             return DecodedBatch([], None, [], [(items[0], why)])
-        ones = [_complete(wanted, [i], _begin(wanted.subset([i]), as_floats), as_floats) for i in items]
-        pixels = [one.pixels for one in ones if one.pixels is not None]
-        return DecodedBatch(
-            [i for one in ones for i in one.items], np.concatenate(pixels) if pixels else None,
-            [mask for one in ones for mask in one.masks], [failure for one in ones for failure in one.failed],
-        )  # fmt: skip
+        singles = [_complete(wanted, [i], _begin(wanted.subset([i]), as_floats), as_floats) for i in items]
+        pixels = [single.pixels for single in singles if single.pixels is not None]
+        done = [i for single in singles for i in single.items]
+        masks = [mask for single in singles for mask in single.masks]
+        failed = [failure for single in singles for failure in single.failed]
+        return DecodedBatch(done, np.concatenate(pixels) if pixels else None, masks, failed)
     return replace(
         batch,
         items=[items[k] for k in batch.items],
-        # What Ray gives is mapped read-only, and an encoder may work in place.
+        # Arrays from Ray are read-only, and an encoder may work in place.
         pixels=None if batch.pixels is None else np.array(batch.pixels),
         failed=[(items[k], why) for k, why in batch.failed],
     )
@@ -298,9 +305,9 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
 
 @dataclass(frozen=True)
 class Run:
-    """What all pieces of a run have in common; `above` is the greatest number in the store when it began.
+    """What all pieces of a run have in common; `above` is the greatest number in the store at its start.
 
-    `batch_size` is how many are read together; `together` how many are encoded, see `BatchEncoder`.
+    `batch_size` items are read together; for `together` see `BatchEncoder`.
     """
 
     root: str
@@ -317,20 +324,20 @@ W = TypeVar("W", LatentItems, CaptionItems)
 
 @dataclass(frozen=True)
 class Piece(Generic[W]):
-    """Items, of one bucket, that are encoded together and become shards of their own; `key` names them."""
+    """Items of one bucket that are encoded together and become shards of their own, named by `key`."""
 
     wanted: W
     key: str
 
     def writer(self, run: Run) -> StoreWriter:
-        """Into a folder that all machines see, or into object storage. Nothing is flushed but full shards."""
+        """Writes to a folder that all machines see, or to object storage. Only full shards are flushed."""
         assigned = Assigned(run.above, self.key)
         return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned)
 
 
 @dataclass
 class PieceResult:
-    """What came of a piece; `busy`: seconds for which the encoder had a batch since the last one was done."""
+    """The result of a piece; `busy`: seconds that batches were in the encoder since the previous piece."""
 
     encoded: int
     failed: list[tuple[str, str]]
@@ -341,14 +348,14 @@ class PieceResult:
 
 
 class TextOnRay:
-    """The actor that holds text encoders."""
+    """An actor that holds text encoders."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._turn = threading.Lock()
 
     def load(self) -> Facts:
-        """Load the models; the facts have how they encode."""
+        """Load the models; `Facts.model` is how they encode."""
         self._encoder = self._make()
         encoding = Encoding(self._encoder.weights, self._encoder.tokens)
         return Facts(repr(encoding), platform.node(), encoding, getattr(self._encoder, "computes", ""))
@@ -367,12 +374,12 @@ class TextOnRay:
 
 
 class EncoderOnRay:
-    """The actor. Several pieces may be in it at once: while one is encoded, another is decoded or written."""
+    """An actor that holds a VAE. While one piece is encoded, another is decoded or written."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._notes: list[str] = []
-        self._of: dict[tuple[str, bool, int | None], BatchEncoder] = {}
+        self._encoders: dict[tuple[str, bool, int | None], BatchEncoder] = {}  # by kind, flip and images at once
         self._busy = 0.0
 
     def load(self) -> Facts:
@@ -384,13 +391,13 @@ class EncoderOnRay:
         return Facts(encoder_hash(encoder), platform.node(), model, getattr(encoder, "computes", ""))
 
     def encode(self, piece: Piece[LatentItems], run: Run) -> PieceResult:
-        """Decode, encode and write a piece. Nothing of it is on disk before all of it is encoded, but full shards."""
+        """Decode, encode and write a piece. Apart from full shards nothing reaches the disk before the end."""
         encoding = piece.wanted.encoding
         options = encoding.kind, encoding.flip, run.together
-        encode = self._of.get(options)
+        encode = self._encoders.get(options)
         if encode is None:
             encode = BatchEncoder(self._encoder, encoding.kind, encoding.flip, self._notes.append, run.together)
-            encode = self._of.setdefault(options, encode)
+            encode = self._encoders.setdefault(options, encode)
         report = PrecomputeReport(None, len(piece.wanted))
         writer = piece.writer(run)
         batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
@@ -398,31 +405,39 @@ class EncoderOnRay:
         encode_batches(piece.wanted, encode, batches, put, Reporter(report), len(piece.wanted), run.seed)
         writer.flush()
         notes, self._notes[:] = [*report.notes, *self._notes], []
-        before, self._busy = self._busy, sum(one.busy for one in self._of.values())
-        return PieceResult(report.encoded, report.failed, notes, self._busy - before, writer.shards, platform.node())
+        earlier, self._busy = self._busy, sum(encoder.busy for encoder in self._encoders.values())
+        return PieceResult(report.encoded, report.failed, notes, self._busy - earlier, writer.shards, platform.node())
 
 
-_SEEN_AFTER = 60.0  # seconds; network file systems keep what they know of a folder for about as long
+_SEEN_AFTER = 60.0  # seconds; network file systems cache listings for about as long
 _LOST = "the process that encoded it died every time: see Ray's logs; it may have run out of memory"
 
 
 def encode_on_ray(
-    wanted: LatentItems, crew: Actors, output_dir: str | os.PathLike[str], images_root: Path, *,
-    batch_size: int | None = None, progress_callback: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None, workers: int | None = None, seed: int = 0, shard_bytes: int = 256 << 20,
-) -> PrecomputeReport:  # fmt: skip
-    """As `encode_items` into a store, by actors on a Ray cluster. A piece of work becomes one shard, or several.
+    wanted: LatentItems,
+    crew: Actors,
+    output_dir: str | os.PathLike[str],
+    images_root: Path,
+    *,
+    batch_size: int | None = None,
+    progress_callback: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    shard_bytes: int = 256 << 20,
+) -> PrecomputeReport:
+    """`encode_items` into a store by actors on a Ray cluster. A piece of work becomes one or more shards.
 
     All machines must see the images and `output_dir` under the same paths.
 
     Args:
         crew: of `EncoderOnRay`.
-        workers: batches that are decoded ahead for each piece in an encoder; None: its share of the processors, and 2.
-        seed: as for `encode_items`.
-        shard_bytes: as for `StoreWriter`.
+        workers: batches decoded in advance for each piece in an encoder; None: its share of the processors, plus 2.
+        seed: see `encode_items`.
+        shard_bytes: see `StoreWriter`.
 
     Raises:
-        KohyaBucketError: as `encode_items`; and what an actor raised.
+        KohyaBucketError: as `encode_items`; or raised by an actor.
     """
     posterior, name = crew.facts().model
     check_kind(wanted.encoding.kind, posterior, name)
@@ -447,16 +462,23 @@ def encode_on_ray(
 
 
 def text_on_ray(
-    store: str | os.PathLike[str], make: Callable[[], Any], *, name: str = "text", batch_size: int = 8,
-    concurrency: int | None = None, on_gpu: bool = True, progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None, say_type: Callable[[str], None] | None = None,
-) -> PrecomputeReport:  # fmt: skip
-    """As `precompute_text`, by actors on a Ray cluster, each with the encoder that `make` loads there.
+    store: str | os.PathLike[str],
+    make: Callable[[], Any],
+    *,
+    name: str = "text",
+    batch_size: int = 8,
+    concurrency: int | None = None,
+    on_gpu: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    say_type: Callable[[str], None] | None = None,
+) -> PrecomputeReport:
+    """`precompute_text` by actors on a Ray cluster, each with an encoder that `make` loads there.
 
-    `say_type` is called with what the encoders compute in, where they say so.
+    `say_type` is called with the type that the encoders compute in.
 
     Raises:
-        KohyaBucketError: as `precompute_text`; Ray is missing; or what an actor raised.
+        KohyaBucketError: as `precompute_text`; Ray is missing; or raised by an actor.
     """
     with Actors(TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
         if say_type is not None:
@@ -473,7 +495,7 @@ def text_on_ray(
 
 
 def _encode(pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, reporter: Reporter) -> float:
-    """Hand out all pieces; returns the seconds for which encoders were busy."""
+    """Hand out all pieces; returns the seconds that the encoders were busy."""
     report, busy, seen = reporter.report, 0.0, set[str]()
     reporter.show(total)
     done: PieceResult | None
@@ -495,7 +517,7 @@ def _encode(pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, repo
 
 
 def check_seen(layout: Layout, shards: list[str], place: str) -> None:
-    """Raise `LatentStoreError` where what another machine has written is not to be seen on this one."""
+    """Raise `LatentStoreError` if files written by another machine do not appear on this one."""
     deadline = time.monotonic() + _SEEN_AFTER
     while unseen := set(shards) - layout.shard_sizes().keys():
         if time.monotonic() > deadline:
@@ -509,7 +531,7 @@ def check_seen(layout: Layout, shards: list[str], place: str) -> None:
 def _pieces(missing: LatentItems, batch_size: int) -> Iterator[Piece[LatentItems]]:
     for name, items in pieces_of(missing, batch_size):
         wanted = missing.subset(items.tolist())
-        # Another image under an old name makes another piece.
+        # An edited image makes another piece, with other shard names.
         state = wanted.source_bytes.tobytes() + wanted.source_mtime_ns.tobytes()
         yield Piece(wanted, f"{name} {hashlib.blake2b(state, digest_size=8).hexdigest()}")
 

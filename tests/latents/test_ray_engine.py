@@ -270,7 +270,7 @@ def test_an_image_that_ends_who_decodes_it_is_named_and_all_others_encoded(clust
     report = on_ray(images, tmp_path / "out", MeanEncoder, wanted=wanted)
     assert report.encoded == 31
     assert [path for path, _ in report.failed] == [str(images[9])]
-    assert "the process that decodes it ended again and again" in report.failed[0][1]
+    assert "the process that decodes it died repeatedly" in report.failed[0][1]
 
 
 def test_errors_of_actors_are_raised_as_they_are(cluster, images, tmp_path):

@@ -1,4 +1,4 @@
-"""Encode a dataset once, and the captions of a store: on every GPU, and only what is missing or stale."""
+"""Encode a dataset, and the captions of a store, on every GPU: only what is missing or stale."""
 
 from __future__ import annotations
 
@@ -53,26 +53,26 @@ class LatentOutput(Protocol):
     """What `precompute_latents` writes to: `StoreOutput`, or a trainer's own files.
 
     Attributes:
-        folder: where that is; None: beside the images.
+        folder: of the output; None: beside the images.
     """
 
     @property
     def folder(self) -> str | os.PathLike[str] | None: ...
 
     def accept(self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path) -> tuple[LatentItems, Refused]:
-        """The items as they are written here, and those that cannot be.
+        """The items as they will be written, and those that cannot be.
 
         Raises:
-            KohyaBucketError: none of them can be.
+            KohyaBucketError: none of them can be written.
         """
 
     def sink(self, share: LatentItems, space: LatentSpace, images_root: Path) -> Sink:
-        """What writes a process' share of them, numbers that mean `space`."""
+        """The sink for a process' share of the items, whose numbers mean `space`."""
 
 
 @dataclass(frozen=True)
 class StoreOutput:
-    """A store, by its folder or address; `shard_bytes` and `flush_seconds` as for `StoreWriter`."""
+    """A store, by its folder or address; `shard_bytes` and `flush_seconds`: see `StoreWriter`."""
 
     folder: str | os.PathLike[str]
     shard_bytes: int = 256 << 20
@@ -91,15 +91,23 @@ class StoreOutput:
 
 
 def encode_items(
-    wanted: LatentItems, encoder: VAEEncoder, output: LatentOutput, images_root: Path, *,
-    batch_size: int | None = None, progress_callback: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None, workers: int | None = None, seed: int = 0, rank: int = 0,
+    wanted: LatentItems,
+    encoder: VAEEncoder,
+    output: LatentOutput,
+    images_root: Path,
+    *,
+    batch_size: int | None = None,
+    progress_callback: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    rank: int = 0,
     processes: int = 1,
-) -> PrecomputeReport:  # fmt: skip
-    """`precompute_latents` for items that are known already.
+) -> PrecomputeReport:
+    """`precompute_latents` for given items.
 
     Args:
-        say: called with a line of text for whatever a user should know at once.
+        say: called with each line that the user should see at once.
         workers: threads that decode images; None: one per processor.
         seed: of the noise with which latents are sampled.
         rank, processes: see `precompute_latents`.
@@ -110,9 +118,9 @@ def encode_items(
         raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
     wanted, refused = output.accept(wanted, encoder, images_root)
     report = PrecomputeReport(output.folder, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
-    read_together = batch_size or MOST_TOGETHER  # the same in all processes, whatever theirs have room for
-    mine = share_of(wanted, read_together, rank, processes).tolist()
-    share = wanted if len(mine) == len(wanted) else wanted.subset(mine)
+    read_together = batch_size or MOST_TOGETHER  # equal in all processes: it decides which items are whose
+    of_rank = share_of(wanted, read_together, rank, processes).tolist()
+    share = wanted if len(of_rank) == len(wanted) else wanted.subset(of_rank)
     report.elsewhere = len(wanted) - len(share)
     reporter = Reporter(report, say, progress_callback)
     encode = BatchEncoder(encoder, wanted.encoding.kind, wanted.encoding.flip, reporter.tell, batch_size)
@@ -138,10 +146,10 @@ def launched() -> tuple[int, int]:
 
 
 def end_launch(output: StorePath | None) -> None:
-    """Wait for the other processes of a launch, and let the first index the store in `output`, if there is one.
+    """Wait for the other processes of a launch, then let the first one index the store in `output`, if any.
 
-    torchrun ends all processes when one ends with an error, such as one for a broken image: so none ends before all are
-    done. They meet in the launcher's own store of keys, which needs no process group and has no time limit.
+    torchrun ends all processes when one exits with an error, such as one for a broken image: so none exits before all
+    are done. They meet in the launcher's key-value store, which needs no process group and has no time limit.
     """
     rank, processes = launched()
     if processes > 1 and "MASTER_ADDR" in os.environ:
@@ -150,14 +158,14 @@ def end_launch(output: StorePath | None) -> None:
         keys, _, _ = next(group.rendezvous("env://", timeout=timedelta(days=365)))
         for name, others in (("done", processes), ("gone", processes if rank == 0 else 0)):
             keys.add(f"kohya_bucket/{name}", 1)
-            while keys.add(f"kohya_bucket/{name}", 0) < others:  # the first may hold the keys, and goes last
+            while keys.add(f"kohya_bucket/{name}", 0) < others:  # the first may serve the keys, so it exits last
                 time.sleep(0.1)
     if processes > 1 and rank == 0 and output is not None:
         write_manifest(LatentStore(output))
 
 
 def finish(reporter: Reporter, wanted: LatentItems, refused: Refused, sink: Sink) -> None:
-    """What every engine does at the end: name what could not be taken, index, and count."""
+    """The end of every engine: report what was refused, index the output, and count."""
     report = reporter.report
     for path, why in refused:
         report.failed.append((path, why))
@@ -169,7 +177,7 @@ def finish(reporter: Reporter, wanted: LatentItems, refused: Refused, sink: Sink
 
 
 def distinct(wanted: LatentItems) -> tuple[LatentItems, Refused]:
-    """One item per row of a store, the last where an image comes again; and those whose names no row can hold."""
+    """The items without repetitions, of which the last counts; and those whose names a store cannot hold."""
     last = {source: i for i, source in enumerate(wanted.sources)}
     keep = [i for i in last.values() if is_text(wanted.sources[i])]
     nameless = [(wanted.paths[i], _NAMELESS) for i in last.values() if not is_text(wanted.sources[i])]
@@ -179,7 +187,7 @@ def distinct(wanted: LatentItems) -> tuple[LatentItems, Refused]:
 
 
 def check_kind(kind: str, posterior: bool, encoder: str) -> None:
-    """Refuse to store the distribution of an encoder that gives none; `encoder` is the name of its class."""
+    """Refuse to store a distribution if the encoder has none; `encoder` is the name of its class."""
     if kind == "posterior" and not posterior:
         raise KohyaBucketError(
             f"{encoder} has no posterior method, so there is no distribution to store: leave out --posterior"
@@ -203,27 +211,27 @@ def precompute_latents(
     progress_callback: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> PrecomputeReport:
-    """Encode every image of `dataset` that is not in `output` as it should be.
+    """Encode every image of `dataset` that is missing from `output`, or stale there.
 
-    Each of several processes encodes its share, if it says which one it is; they need not be connected, and none waits
-    for another. What is missing because one ended early is encoded by starting again.
+    Each of several processes encodes its own share; they need not be connected, and none waits for another. If one ends
+    early, starting again encodes what it left.
 
     Args:
         dataset: a `BucketedDataset`, or anything with `paths`, `sizes`, `placement` and, if it has any, `captions`.
         encoder: any `VAEEncoder`. With a `posterior` method, raw latents are stored; without, scaled ones.
         output: the store's folder or address, or another `LatentOutput`, such as the files of a trainer.
-        batch_size: images in one call of the encoder; None: 8, or as many as memory has room for.
+        batch_size: images in one call of the encoder; None: 8, or as many as fit into memory.
         dtype: storage type: "float32", "float16" or "bfloat16", or torch's.
         flip: also store mirrored images.
         mask: also store the alpha channel.
         posterior: store mean and standard deviation, which are sampled at every read.
         interpolation: filter of the resize, see `images.resize.INTERPOLATIONS`.
         collection: part of the store, to keep latents of several models or resolutions apart.
-        images_root: folder the sources' names start from; None: the common one, or the one of the store.
+        images_root: folder that the sources' names start from; None: the store's, or the deepest that holds all images.
         content_hash: store a hash of each file, so that a copied or touched image counts as unchanged.
         progress_callback: called with (done, to do) in items of this process' share.
-        options: see `encode_items`. `rank` and `processes`: this is process `rank` of so many, which all have the same
-            other arguments. Before the store is read in the same program, wait for the others.
+        options: see `encode_items`. `rank` and `processes`: this is process `rank` of so many, all with the same other
+            arguments. Wait for the others before the same program reads the store.
 
     Raises:
         KohyaBucketError: options that do not fit together, or a folder that cannot be written.
@@ -236,33 +244,38 @@ def precompute_latents(
         >>> precompute_latents(dataset, vae, "latents").encoded  # what is there stays
         0
     """
-    own, further = (inspect.signature(function).parameters for function in (precompute_latents, encode_items))
+    arguments, further = (inspect.signature(function).parameters for function in (precompute_latents, encode_items))
     keywords = [name for name, parameter in further.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    known_keyword("precompute_latents()", options, ({*own} - {"options"}).union(keywords))
+    known_keyword("precompute_latents()", options, ({*arguments} - {"options"}).union(keywords))
     check_encoder(encoder)
     if isinstance(output, (str, os.PathLike)):
         output = StoreOutput(output)
-    paths, placement, captions = _of(dataset)
+    paths, placement, captions = _images_of(dataset)
     root = common_root(paths, output.folder) if images_root is None else Path(os.path.abspath(images_root))
     encoding = EncodeOptions(
-        encoder_hash(encoder), dtype_name(dtype), "posterior" if as_flag("posterior", posterior) else "latents",
-        as_flag("flip", flip), as_flag("mask", mask), interpolation, collection,
-    )  # fmt: skip
+        vae=encoder_hash(encoder),
+        dtype=dtype_name(dtype),
+        kind="posterior" if as_flag("posterior", posterior) else "latents",
+        flip=as_flag("flip", flip),
+        mask=as_flag("mask", mask),
+        interpolation=interpolation,
+        collection=collection,
+    )
+    content_hash = as_flag("content_hash", content_hash)
     wanted = LatentItems.from_placement(
-        paths, dataset.sizes, placement, encoding, root, captions=captions,
-        content_hash=as_flag("content_hash", content_hash),
-    )  # fmt: skip
+        paths, dataset.sizes, placement, encoding, root, captions=captions, content_hash=content_hash
+    )
     return encode_items(
         wanted, encoder, output, root, batch_size=batch_size, progress_callback=progress_callback, **options
     )
 
 
-def _of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
+def _images_of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | None]:
     source = getattr(dataset, "source", dataset)
     paths = getattr(source, "paths", None)
     if paths is None:
         raise KohyaBucketError(
-            f"latents are kept by image file, and {type(source).__name__} has none: save the images as files first"
+            f"latents are stored by image file, and {type(source).__name__} has none: save the images as files first"
         )
     if getattr(source, "obey_exif", getattr(source, "_obey_exif", False)):
         raise KohyaBucketError("latents are encoded from images as they are stored: make the dataset without obey_exif")
@@ -279,24 +292,24 @@ class TextEncoder(Protocol):
     """What `precompute_text` encodes with.
 
     Attributes:
-        weights: hash of its weights, "" where it is unknown; others are encoded again.
-        tokens: how captions become tokens, in one line of words; what says otherwise is encoded again.
+        weights: hash of its weights, "" if unknown; where it differs, captions are encoded again.
+        tokens: how captions become tokens, in one line; where it differs, captions are encoded again.
     """
 
     weights: str
     tokens: str
 
     def encode(self, captions: Sequence[str]) -> list[Mapping[str, Array]]:
-        """For each caption its outputs by name; bfloat16 as float32, which is stored as bfloat16 again."""
+        """The outputs of each caption by name; bfloat16 as float32, which is stored as bfloat16 again."""
         ...
 
 
 class TextRun:
-    """The distinct captions of the latents in `store` and the empty one, and which of a process' share must be encoded.
+    """The distinct captions of the latents in `store` and the empty one; which of a process' share must be encoded.
 
     Attributes:
         items: the captions of this share.
-        to_do: positions of those that must be encoded, by length.
+        to_do: positions of the captions to encode, by length.
 
     Raises:
         LatentStoreError: there is no store, or its folder cannot be written.
@@ -315,10 +328,8 @@ class TextRun:
         self.sink = StoreSink(root / TEXT_FOLDER, self.items)
         missing, reasons = self.sink.missing()
         self.to_do: list[int] = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(self.items.captions[i].text))
-        self.report = PrecomputeReport(
-            root / TEXT_FOLDER, len(texts), len(self.items) - len(self.to_do), reasons=reasons,
-            elsewhere=len(texts) - len(self.items),
-        )  # fmt: skip
+        current, elsewhere = len(self.items) - len(self.to_do), len(texts) - len(self.items)
+        self.report = PrecomputeReport(root / TEXT_FOLDER, len(texts), current, reasons=reasons, elsewhere=elsewhere)
 
     def finish(self) -> None:
         """Commit and index."""
@@ -327,18 +338,24 @@ class TextRun:
 
 
 def precompute_text(
-    store: str | os.PathLike[str], encoder: TextEncoder, *, name: str = "text", batch_size: int = 8,
-    progress: Callable[[int, int], None] | None = None, rank: int = 0, processes: int = 1,
-) -> PrecomputeReport:  # fmt: skip
+    store: str | os.PathLike[str],
+    encoder: TextEncoder,
+    *,
+    name: str = "text",
+    batch_size: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+    rank: int = 0,
+    processes: int = 1,
+) -> PrecomputeReport:
     """Encode each distinct caption of the latents in `store`, for `BucketedLatentDataset(store, text_outputs=name)`.
 
-    The empty caption is encoded too, for its `caption_dropout`. Each of several processes takes its share, if it says
-    which one it is. What is encoded when the run is interrupted stays.
+    The empty caption is encoded too, for the dataset's `caption_dropout`. Each of several processes encodes its own
+    share. If the run is interrupted, what is encoded stays.
 
     Args:
         store: folder of a store of latents; the outputs go to its folder `text`.
-        name: the outputs' own, to keep those of several encoders apart.
-        batch_size: captions per run of the encoder.
+        name: of these outputs, to keep those of several encoders apart.
+        batch_size: captions in one call of the encoder.
         progress: called with (done, to do) in captions.
         rank, processes: this is process `rank` of so many.
 

@@ -1,4 +1,4 @@
-"""CLIP's and T5's text encoders by transformers, one or several as one encoder of captions; what identifies them."""
+"""CLIP's and T5's text encoders through transformers, one or several as one encoder; and their identity."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SAMPLE = _TYPOGRAPHY + _WORDS * 12
 
 
 def encoders_hash(models: Any) -> str:
-    """Hash of the text encoders, "" where there is nothing to tell them by; trainers pass None for what is left out."""
+    """Hash of the text encoders, "" if none has weights; trainers pass None for a missing one."""
     hashes = [sampled_hash(model) for model in models] if isinstance(models, (list, tuple)) else []
     return hashlib.blake2b(" ".join(hashes).encode(), digest_size=16).hexdigest() if any(hashes) else ""
 
 
 def tokens_hash(sample: Any, tokenizers: Mapping[str, Any]) -> str:
-    """Hash of the tokens of `SAMPLE`, in lists of any depth, and of the vocabularies of the tokenizers by name."""
+    """Hash of the tokens of `SAMPLE`, in lists of any depth, and of the tokenizers' vocabularies by name."""
     digest = hashlib.blake2b(digest_size=16)
     _update(digest, sample)
     for name, tokenizer in sorted(tokenizers.items()):
@@ -50,8 +50,8 @@ def tokens_hash(sample: Any, tokenizers: Mapping[str, Any]) -> str:
 
 def _update(digest: Any, tokens: Any) -> None:
     if isinstance(tokens, (list, tuple)):
-        for one in tokens:
-            _update(digest, one)
+        for part in tokens:
+            _update(digest, part)
         digest.update(b"]")
     elif hasattr(tokens, "detach"):
         digest.update(f"{tuple(tokens.shape)} {tokens.dtype} {tokens.detach().cpu().tolist()}".encode())
@@ -67,49 +67,54 @@ logger = logging.getLogger("kohya_bucket")
 
 
 class TransformersTextEncoder:
-    """Outputs of several models for a caption; the numbers of the second stand under `NAME_2`, and so on.
+    """Outputs of one or more models for a caption; those of the second are named `NAME_2`, and so on.
 
-    `hidden_states` [length, width]; `attention_mask` [length] int64; `pooled` [width] where the model has one, the
-    projected one if it projects. For CLIP, captions are cleaned with ftfy first, as for its training.
+    `hidden_states` [length, width]; `attention_mask` [length] int64; `pooled` [width] if the model has one, projected
+    if it projects. For CLIP, captions are cleaned with ftfy first, as in its training.
 
     Args:
         models, tokenizers: of transformers, in evaluation mode and on their device.
-        lengths: tokens of each; captions are cut off, or padded.
-        layer: which hidden state is taken: -1 the last with its norm, -2 the one before, without a norm.
-        apply_mask: padding is not attended to, and what stands there is 0.
+        lengths: tokens of each; captions are truncated or padded.
+        layer: which hidden state: -1 the last with its norm, -2 the one before without a norm.
+        apply_mask: padding is not attended to, and is 0 in the output.
 
     Attributes:
-        computes: the types that they compute in, and why, where `load_text_encoder` chose them.
+        computes: the types they compute in, and why, where `load_text_encoder` chose them.
     """
 
     computes = ""
 
     def __init__(
-        self, models: Sequence[Any], tokenizers: Sequence[Any], lengths: Sequence[int], *, layer: int = -1,
+        self,
+        models: Sequence[Any],
+        tokenizers: Sequence[Any],
+        lengths: Sequence[int],
+        *,
+        layer: int = -1,
         apply_mask: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._models, self._tokenizers, self._lengths = list(models), list(tokenizers), list(lengths)
         self._layer, self._apply_mask = layer, apply_mask
         self._clean = [_cleaner(tokenizer) for tokenizer in self._tokenizers]
         self.weights = encoders_hash(self._models)
         sample = [self._tokens(k, [SAMPLE])["input_ids"] for k in range(len(self._models))]
-        said = tokens_hash(sample, {str(k): tokenizer for k, tokenizer in enumerate(self._tokenizers)})
+        digest = tokens_hash(sample, {str(k): tokenizer for k, tokenizer in enumerate(self._tokenizers)})
         types = ",".join(str(model.dtype).removeprefix("torch.") for model in self._models)
         numbers = ",".join(map(str, self._lengths))
-        self.tokens = f"dtype={types} lengths={numbers} layer={layer} apply_mask={apply_mask} tokens={said}"
+        self.tokens = f"dtype={types} lengths={numbers} layer={layer} apply_mask={apply_mask} tokens={digest}"
 
     def encode(self, captions: Sequence[str]) -> list[Mapping[str, Array]]:
         """See `TextEncoder`."""
         import torch
 
-        found: list[dict[str, Array]] = [{} for _ in captions]
+        outputs: list[dict[str, Array]] = [{} for _ in captions]
         with torch.inference_mode():
             for k, model in enumerate(self._models):
                 for name, values in self._outputs(k, model, captions).items():
                     values = values.float() if values.dtype is torch.bfloat16 else values
-                    for one, array in zip(found, values.cpu().numpy(), strict=True):
-                        one[name if k == 0 else f"{name}_{k + 1}"] = array
-        return list(found)
+                    for of_caption, array in zip(outputs, values.cpu().numpy(), strict=True):
+                        of_caption[name if k == 0 else f"{name}_{k + 1}"] = array
+        return list(outputs)
 
     def _outputs(self, k: int, model: Any, captions: Sequence[str]) -> dict[str, Any]:
         tokens = self._tokens(k, captions)
@@ -123,14 +128,13 @@ class TransformersTextEncoder:
         return {"hidden_states": states, "attention_mask": mask} | ({} if pooled is None else {"pooled": pooled})
 
     def _tokens(self, k: int, captions: Sequence[str]) -> Any:
-        return self._tokenizers[k](
-            [self._clean[k](caption) for caption in captions], max_length=self._lengths[k], padding="max_length",
-            truncation=True, return_attention_mask=True, return_tensors="pt",
-        )  # fmt: skip
+        texts, length = [self._clean[k](caption) for caption in captions], self._lengths[k]
+        options: dict[str, Any] = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}
+        return self._tokenizers[k](texts, max_length=length, return_attention_mask=True, **options)
 
 
 def _cleaner(tokenizer: Any) -> Callable[[str], str]:
-    """What a caption goes through before the tokenizer: CLIP's slow one did this itself, its fast one does not."""
+    """Cleans captions before the tokenizer: CLIP's slow tokenizer did this itself, the fast one does not."""
     if not (type(tokenizer).__name__.startswith("CLIPTokenizer") and tokenizer.is_fast):
         return str
     try:
@@ -145,17 +149,22 @@ def _cleaner(tokenizer: Any) -> Callable[[str], str]:
 
 
 def load_text_encoder(
-    names: Sequence[str], *, lengths: Sequence[int] = (), dtype: Any = "auto", device: str | None = None,
-    layer: int = -1, apply_mask: bool = False,
-) -> TransformersTextEncoder:  # fmt: skip
-    """Load CLIP's or T5's text encoders from Hugging Face names, or folders with their config.json.
+    names: Sequence[str],
+    *,
+    lengths: Sequence[int] = (),
+    dtype: Any = "auto",
+    device: str | None = None,
+    layer: int = -1,
+    apply_mask: bool = False,
+) -> TransformersTextEncoder:
+    """Load CLIP's or T5's text encoders from Hugging Face names, or folders with a config.json.
 
-    The tokenizer is the one in the same folder, or as diffusers has it, `tokenizer_2` beside `text_encoder_2`.
+    The tokenizer is in the same folder, or beside it as in diffusers: `tokenizer_2` beside `text_encoder_2`.
 
     Args:
-        lengths: tokens of each encoder; where there is none, as many as its tokenizer says.
+        lengths: tokens of each encoder; missing ones are the maximum of its tokenizer.
         device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
-        dtype: type they compute in; "auto" is what `fitting_dtype` says of each, CLIP staying within float16.
+        dtype: type they compute in; "auto" is the choice of `fitting_dtype`, where CLIP stays within float16.
         layer, apply_mask: see `TransformersTextEncoder`.
 
     Raises:
@@ -179,8 +188,8 @@ def load_text_encoder(
         positions = getattr(model.config, "max_position_embeddings", _LONGEST)
         length = lengths[k] if k < len(lengths) else min(tokenizer.model_max_length, positions)
         if not 0 < length <= positions or (k >= len(lengths) and length >= _LONGEST):
-            asked = "give one, because its tokenizer has no limit" if length >= _LONGEST else length
-            raise ConfigError(f"--max-length of {name}: {asked}, at most {positions}")
+            what = "give one, because its tokenizer has no limit" if length >= _LONGEST else length
+            raise ConfigError(f"--max-length of {name}: {what}, at most {positions}")
         fitting = fitting_dtype(device, model.config.model_type.startswith("clip"))  # T5's activations overflow
         chosen, why = fitting if str(dtype) == "auto" else (dtype_name(dtype), "as asked")
         computes.append(f"{chosen} ({why})")
@@ -198,7 +207,7 @@ def load_text_encoder(
 def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
     where = {"local_files_only": only_local(name)}
     try:
-        # not AutoConfig, which in older transformers does not know a CLIP of texts alone
+        # Not AutoConfig: older transformers do not know CLIP's text model by itself.
         config, _ = transformers.PretrainedConfig.get_config_dict(name, **where)
         if "model_type" not in config:
             raise OSError("no config.json that names a kind of model")
@@ -206,7 +215,7 @@ def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
         if kind is not None:
             model = getattr(transformers, kind).from_pretrained(name, use_safetensors=True, **where)
             return model, transformers.AutoTokenizer.from_pretrained(_tokenizer_folder(name), **where)
-    except Exception as error:  # of damaged files whatever their parsers raise, such as plain ones for merges.txt
+    except Exception as error:  # parsers of damaged files raise anything, for merges.txt plain `Exception`
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise KohyaBucketError(
             f"no text encoder with its tokenizer at {quoted(name)}: {first}. Give a Hugging Face name, or a folder "
@@ -218,5 +227,5 @@ def _loaded(transformers: Any, name: str) -> tuple[Any, Any]:
 def _tokenizer_folder(name: str) -> str:
     folder = Path(name)
     beside = folder.with_name(folder.name.replace("text_encoder", "tokenizer")) if folder.name else folder
-    own = any((folder / file).is_file() for file in ("tokenizer_config.json", "tokenizer.json"))
-    return name if own or beside == folder or not beside.is_dir() else os.fspath(beside)
+    is_inside = any((folder / file).is_file() for file in ("tokenizer_config.json", "tokenizer.json"))
+    return name if is_inside or beside == folder or not beside.is_dir() else os.fspath(beside)

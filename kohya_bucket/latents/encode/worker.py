@@ -1,7 +1,7 @@
-"""One process' part of a precompute: its share of the images is decoded, encoded and written behind the encoder.
+"""One process' part of a precompute: it decodes, encodes and writes its share of the images.
 
-Images are decoded, resized and cropped on threads, ahead of the encoder, straight into the batches they belong to.
-Encoded batches go to a sink on a thread, so that the encoder does not wait for the disk.
+Threads decode, resize and crop images ahead of the encoder, straight into their batches. Another thread writes encoded
+batches to a sink, so that the encoder does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class PrecomputeReport:
     """What a run did.
 
     Attributes:
-        output: the folder written to; None: beside the images.
+        output: the output folder; None: beside the images.
         total: items that have a bucket.
-        current: of this process' share, how many were there already.
-        encoded: encoded by this process.
-        elsewhere: items that are other processes' to encode.
-        failed: (path, reason) of images this process could not encode.
+        current: items of this process' share that were up to date.
+        encoded: items that this process encoded.
+        elsewhere: items that other processes encode.
+        failed: (path, reason) of images that this process could not encode.
         without_bucket: (path, reason) of images that have no bucket.
-        reasons: how many items of the share were to do, by reason.
-        notes: what a user should know: smaller batches, float32 retries, images that would share a file.
+        reasons: number of items to do in this share, by reason.
+        notes: for the user: smaller batches, float32 retries, images that would share a file.
         buckets: (bucket size, number of items) of everything that is there now.
-        seconds: how long it took; `device_idle`: how much of that, by the device, no batch was in the encoder.
+        seconds: duration; `device_idle`: for how much of it no batch was in the encoder, by the device's clock.
     """
 
     output: str | os.PathLike[str] | None
@@ -71,27 +71,27 @@ class PrecomputeReport:
 
 
 def joined(reports: Sequence[PrecomputeReport]) -> PrecomputeReport:
-    """One report of several runs into the same place, one or more; an image counts once for each run it was in."""
-    both = PrecomputeReport(reports[0].output, 0)
+    """One report of one or more runs into the same output; an image counts once for each of its runs."""
+    total = PrecomputeReport(reports[0].output, 0)
     reasons, buckets = Counter[str](), Counter[tuple[int, int]]()
     for report in reports:
-        for name in vars(both).keys() - {"output", "reasons", "buckets"}:
-            setattr(both, name, getattr(both, name) + getattr(report, name))
+        for name in vars(total).keys() - {"output", "reasons", "buckets"}:
+            setattr(total, name, getattr(total, name) + getattr(report, name))
         reasons.update(report.reasons)
         buckets.update(dict(report.buckets))
-    both.reasons, both.buckets = dict(reasons), sorted(buckets.items())
-    return both
+    total.reasons, total.buckets = dict(reasons), sorted(buckets.items())
+    return total
 
 
 def read_order(wanted: LatentItems) -> npt.NDArray[np.int64]:
-    """[N] the items in the order in which they are best read, neighbours in one bucket."""
+    """[N] the items in the best order to read them, those of a bucket together."""
     sizes = wanted.bucket_sizes
     order = np.lexsort((np.arange(len(wanted)), sizes[:, 1], sizes[:, 0], wanted.images.windows()))
     return order.astype(np.int64)
 
 
 def _cut(wanted: LatentItems, order: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Where in `order` parts begin that have one bucket and at most `most` items, and the end."""
+    """Positions in `order` that cut it into parts of one bucket and at most `most` items, and its end."""
     alike = np.column_stack([wanted.bucket_sizes[order], wanted.images.windows()[order]])
     edges = np.flatnonzero(np.append(True, (alike[1:] != alike[:-1]).any(axis=1)))
     runs = zip(edges, [*edges[1:], len(order)], strict=True)
@@ -99,10 +99,10 @@ def _cut(wanted: LatentItems, order: npt.NDArray[np.int64], most: int) -> npt.ND
 
 
 def shares(pixels: npt.NDArray[np.integer], batch: npt.NDArray[np.integer], processes: int) -> npt.NDArray[np.int32]:
-    """[N] which of the processes encodes each item, by the pixels [N] and the number of the batch [N] of each.
+    """[N] the process that encodes each item, by the pixels [N] and the batch number [N] of each item.
 
-    Batches stay whole, and the next one goes to who has the fewest pixels: the pixels of two processes differ by those
-    of one batch at most.
+    Batches stay whole, and each goes to the process with the fewest pixels so far: so the pixels of two processes
+    differ by at most one batch.
     """
     loads = np.zeros(processes)
     owner = np.zeros(int(batch.max(initial=-1)) + 1, dtype=np.int32)
@@ -113,7 +113,7 @@ def shares(pixels: npt.NDArray[np.integer], batch: npt.NDArray[np.integer], proc
 
 
 def share_of(wanted: LatentItems, batch_size: int, rank: int, processes: int) -> npt.NDArray[np.int64]:
-    """Positions of the items that process `rank` encodes, in order. It depends on the items alone, not on the disk."""
+    """Positions of the items that process `rank` encodes, in order. It depends on the items alone, not on the store."""
     if processes == 1 or not len(wanted):
         return np.arange(len(wanted))
     order = read_order(wanted)
@@ -128,7 +128,7 @@ _MOST = 256
 
 
 def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
-    """(name, items) of pieces that each have one bucket; the name is a hash of what is in it."""
+    """(name, items) of pieces of one bucket each; the name is a hash of the piece's content."""
     n, order = len(wanted), read_order(wanted)
     begins = _cut(wanted, order, max(batch_size, min(_MOST, -(-n // 64)) // batch_size * batch_size)) if n else [0]
     for start, stop in pairwise(begins):
@@ -143,8 +143,8 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass
 class DecodedBatch:
-    """Images of one bucket: positions among the wanted ones, pixels, and alpha masks, None where the image is opaque or
-    masks were not asked for.
+    """Images of one bucket: their positions among the wanted items, pixels, and alpha masks, None where the image is
+    opaque or no masks are wanted.
 
     Pixels are [B, H, W, 3] uint8, or with `as_floats` [B, 3, H, W] float32 in -1..1. `failed` lists (position, reason).
     """
@@ -179,16 +179,20 @@ class _Filling:
 
 
 def prefetch(
-    items: Iterable[int], wanted: LatentItems, batch_size: int, pool: ThreadPoolExecutor, ahead: int,
-    *, as_floats: bool = False,
-) -> Iterator[DecodedBatch]:  # fmt: skip
-    """Yield batches of neighbours in `items` that share a bucket, decoding about `ahead` images beforehand.
+    items: Iterable[int],
+    wanted: LatentItems,
+    batch_size: int,
+    pool: ThreadPoolExecutor,
+    ahead: int,
+    *,
+    as_floats: bool = False,
+) -> Iterator[DecodedBatch]:
+    """Yield batches of consecutive `items` that share a bucket, decoding about `ahead` images in advance.
 
-    `as_floats` makes the floats here, on the threads, for encoders that run on the processor; for others four
-    times as few bytes go to the device.
+    `as_floats` converts on the threads, for encoders on the CPU; other devices get uint8, a quarter of the bytes.
     """
     require_filter(wanted.encoding.interpolation)
-    ahead = max(ahead, batch_size + 1)  # so that the first batch is never one that could still grow
+    ahead = max(ahead, batch_size + 1)  # so that the first batch in the queue is always complete
     filling: deque[_Filling] = deque()
     source = iter(items)
 
@@ -212,14 +216,14 @@ def prefetch(
 
 
 def lower_priority() -> None:
-    """Let the thread that feeds the encoder go before this one, where all processors are busy decoding."""
-    if sys.platform == "linux":  # elsewhere priorities belong to processes
+    """Let the thread that feeds the encoder run before this one, which decodes."""
+    if sys.platform == "linux":  # elsewhere only processes have priorities
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 def _decode(wanted: LatentItems, i: int, out: npt.NDArray[Any]) -> Pixels | None:
-    """Put the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
+    """Write the pixels of item `i` into `out` [H, W, 3] uint8 or [3, H, W] float32; returns its mask."""
     alpha = wanted.encoding.mask
     pixels = wanted.images.pixels(i, alpha)
     width, height = wanted.original_sizes[i]
@@ -243,7 +247,7 @@ _MOST_BEHIND = 8
 
 @dataclass
 class EncodedBatch:
-    """Encoded items of one batch: positions among the wanted ones, float32 latents on the CPU, masks."""
+    """An encoded batch: positions among the wanted items, float32 latents on the CPU, masks."""
 
     items: list[int]
     plain: torch.Tensor
@@ -252,36 +256,36 @@ class EncodedBatch:
 
 
 class Sink(Protocol):
-    """Where the latents of a process' share go; it takes batches on one thread.
+    """Where the latents of a process' share go. All methods are called on one thread.
 
     Attributes:
-        notes: what a user should know before anything is encoded.
-        refused: what cannot be written, and why, by item.
+        notes: lines for the user before anything is encoded.
+        refused: why items cannot be written, by item.
     """
 
     notes: list[str]
     refused: dict[int, str]
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        """[N] bool, which items must be encoded; and how many, by reason."""
+        """[N] bool, which items must be encoded; and their number by reason."""
 
     def write(self, batch: EncodedBatch) -> None:
         """Take a batch."""
 
     def flush(self) -> None:
-        """Bring all that was taken to safety."""
+        """Put everything taken so far on disk."""
 
     def close(self) -> None:
-        """End all threads: none of them touches the folder any more."""
+        """End all threads; none of them touches the folder afterwards."""
 
     def finish(self, wanted: LatentItems) -> list[str]:
-        """Do what is left to do at the end, for the items of all processes; returns what a user should know."""
+        """Complete the output for the items of all processes; returns lines for the user."""
 
 
 class Background:
-    """Writes on one thread, so that the encoder never waits for the disk until some batches are behind.
+    """Writes on its own thread; the encoder waits for the disk only when several batches are behind.
 
-    After an error of `write` it is given nothing more, and the error is raised by the next call here.
+    After an error in `write` nothing more is written, and the next call here raises it.
     """
 
     def __init__(self, write: Callable[[Any], None]) -> None:
@@ -295,7 +299,7 @@ class Background:
         self._behind.append(self._thread.submit(self._write, batch))
 
     def close(self) -> None:
-        """Finish what was given, or after an error what is being written, and end the thread."""
+        """Write everything that was put, or after an error only what is being written, and end the thread."""
         try:
             while self._behind:
                 self._behind.popleft().result()
@@ -304,19 +308,22 @@ class Background:
 
     def _write(self, batch: Any) -> None:
         if not self._failed:
-            self._failed = True  # unless this goes well
+            self._failed = True  # until it has succeeded
             self._write_batch(batch)
             self._failed = False
 
 
 class StoreSink:
-    """Writes a process' share of the items into a `LatentStore`; `space` is None where others than `write` write
-    them."""
+    """Writes a process' share of the items into a `LatentStore`; `space` is None where `write` is not used."""
 
     def __init__(
-        self, root: str | os.PathLike[str], wanted: Wanted, space: LatentSpace | None = None,
-        images_root: Path | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | os.PathLike[str],
+        wanted: Wanted,
+        space: LatentSpace | None = None,
+        images_root: Path | None = None,
+        **options: Any,
+    ) -> None:
         self._wanted, self._space = wanted, space
         self.writer = StoreWriter(root, images_root=images_root, **options)
         self.store = LatentStore(root)
@@ -324,9 +331,9 @@ class StoreSink:
         self._replaced, self._stale = self.store.replaced_rows(), 0
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        found = compare(self.store, self._wanted)
-        self._stale = int((found.to_do & (found.at >= 0)).sum())
-        return found.to_do, found.counts()
+        comparison = compare(self.store, self._wanted)
+        self._stale = int((comparison.to_do & (comparison.at >= 0)).sum())
+        return comparison.to_do, comparison.counts()
 
     def write(self, batch: EncodedBatch) -> None:
         assert isinstance(self._wanted, LatentItems)
@@ -340,28 +347,27 @@ class StoreSink:
         pass  # it writes on its caller's thread
 
     def finish(self, wanted: Wanted) -> list[str]:
-        """Index the store; captions that changed since, and hashes that were not asked for before, need no encoding."""
+        """Index the store, with changed captions and newly requested hashes, which need no encoding."""
         self.store.refresh()
         write_manifest(self.store, wanted.with_newer_texts(self.store))
-        # A run replaces the rows that it found stale. More of them: another run had the same items.
+        # A run replaces the rows that it found stale. If more were replaced, another run encoded the same items.
         twice = self.store.replaced_rows() - self._replaced - self._stale
         if twice <= 0 or len(wanted) != len(self._wanted):
             return []
         return [
-            f"{counted(twice, 'item')} were encoded twice, since another run wrote into the same store at the same "
-            "time; nothing is damaged, and `kohya-bucket cache prune` frees the space. For several GPUs start once, by "
-            "torchrun"
+            f"{counted(twice, 'item')} were encoded twice, because another run wrote into the same store at the same "
+            "time; nothing is damaged, and `kohya-bucket cache prune` frees the space. For several GPUs start one run "
+            "by torchrun"
         ]
 
 
 def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:
     """Add the items of a batch to a store."""
     encoding = wanted.encoding
-    writer.add_rows(
-        wanted.rows(batch.items), _bits(batch.plain, encoding.dtype),
-        flipped=None if batch.flipped is None else _bits(batch.flipped, encoding.dtype),
-        masks=batch.masks if encoding.mask else None, space=space,
-    )  # fmt: skip
+    plain = _bits(batch.plain, encoding.dtype)
+    flipped = None if batch.flipped is None else _bits(batch.flipped, encoding.dtype)
+    masks = batch.masks if encoding.mask else None
+    writer.add_rows(wanted.rows(batch.items), plain, flipped=flipped, masks=masks, space=space)
 
 
 def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
@@ -375,12 +381,14 @@ def _bits(latents: torch.Tensor, dtype: str) -> npt.NDArray[Any]:
 
 
 class Reporter:
-    """What a user is told while a run is going on, which its report keeps; `progress` gets (done, to do)."""
+    """Tells the user what happens during a run, and records it in the report; `progress` gets (done, to do)."""
 
     def __init__(
-        self, report: PrecomputeReport, say: Callable[[str], None] | None = None,
+        self,
+        report: PrecomputeReport,
+        say: Callable[[str], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.report, self._say, self._progress = report, say, progress
 
     def tell(self, text: str) -> None:
@@ -401,8 +409,9 @@ class Reporter:
 def encode_missing(
     wanted: LatentItems, encode: BatchEncoder, sink: Sink, reporter: Reporter, batch_size: int, workers: int, seed: int
 ) -> None:
-    """Do everything that is to do of a process' share. What is encoded when this is interrupted stays."""
+    """Encode whatever is missing or stale of a process' share. If this is interrupted, what is encoded stays."""
     report = reporter.report
+    # What must be encoded, in the best order to read it.
     missing, report.reasons = sink.missing()
     to_do = int(missing.sum())
     for i, why in sink.refused.items():
@@ -411,6 +420,7 @@ def encode_missing(
     reporter.show(to_do)
     order = read_order(wanted)
     items = iter(order[missing[order]].tolist())
+    # Decoding threads, the encoder on this thread, and a writing thread, each with work in reserve.
     ahead = (encode.in_flight + 2) * batch_size + 2 * workers
     writer = Background(sink.write)
     with ThreadPoolExecutor(workers, "kohya-bucket-decode", initializer=lower_priority) as pool:
@@ -422,7 +432,7 @@ def encode_missing(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-        finally:
+        finally:  # also after Ctrl-C: what is encoded reaches the disk
             try:
                 writer.close()
                 sink.flush()
@@ -431,10 +441,15 @@ def encode_missing(
 
 
 def encode_batches(
-    wanted: LatentItems, encode: BatchEncoder, batches: Iterable[DecodedBatch], put: Callable[[EncodedBatch], None],
-    reporter: Reporter, to_do: int, seed: int,
-) -> None:  # fmt: skip
-    """Encode what has been decoded; `put` takes what came of it, also of what is in the encoder when this is ended."""
+    wanted: LatentItems,
+    encode: BatchEncoder,
+    batches: Iterable[DecodedBatch],
+    put: Callable[[EncodedBatch], None],
+    reporter: Reporter,
+    to_do: int,
+    seed: int,
+) -> None:
+    """Encode decoded batches and `put` the results; an interrupt still finishes what is in the encoder."""
     import torch
 
     begun: deque[tuple[DecodedBatch, Running]] = deque()

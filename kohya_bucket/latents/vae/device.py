@@ -1,4 +1,4 @@
-"""What overlaps on a GPU: copies run beside the encoder, and time is measured by the GPU itself."""
+"""Overlap on a GPU: copies run beside the encoder, and the GPU itself measures time."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """The tensor on the device, and the event after which it is there; None: it is there now.
+        """The tensor on the device, and the event after which it is valid; None: it is valid now.
 
-        Where no memory is left beside what runs, the tensor stays where it is.
+        If no memory is left beside the running batch, the tensor stays where it is.
         """
         import torch
 
@@ -39,7 +39,7 @@ class SideStream:
 
 
 def await_copy(tensor: torch.Tensor, copied: torch.cuda.Event | None) -> None:
-    """Let what is given to the GPU from now on wait for a tensor that was sent."""
+    """Let all later work on the GPU wait for a tensor that was sent."""
     import torch
 
     if copied is not None:
@@ -49,7 +49,7 @@ def await_copy(tensor: torch.Tensor, copied: torch.cuda.Event | None) -> None:
 
 
 class Span:
-    """The time from now until `end` that a device takes for what it is given in between."""
+    """The time that a device takes for the work it is given from now until `end`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,14 +60,14 @@ class Span:
         self._ended = self._now()
 
     def seconds(self) -> float:
-        """Waits until the device is done with it."""
+        """Waits until the device has finished."""
         if self._device.type != "cuda":
             return float(self._ended - self._began)
         self._ended.synchronize()
         return float(self._began.elapsed_time(self._ended)) / 1000
 
     def _now(self) -> Any:
-        """A moment: of the clock, or when a GPU is done with what it was given before."""
+        """A point in time: of the clock, or of a GPU when it has finished all earlier work."""
         import torch
 
         if self._device.type != "cuda":

@@ -1,11 +1,11 @@
 """Encoders over diffusers' autoencoders, and how they are loaded.
 
-The VAEs of SD 1.5, SDXL, SD3, Flux, HunyuanImage and Anima, and the tiny autoencoders. AutoencoderKL and its like have
-a distribution to sample from; the tiny autoencoders and Qwen-Image's have none.
+Supported are the VAEs of SD 1.5, SDXL, SD3, Flux, HunyuanImage and Anima, and the tiny autoencoders. AutoencoderKL and
+its like have a distribution to sample from; the tiny autoencoders and Qwen-Image's have none.
 
-Of one safetensors file the VAE's shape is read off the weights, so nothing is fetched. diffusers' `from_single_file`
-(0.25, 0.32, 0.40) asks the Hub for a config, that of SD 1.5 for any bare VAE, ends in an error without a network, and
-reads fewer kinds. Original names of weights and diffusers' are both read.
+For a single safetensors file the VAE's config is derived from its weights, so nothing is downloaded. diffusers'
+`from_single_file` (0.25, 0.32, 0.40) asks the Hub for a config, for any bare VAE that of SD 1.5, fails without a
+network, and reads fewer kinds. Weights may have their original names or diffusers'.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _HUNYUAN_ATTENTION = {"q": "to_q", "k": "to_k", "v": "to_v", "proj_out": "proj"}
 
 
 def other_autoencoder(weights: Weights) -> str:
-    """diffusers' class of a VAE's weights, "" for what is neither of the two.
+    """diffusers' class of a VAE's weights if it is Qwen-Image's or HunyuanImage's, else "".
 
-    Qwen-Image's convolutions are three-dimensional. HunyuanImage halves the sides by moving pixels into channels,
-    so that these convolutions, other than AutoencoderKL's, have fewer outputs than inputs.
+    Qwen-Image's convolutions are three-dimensional. HunyuanImage halves the sides by moving pixels into channels, so
+    that these convolutions, unlike AutoencoderKL's, have fewer outputs than inputs.
     """
     first = weights.get("encoder.conv1.weight", weights.get("encoder.conv_in.weight"))
     if first is not None and first.ndim == 5:
@@ -58,9 +58,9 @@ def other_autoencoder(weights: Weights) -> str:
 
 
 def to_diffusers_names(kind: str, weights: Weights) -> tuple[Weights, dict[str, Any]]:
-    """The weights under diffusers' names, and the arguments with which its class `kind` has their shapes."""
+    """The weights under diffusers' names, and the config with which its class `kind` has their shapes."""
     if kind == "AutoencoderKLQwenImage":
-        if "encoder.conv1.weight" in weights:  # it has the build of Wan's, and its names
+        if "encoder.conv1.weight" in weights:  # built and named like Wan's
             weights = _converter("convert_wan_vae_to_diffusers")(weights)
         return weights, {"base_dim": _length(weights, "encoder.conv_in.weight", 0)}
     if "encoder.down.0.block.0.conv1.weight" in weights:
@@ -88,14 +88,14 @@ def _count(weights: Iterable[str], pattern: str) -> int:
 def _hunyuan_name(name: str, layers: int) -> str:
     """`layers`: residual blocks per level of the encoder; the decoder's levels have one more."""
     if match := re.match(r"(encoder|decoder)\.(down|up)\.(\d+)\.(?:block\.(\d+)|(?:down|up)sample)\.(.*)", name):
-        side, way, level, block, rest = match.groups()
+        side, way, level, block, leaf = match.groups()
         n = layers + (side == "decoder")
         at = int(level) * (n + 1) + (n if block is None else int(block))
-        return f"{side}.{way}_blocks.{at}.{rest.replace('nin_shortcut', 'conv_shortcut')}"
+        return f"{side}.{way}_blocks.{at}.{leaf.replace('nin_shortcut', 'conv_shortcut')}"
     if match := re.match(r"(encoder|decoder)\.mid\.(\w+)\.(\w+)\.(.*)", name):
-        side, part, layer, rest = match.groups()
+        side, part, layer, leaf = match.groups()
         layer = _HUNYUAN_ATTENTION.get(layer, layer).replace("nin_shortcut", "conv_shortcut")
-        return f"{side}.mid_block.{_HUNYUAN_MIDDLE.get(part, part)}.{layer}.{rest}"
+        return f"{side}.mid_block.{_HUNYUAN_MIDDLE.get(part, part)}.{layer}.{leaf}"
     return name
 
 
@@ -127,10 +127,10 @@ _PREFIXES = ("first_stage_model.", "vae.")
 
 
 def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple[Any, str]:
-    """The VAE in a file and its family.
+    """The VAE in a file, and its family.
 
     Raises:
-        KohyaBucketError: no such file, no VAE in it, one of another build, or a bare VAE without `architecture`.
+        KohyaBucketError: no such file, no VAE in it, an unknown kind, or a bare VAE without `architecture`.
     """
     if not path.is_file():
         raise KohyaBucketError(f"{path} does not exist: give a VAE or a checkpoint as .safetensors")
@@ -144,12 +144,12 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
             weights, config = to_diffusers_names(kind, weights)
             return _filled(vae_class, config, weights), family
         architecture, config = _family_and_config(names, weights, architecture)
-        known = inspect.signature(diffusers.AutoencoderKL.__init__).parameters
-        # an old diffusers has no such options: its VAEs have attention and quantizing convolutions, and no shift
-        if any(config[name] not in (True, None) for name in config.keys() - known):
+        supported = inspect.signature(diffusers.AutoencoderKL.__init__).parameters
+        # An old diffusers lacks some options: its VAEs always have attention and quantizing convolutions, and no shift.
+        if any(config[name] not in (True, None) for name in config.keys() - supported):
             version = getattr(diffusers, "__version__", "installed here")
             raise ValueError(f"diffusers {version} is too old for it: pip install -U diffusers")
-        config = {name: value for name, value in config.items() if name in known}
+        config = {name: value for name, value in config.items() if name in supported}
         if not any(name.startswith("encoder.down_blocks.") for name in weights):
             original = {f"first_stage_model.{name}": tensor for name, tensor in weights.items()}
             weights = _converter("convert_ldm_vae_checkpoint")(original, config)
@@ -166,13 +166,13 @@ def _weights_in(path: Path) -> tuple[list[str], Weights]:
 
 
 def _family_and_config(names: list[str], weights: Weights, architecture: str) -> tuple[str, dict[str, Any]]:
-    """The family of an AutoencoderKL, as the rest of its file says where `architecture` is "", and its options."""
+    """The family of an AutoencoderKL, if `architecture` is "" by the other weights of its file, and its config."""
     if "encoder.conv_in.weight" not in weights:
         raise ValueError(f"it holds no VAE (no encoder.conv_in.weight among its {len(names)} tensors)")
     channels = _length(weights, "decoder.conv_in.weight", 1)
     marked = (a for a in MODEL_FAMILIES.values() if a.checkpoint_key)
-    found = next((a.name for a in marked if any(n.startswith(a.checkpoint_key) for n in names)), "")
-    architecture = architecture or found
+    of_checkpoint = next((a.name for a in marked if any(n.startswith(a.checkpoint_key) for n in names)), "")
+    architecture = architecture or of_checkpoint
     if not architecture:
         fitting = [a.name for a in MODEL_FAMILIES.values() if a.channels == channels]
         raise ValueError(
@@ -196,7 +196,7 @@ def _converter(name: str) -> Any:
 
 
 def autoencoder_class(diffusers: Any, kind: str) -> Any:
-    """diffusers' class of that name. Raises `KohyaBucketError` where the installed diffusers is too old to have it."""
+    """diffusers' class of that name. Raises `KohyaBucketError` if the installed diffusers is too old for it."""
     found = getattr(diffusers, kind, None)
     if found is None:
         version = getattr(diffusers, "__version__", "installed here")
@@ -205,7 +205,7 @@ def autoencoder_class(diffusers: Any, kind: str) -> Any:
 
 
 def _filled(kind: type, config: dict[str, Any], weights: Weights) -> Any:
-    """The model with these weights, in their type; it takes no memory besides theirs, whatever `config` says."""
+    """The model with these weights, in their type; takes no memory besides theirs, whatever `config` says."""
     import torch
 
     with torch.device("meta"):
@@ -218,7 +218,7 @@ def _filled(kind: type, config: dict[str, Any], weights: Weights) -> Any:
 
 
 def _config(weights: dict[str, Any], channels: int) -> dict[str, Any]:
-    """AutoencoderKL's options, read off the shapes, in the original or in diffusers' naming."""
+    """AutoencoderKL's config, derived from shapes under the original or diffusers' names."""
     original = not any(name.startswith("encoder.down_blocks.") for name in weights)
     first, resnet = ("encoder.down", "block") if original else ("encoder.down_blocks", "resnets")
     widths: list[int] = []
@@ -244,13 +244,13 @@ class DiffusersEncoder:
     """`VAEEncoder` over a diffusers `AutoencoderKL` or `AutoencoderKLHunyuanImage`.
 
     Args:
-        vae: the model, in the type its weights are to be hashed in.
+        vae: the model, in the type in which its weights are hashed.
         device: where it runs.
         dtype: type it computes in.
         architecture: the model family, one of `MODEL_FAMILIES`, where known.
 
     Attributes:
-        computes: the type that it computes in, and why, where `load_encoder` chose it.
+        computes: the type it computes in, and why, where `load_encoder` chose it.
     """
 
     computes = ""
@@ -280,8 +280,8 @@ class DiffusersEncoder:
 
     def posterior(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation, unscaled, [B, C, h, w] each, on the encoder's device."""
-        found = self._encoded(pixels).latent_dist
-        return found.mean, found.std
+        distribution = self._encoded(pixels).latent_dist
+        return distribution.mean, distribution.std
 
     def _encoded(self, pixels: torch.Tensor) -> Any:
         import torch
@@ -296,21 +296,21 @@ class DiffusersEncoder:
 
     @contextmanager
     def in_float32(self) -> Iterator[None]:
-        """Compute in float32 for a while: for images whose activations overflow in float16."""
+        """Compute in float32 meanwhile, for images whose activations overflow in float16."""
         import torch
 
-        before = self.dtype
+        usual = self.dtype
         self.dtype = torch.float32
         self.vae.to(dtype=torch.float32)
         try:
             yield
         finally:
-            self.dtype = before
-            self.vae.to(dtype=before)
+            self.dtype = usual
+            self.vae.to(dtype=usual)
 
 
 class TinyEncoder(DiffusersEncoder):
-    """`VAEEncoder` over a diffusers `AutoencoderTiny`: no distribution, and its latents come out scaled."""
+    """`VAEEncoder` over a diffusers `AutoencoderTiny`, which has no distribution and scales its latents itself."""
 
     posterior = None  # type: ignore[assignment]
 
@@ -329,9 +329,8 @@ class TinyEncoder(DiffusersEncoder):
 class QwenImageEncoder(DiffusersEncoder):
     """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as Anima is trained with it.
 
-    The most probable latent, each channel less its mean and divided by its deviation, which the model's config
-    states. There is no one scale, and no sample is drawn, so there is no `posterior` either. Its 3D convolutions are
-    computed as the 2D ones that they are for single frames.
+    The latent is the mode of the distribution, each channel normalised by the mean and deviation in the model's config.
+    There is no single scale and nothing is sampled, hence no `posterior`. Its 3D convolutions run in 2D.
     """
 
     posterior = None  # type: ignore[assignment]
@@ -353,10 +352,10 @@ class QwenImageEncoder(DiffusersEncoder):
 
         with torch.inference_mode():
             frames = pixels.to(device=self.device, dtype=self.dtype)[:, :, None]
-            # without the activations of each convolution that `encode` would keep for the frames to come
+            # Not `encode`, which would keep activations of each convolution for frames to come.
             mode = self.vae.quant_conv(self.vae.encoder(frames)).chunk(2, dim=1)[0]
             config = self.vae.config
-            # the inverse first, in the model's type: so trainers compute it, and low precision agrees
+            # Multiplied by the inverse, in the model's type, as trainers do: low precision agrees too.
             return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
 
 
@@ -372,14 +371,14 @@ def load_encoder(
     subfolder: str | None = None,
     architecture: str = "",
 ) -> DiffusersEncoder:
-    """Load a VAE from a hub name, a folder in diffusers' format, or one `.safetensors` file.
+    """Load a VAE from a hub name, a folder in diffusers' format, or a `.safetensors` file.
 
-    A whole model's folder or repository is searched for its `vae` subfolder; a file may be a VAE or a whole
-    checkpoint, in diffusers' or in the original naming.
+    In a whole model's folder or repository its `vae` subfolder is taken; a file may be a VAE or a whole checkpoint,
+    with diffusers' or the original names.
 
     Args:
         device: None takes the GPU of this process (`LOCAL_RANK`), or the CPU.
-        dtype: type it computes in; "auto" is what `fitting_dtype` says. On a CPU always float32.
+        dtype: type it computes in; "auto" is the choice of `fitting_dtype`. On a CPU always float32.
         subfolder: of the repository or folder.
         architecture: the model family, one of `MODEL_FAMILIES`; needed for a bare VAE file, whose scale it decides.
 
@@ -403,32 +402,33 @@ def load_encoder(
         if architecture:
             _refuse_other_family(str(name), vae, MODEL_FAMILIES[architecture])
         architecture = architecture or _family(vae)
-    kinds: dict[str, type[DiffusersEncoder]] = {
-        "AutoencoderKLQwenImage": QwenImageEncoder, "AutoencoderTiny": TinyEncoder,
-    }  # fmt: skip
-    fitting, why = fitting_dtype(device, architecture in _WITHIN_FLOAT16)
+    chosen, why = fitting_dtype(device, architecture in _WITHIN_FLOAT16)
     if str(dtype) != "auto":
-        asked = dtype_name(dtype)
-        if not (fitting == "float32" and str(device).startswith("cpu")):
-            fitting, why = asked, "as asked"
-    kind = kinds.get(type(vae).__name__, DiffusersEncoder)
-    encoder = kind(vae, device=device, dtype=fitting, architecture=architecture)
-    encoder.computes = f"{fitting} ({why})"
+        requested = dtype_name(dtype)
+        if not (chosen == "float32" and str(device).startswith("cpu")):
+            chosen, why = requested, "as asked"
+    kind = _ENCODERS.get(type(vae).__name__, DiffusersEncoder)
+    encoder = kind(vae, device=device, dtype=chosen, architecture=architecture)
+    encoder.computes = f"{chosen} ({why})"
     return encoder
 
 
-_WITHIN_FLOAT16 = ("sd",)  # SDXL's activations pass 65,504; of the other families it is not known that none does
+_ENCODERS: dict[str, type[DiffusersEncoder]] = {
+    "AutoencoderKLQwenImage": QwenImageEncoder,
+    "AutoencoderTiny": TinyEncoder,
+}
+_WITHIN_FLOAT16 = ("sd",)  # SDXL's activations exceed 65,504; of the other families it is not known
 
 
 def fitting_dtype(device: Any, within_float16: bool) -> tuple[str, str]:
-    """The type that a model is best computed in on a device, and why.
+    """The best type to compute a model in on a device, and why.
 
     Args:
-        within_float16: none of the model's activations is too large for float16.
+        within_float16: no activation of the model exceeds float16.
 
     Returns:
-        "float32" on a CPU; "bfloat16" on a GPU that computes in it (of NVIDIA's from compute capability 8.0 on, older
-        ones imitate it slowly); else "float16" or "float32".
+        "float32" on a CPU; "bfloat16" on a GPU that supports it (NVIDIA's from compute capability 8.0 on; older ones
+        emulate it slowly); else "float16" or "float32".
     """
     import torch
 
@@ -452,11 +452,11 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
             if kind not in _KINDS:
                 raise ValueError(f"{name} holds a {kind or 'model without a name'}, not a VAE")
             _refuse_huge(autoencoder_class(diffusers, kind), config)
-            # the other format is Python's own, which may run code
+            # the other format is pickle, which may run code
             return getattr(diffusers, kind).from_pretrained(name, use_safetensors=True, **where)
         except KohyaBucketError:
             raise
-        except Exception as error:  # a config of any content goes through code that expects a good one
+        except Exception as error:  # diffusers fails in any way on a damaged config
             problems.append((str(error).strip() or type(error).__name__).splitlines()[0][:300])
     raise KohyaBucketError(
         f"no VAE at {quoted(name)}: {'; '.join(dict.fromkeys(problems)).rstrip('.')}. "
@@ -469,7 +469,7 @@ _WIDEST, _MOST_BLOCKS, _LONGEST = 1 << 14, 64, 256
 
 
 def _refuse_huge(kind: Any, config: dict[str, Any]) -> None:
-    """Refuse a config of which no VAE is made, before memory is taken for one."""
+    """Refuse a config that no VAE has, before memory is allocated for it."""
     import torch
 
     for name, value in config.items():
@@ -495,15 +495,14 @@ def _family(vae: Any) -> str:
 
 def _refuse_other_family(name: str, vae: Any, family: ModelFamily) -> None:
     """Raise `KohyaBucketError` for a VAE whose latents are another family's, by its class, channels and scale."""
-    own = MODEL_FAMILIES.get(_family(vae))
-    if own is None or all(
-        getattr(own, what) == getattr(family, what) for what in ("autoencoder", "channels", "scale_factor")
-    ):
+    actual = MODEL_FAMILIES.get(_family(vae))
+    same = ("autoencoder", "channels", "scale_factor")
+    if actual is None or all(getattr(actual, name) == getattr(family, name) for name in same):
         return
     raise KohyaBucketError(
-        f"{name} is a VAE of {own.name} (scale {own.scale_factor:g}, {own.channels} channels), and {family.name} has "
-        f"scale {family.scale_factor:g} and {family.channels} channels: give a VAE of {family.name}, or --arch "
-        f"{own.name}"
+        f"{name} is a VAE of {actual.name} (scale {actual.scale_factor:g}, {actual.channels} channels), and "
+        f"{family.name} has scale {family.scale_factor:g} and {family.channels} channels: give a VAE of {family.name}, "
+        f"or --arch {actual.name}"
     )
 
 
@@ -511,7 +510,7 @@ def usable_device(device: Any) -> Any:
     """The device, if torch can use it here.
 
     Raises:
-        KohyaBucketError: it does not exist, or this machine or this torch has none of its kind.
+        KohyaBucketError: there is no such device, or torch does not support it.
     """
     import torch
 
@@ -527,7 +526,7 @@ def usable_device(device: Any) -> Any:
 
 
 def own_device() -> str:
-    """The GPU of this process, by its number among those of this machine; "cpu" without any."""
+    """The GPU of this process, by its number on this machine; "cpu" without any."""
     import torch
 
     if not torch.cuda.is_available():

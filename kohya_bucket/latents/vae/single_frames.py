@@ -1,7 +1,7 @@
-"""Causal 3D convolutions over one frame, as the 2D ones that they are then.
+"""Causal 3D convolutions over a single frame, computed in 2D.
 
-The VAE of Qwen-Image (Anima, Krea 2) came from one of videos: each convolution pads two frames of zeros before the
-first. Of a single frame only the last slice of the weights meets anything but zeros.
+The VAE of Qwen-Image (Anima, Krea 2) derives from a video VAE: each convolution pads two frames of zeros before the
+first. With a single frame only the last slice of the weights meets anything but zeros.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 def fold_single_frames(model: torch.nn.Module) -> int:
     """Let a model's causal convolutions compute single frames in 2D; several frames are computed as before.
 
-    Its weights stay what they are, and where they are. Causal convolutions are known by the `_padding` that diffusers'
-    class has, and copies of it: (left, right, top, bottom, frames before, 0).
+    The weights are not changed or moved. Causal convolutions are recognised by the `_padding` of diffusers' class and
+    its copies: (left, right, top, bottom, frames before, 0).
 
     Returns:
-        how many convolutions it has of that kind.
+        how many such convolutions the model has.
     """
     import torch
 
-    found = 0
+    count = 0
     for module in model.modules():
         padding = getattr(module, "_padding", None)
         if isinstance(module, torch.nn.Conv3d) and _is_causal(module, padding):
             if not isinstance(module.forward, _Folded):
                 module.forward = _Folded(module, module.forward)
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 def _is_causal(convolution: torch.nn.Conv3d, padding: Any) -> bool:
-    """Whether the frames before a first one are zeros, and it is the last that the kernel sees."""
+    """Whether all frames before the first are zeros, and the kernel sees no later frame."""
     if not (isinstance(padding, tuple) and len(padding) == 6 and convolution.padding == (0, 0, 0)):
         return False
     left, right, top, bottom, before, after = padding
@@ -48,7 +48,7 @@ class _Folded:
 
     def __init__(self, convolution: torch.nn.Conv3d, original: Any) -> None:
         self._convolution, self._original = convolution, original
-        self._slice: tuple[object, torch.Tensor | None] = None, None  # what of the weights it is of, and itself
+        self._slice: tuple[object, torch.Tensor | None] = None, None  # state of the weights, and their last slice
 
     def __call__(self, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
         import torch
@@ -56,15 +56,15 @@ class _Folded:
         if cache_x is not None or x.ndim != 5 or x.shape[2] != 1:
             result: torch.Tensor = self._original(x, cache_x)
             return result
-        own: Any = self._convolution
-        left, _, top, *_ = own._padding
+        conv: Any = self._convolution
+        left, _, top, *_ = conv._padding
         flat = torch.nn.functional.conv2d(
-            x[:, :, 0], self._last_slice(), own.bias, own.stride[1:], (top, left), own.dilation[1:], own.groups
+            x[:, :, 0], self._last_slice(), conv.bias, conv.stride[1:], (top, left), conv.dilation[1:], conv.groups
         )
         return flat[:, :, None]
 
     def _last_slice(self) -> torch.Tensor:
-        """[out, in, height, width], contiguous; made again when the weights moved or changed."""
+        """[out, in, height, width], contiguous; made again when the weights move or change."""
         weight = self._convolution.weight
         state = weight.data_ptr(), weight._version, weight.dtype, weight.device
         if self._slice[0] != state or self._slice[1] is None:
