@@ -270,7 +270,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         if len({store.info(row).space for row in rows}) > 1:  # imported and encoded ones may be scaled otherwise
             return torch.cat([self._latents([row], [flip]) for row, flip in zip(rows, flips, strict=True)])
         space = store.info(rows[0]).space
-        if store.storage(rows[0]) == "bfloat16":
+        if store.info(rows[0]).latents.dtype == "bfloat16":
             out = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         else:
             out = torch.from_numpy(bits)

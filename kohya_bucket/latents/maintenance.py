@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,6 @@ from kohya_bucket.files import TEMPORARY_AGE, final_name
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.fingerprint import source_changes
 from kohya_bucket.latents.store.contents import manifest_of, self_described
-from kohya_bucket.latents.store.entries import arrow
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, paths_of, remedy
 from kohya_bucket.latents.store.storage import StorePath
@@ -159,8 +157,8 @@ def verify(store: LatentStore, *, progress: Callable[[int, int], None] | None = 
 def verify_files(store: LatentStore) -> list[tuple[str, str]]:
     """Read what the files say about themselves, which opening a store partly skips: (file, problem).
 
-    These are `store.json`, all manifests, and the header and rows of every shard, which are compared with those of the
-    manifest in force. Problems that opening the store found come first.
+    These are `store.json`, all manifests, and the header and rows of every shard, whose description is compared with
+    that in the manifest. Problems that opening the store found come first.
     """
     problems = dict(store.damage)
     layout = store.layout
@@ -179,32 +177,14 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
             try:
                 with reading(layout.shards / name):
                     nbytes = (layout.shards / name).stat().st_size
-                rows, stated = self_described(layout, name, nbytes)
+                _, stated = self_described(layout, name, nbytes)
             except LatentStoreError as error:
                 problems[name] = str(error)
                 continue
-            if stated != info or not _are_among(store.rows_in(name), rows):
+            if stated != info:
                 for manifest in layout.manifests():
                     problems.setdefault(manifest.name, f"a manifest describes {name} differently")
     return list(problems.items())
-
-
-_NEWER = ("caption", "source_hash")  # may be newer in a manifest
-
-
-def _are_among(indexed: Any, rows: Any) -> bool:
-    """Whether the rows that a manifest has of a shard are among the shard's own."""
-    pa, pc, _ = arrow()
-    at = pc.index_in(indexed["row"].combine_chunks(), value_set=rows["row"].combine_chunks())
-    if at.null_count:
-        return False
-
-    def plain(table: Any) -> Any:
-        table = table.drop_columns(list(_NEWER))
-        kinds = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema]
-        return table.cast(pa.schema(list(zip(table.column_names, kinds, strict=True)))).combine_chunks()
-
-    return bool(plain(indexed).equals(plain(rows.take(at))))
 
 
 _EXPECTED = 64  # items that are requested from object storage together

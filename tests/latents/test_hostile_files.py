@@ -214,7 +214,7 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
     for i in range(len(store)):
         for use in (
             lambda i=i: store.entry(i), lambda i=i: store.read(i), lambda i=i: store.read(i, flipped=True),
-            lambda i=i: store.read_mask(i), lambda i=i: store.storage(i), lambda i=i: store.check(i),
+            lambda i=i: store.read_mask(i), lambda i=i: store.info(i).latents.dtype, lambda i=i: store.check(i),
         ):  # fmt: skip
             allowed(use)
         if texts:

@@ -56,7 +56,7 @@ def test_precompute_status_verify(tmp_path, images, run):
     assert code == 0
     assert encoded_counts(text) == (5, 0, 0)
     store = LatentStore(out)
-    assert store.storage(0) == "bfloat16"
+    assert store.info(0).latents.dtype == "bfloat16"
     assert store.entry(int(store.find(["img_000.png"])[0])).caption == "a caption"
     assert encoded_counts(run("precompute", folder, *options)[1])[:2] == (0, 5)
     code, text, _ = run("cache", "status", out)

@@ -89,7 +89,7 @@ def test_the_row_written_last_counts(tmp_path):
     newer = fill(tmp_path, ["b"], dtype="float32")
     store = LatentStore(tmp_path)
     assert store.strings("source") == ["a", "b"]
-    assert store.storage(1) == "float32"
+    assert store.info(1).latents.dtype == "float32"
     assert same(store.read(1), newer["b"])
 
 
@@ -413,7 +413,7 @@ def test_a_clock_that_runs_ahead_makes_nothing_newest_for_ever(tmp_path, monkeyp
     ahead.write_bytes(kept)  # as where it could not be removed
     store = LatentStore(tmp_path)
     assert store.strings("source") == ["a", "b"]
-    assert store.storage(0) == "float32"
+    assert store.info(0).latents.dtype == "float32"
     assert same(store.read(0), newer["a"])
     assert store.indexed
 
@@ -443,7 +443,7 @@ def test_rows_that_hold_a_time_are_replaced_by_rows_that_hold_a_count(tmp_path):
     with StoreWriter(tmp_path) as writer:
         writer.add(entry("a"), bits(0), space=SPACE, sequence=time.time_ns() + AHEAD)
     fill(tmp_path, ["a"], dtype="float32")
-    assert LatentStore(tmp_path).storage(0) == "float32"
+    assert LatentStore(tmp_path).info(0).latents.dtype == "float32"
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -456,7 +456,7 @@ def test_of_two_rows_of_one_number_every_reader_takes_the_same(tmp_path, indexed
     last = max(path.name for path in Layout(tmp_path).shards.iterdir())
     assert LatentStore(tmp_path).info(0).name == last
     fill(tmp_path, ["a"], dtype="float32")
-    assert LatentStore(tmp_path).storage(0) == "float32"
+    assert LatentStore(tmp_path).info(0).latents.dtype == "float32"
 
 
 READ_ALL = """

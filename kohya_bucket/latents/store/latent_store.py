@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.store.contents import Contents, contents_of, in_shards
-from kohya_bucket.latents.store.entries import ItemTable, schema
+from kohya_bucket.latents.store.contents import Contents, contents_of
+from kohya_bucket.latents.store.entries import ItemTable
 from kohya_bucket.latents.store.exact_arrays import DamagedItemError, Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import Layout, remedy
 from kohya_bucket.latents.store.remote_shards import RemoteShards, RowRange, shard_files
@@ -89,10 +89,6 @@ class LatentStore(ItemTable):
         """Unmap all files, so that they can be removed on Windows too."""
         self._files.release()
 
-    def rows_in(self, name: str) -> Any:
-        """The rows of one shard's items, with the types of `entries.schema`."""
-        return self.table.filter(in_shards(self.table, [name])).cast(schema())
-
     def replaced_rows(self) -> int:
         """How many rows of usable shards newer ones have replaced."""
         return sum(info.rows for info in self.shards.values()) - len(self)
@@ -103,10 +99,6 @@ class LatentStore(ItemTable):
         if info is None:
             raise LatentStoreError(f"item {i} lies in a shard that is gone")
         return info
-
-    def storage(self, i: int) -> str:
-        """Storage type of item `i`: "float32", "float16" or "bfloat16"."""
-        return self.info(i).latents.dtype
 
     @property
     def of_images(self) -> bool:
