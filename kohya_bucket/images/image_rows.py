@@ -1,9 +1,8 @@
-"""Images in a column of a table: Parquet files, and the Arrow files in which `datasets` saves a dataset.
+"""Images in a column of a table: Parquet files, and the Arrow files that `datasets` saves.
 
-A cell holds the bytes of an image file, or is a struct with such a field `bytes`, as Hugging Face has it. An image in
-an Arrow file is read where it lies. To read a row of Parquet, all rows before it in its row group are decoded: so a
-reader goes on from where it was, and the rows that it passes are kept for the next reader, up to a limit for the
-process.
+A cell is the bytes of an image file, or a struct with a field `bytes` as in Hugging Face datasets. An image in an Arrow
+file is read in place. Reading a row of Parquet decodes all rows before it in its row group: so a reader continues from
+its last row, and rows on the way are cached for other readers, up to a limit per process.
 """
 
 from __future__ import annotations
@@ -35,23 +34,22 @@ IMAGE_COLUMN = "image"
 TABLE_ENDINGS = (".parquet", ".arrow")
 _ROWS_OF_PART = 16
 _BUFFER = 1 << 20
-_BYTES = ("binary", "large_binary", "binary_view")  # as Arrow names its types
-_ARROW_FILE = b"ARROW1"  # begins a file that can be read from its end; what follows after 8 bytes is a stream
-_KEPT = 384 << 20
+_BYTES = ("binary", "large_binary", "binary_view")  # Arrow's names of types
+_ARROW_FILE = b"ARROW1"  # magic of the file format: 8 bytes, then a stream
+_MOST_CACHED = 384 << 20
 _REMEDY = "copy or build it again"
 
 
 @dataclass
 class ScannedRows:
-    """What one pass over the columns of a table says.
+    """The result of one pass over the columns of a table.
 
     Attributes:
-        stamp: what the file had before it was read.
+        stamp: of the file before it was read.
         sizes: [N, 2] int32 (width, height) of each row's image as stored; (0, 0) where there is none.
-        offsets, lengths: [N] int64, where the bytes of each image lie in the file (-1: nowhere as they are), and how
-            many they are.
+        offsets, lengths: [N] int64, of each image's bytes in the file; offset -1: they are encoded there.
         reasons: why a row has no image, by row.
-        captions: N cells of the column of captions; None where none was asked for.
+        captions: N cells of the caption column; None without one.
     """
 
     stamp: Stamp
@@ -63,13 +61,13 @@ class ScannedRows:
 
 
 def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
-    """The header of each image of a table, and the captions. A few rows at a time are in memory.
+    """Read the header of each image of a table, and the captions. Only a few rows at a time are in memory.
 
     Args:
         image, caption: names of columns.
 
     Raises:
-        KohyaBucketError: no such file, no such column, one that holds no images, or a damaged file.
+        KohyaBucketError: no such file or column, a column without images, or a damaged file.
     """
     stamp = stamp_or_refuse(path)
     sizes: list[tuple[int, int]] = []
@@ -99,14 +97,12 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
             if captions is not None:
                 captions += part.captions.to_pylist()
     check_unchanged(path, stamp_or_refuse(path), stamp)
-    return ScannedRows(
-        stamp, np.array(sizes, np.int32).reshape(-1, 2), np.concatenate(offsets), np.array(lengths, np.int64),
-        reasons, captions,
-    )  # fmt: skip
+    shape = np.array(sizes, np.int32).reshape(-1, 2)
+    return ScannedRows(stamp, shape, np.concatenate(offsets), np.array(lengths, np.int64), reasons, captions)
 
 
 def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
-    """The bytes of one image of a Parquet file, which had its stamp after they were read.
+    """The bytes of one image of a Parquet file, which still has its stamp after they were read.
 
     Raises:
         KohyaBucketError: the file cannot be read or has changed, has no such row, or the cell is empty.
@@ -122,13 +118,13 @@ def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
 
 
 def _bytes_in(cell: Any) -> Any:
-    """What a cell holds of an image: bytes, or None."""
+    """The bytes of an image in a cell, or None."""
     value = cell.as_py()
     return value.get("bytes") if isinstance(value, dict) else value
 
 
-class _Kept:
-    """Parts of columns that were read last, by file, column and first row. Any thread may use it."""
+class _PartCache:
+    """The parts of columns that were read last, by file, column and first row. Thread-safe."""
 
     def __init__(self) -> None:
         self._parts: OrderedDict[Any, Any] = OrderedDict()
@@ -146,15 +142,15 @@ class _Kept:
             if key not in self._parts:
                 self._parts[key] = part
                 self._nbytes += part.nbytes
-            while self._nbytes > _KEPT and len(self._parts) > 1:
+            while self._nbytes > _MOST_CACHED and len(self._parts) > 1:
                 self._nbytes -= self._parts.popitem(last=False)[1].nbytes
 
 
-_kept = _Kept()
+_part_cache = _PartCache()
 
 
 class _TableReader:
-    """One column of a Parquet file, of which each part is read after the one before."""
+    """One column of a Parquet file, read part after part."""
 
     def __init__(self, path: str, stamp: Stamp, image: str) -> None:
         self._key = path, stamp, image
@@ -169,25 +165,25 @@ class _TableReader:
         group = bisect.bisect_right(self._table.starts, row) - 1
         number, at = divmod(row - self._table.starts[group], _ROWS_OF_PART)
         with self._lock:
-            part = _kept.get((self._key, group, number))
+            part = _part_cache.get((self._key, group, number))
             if part is None:
                 try:
                     part = self._read(group, number)
-                except BaseException:  # such as a request that failed: nothing comes after it
+                except BaseException:  # for example a failed request: the iterator is finished
                     self._group = -1
                     raise
         data: bytes | None = _bytes_in(part[at])
         return data
 
     def _read(self, group: int, number: int) -> Any:
-        """A part; those before it are passed, and kept too."""
+        """Read on to a part; those on the way are cached too."""
         path, stamp, _ = self._key
         if self._group != group or self._next > number:
             self._parts, self._group, self._next = self._table.parts(group), group, 0
         while self._next <= number:
             part = next(self._parts).images
             check_unchanged(path, stamp_or_refuse(path), stamp)
-            _kept.put((self._key, group, self._next), part)
+            _part_cache.put((self._key, group, self._next), part)
             self._next += 1
         return part
 
@@ -196,11 +192,11 @@ _reader = functools.lru_cache(maxsize=32)(_TableReader)
 
 
 class Part(NamedTuple):
-    """Some rows that follow each other.
+    """Some consecutive rows.
 
     Attributes:
-        images, captions: Arrow arrays; the latter None where none are wanted.
-        offsets: [N] int64, where the bytes of each image lie in the file; -1 where they do not lie there as they are.
+        images, captions: Arrow arrays; None without a caption column.
+        offsets: [N] int64, of each image's bytes in the file; -1: they are encoded there.
     """
 
     images: Any
@@ -209,26 +205,26 @@ class Part(NamedTuple):
 
 
 def read_by_groups(path: str) -> bool:
-    """Whether a row is read with those before it."""
+    """Whether reading a row decodes those before it."""
     return path.lower().endswith(".parquet")
 
 
 class ParquetRows:
-    """A Parquet file, open.
+    """An open Parquet file.
 
     Attributes:
-        rows: how many.
+        rows: number of rows.
         starts: the first row of each row group.
     """
 
     def __init__(self, path: str, image: str, caption: str | None) -> None:
         pa, pq = pyarrow_modules()
         if is_url(path):
-            far = open_remote(path)
-            source, length = pa.PythonFile(far, mode="r"), length_of(far)
+            remote = open_remote(path)
+            source, length = pa.PythonFile(remote, mode="r"), length_of(remote)
         else:
             source, length = path, os.path.getsize(path)
-        # So a column is read page by page; else a whole row group of it.
+        # These options read a column page by page instead of a whole row group.
         self._file = pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)
         rows = self._file.metadata.num_rows
         if rows > length * ROWS_PER_BYTE:
@@ -245,17 +241,15 @@ class ParquetRows:
 
     def parts(self, group: int) -> Iterator[Part]:
         """The rows of a group, `_ROWS_OF_PART` at a time."""
-        batches = self._file.iter_batches(
-            batch_size=_ROWS_OF_PART, row_groups=[group], columns=self._columns, use_threads=False
-        )  # fmt: skip
         image, caption = self._names
-        for batch in batches:
+        options: dict[str, Any] = {"columns": self._columns, "use_threads": False}
+        for batch in self._file.iter_batches(_ROWS_OF_PART, [group], **options):
             nowhere = np.full(len(batch), -1, np.int64)
             yield Part(batch.column(image), None if caption is None else batch.column(caption), nowhere)
 
 
 def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
-    """Read, not mapped: a mapped file that another program shortens ends the process."""
+    """Read, not mapped: if another program truncates a mapped file, the process crashes."""
     if is_url(path):
         raise KohyaBucketError(f"{path}: Arrow files are read on this machine only: name Parquet files there")
     pa, _ = pyarrow_modules()
@@ -267,7 +261,7 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
             message = None
             with suppress(EOFError):
                 message = pa.ipc.read_message(file)
-            if message is None:  # the end may be marked
+            if message is None:  # the end mark is optional
                 return
             if message.type != "record batch":
                 raise KohyaBucketError(f"{path}: holds a {message.type}, which is not read here: write it as Parquet")
@@ -279,7 +273,7 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
 
 
 def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
-    """[N] where in `body` the bytes of each image begin."""
+    """[N] offset of each image's bytes in `body`."""
     pa, _ = pyarrow_modules()
     if pa.types.is_struct(images.type):
         images = images.field(images.type.get_field_index("bytes"))
@@ -304,8 +298,8 @@ def _check(path: str, schema: Any, image: str, caption: str | None) -> None:
     pa, _ = pyarrow_modules()
     for column, option in ((image, "--image-column"), (caption, "--caption-column")):
         if column is not None and schema.names.count(column) != 1:
-            there = ", ".join(schema.names) or "none"
-            raise KohyaBucketError(f"{path}: has no column {column!r}, but {there}: name the right one by {option}")
+            others = ", ".join(schema.names) or "none"
+            raise KohyaBucketError(f"{path}: has no column {column!r}, but {others}: name the right one by {option}")
     kind = schema.field(image).type
     if pa.types.is_struct(kind) and (at := kind.get_field_index("bytes")) >= 0:
         kind = kind.field(at).type

@@ -1,14 +1,14 @@
-"""`MetadataCache`: what the headers of a dataset say, kept between runs, so that a second run opens no image.
+"""`MetadataCache`: what a dataset's headers say, kept between runs, so that a second run opens no image.
 
-On disk it is a Parquet file that anything else can read, with the columns path (text), width, height (int32), mtime_ns,
-bytes (int64), format (text: PNG, JPEG, …), orientation (uint8), hash (text or null), reason (text, null if readable).
+On disk it is an ordinary Parquet file with the columns path (text), width, height (int32), mtime_ns, bytes (int64),
+format (text: PNG, JPEG, …), orientation (uint8), hash (text or null), reason (text, null if readable).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -68,18 +68,18 @@ _HASH = ScanTask(_hash, [("hash", f"S{HASH_LENGTH}")])
 
 @dataclass(frozen=True, repr=False)
 class MetadataCache:
-    """What headers say, as columns, one row per file; `MetadataCache()` has none.
+    """What headers say, as columns with one row per file; `MetadataCache()` is empty.
 
     Attributes:
         paths: N absolute paths.
         sizes: [N, 2] int32 pixels (width, height) as stored; (0, 0) where unreadable.
-        mtime_ns: [N] int64, time of the last change when the header was read.
+        mtime_ns: [N] int64, modification time when the header was read.
         bytes: [N] int64, length of the file.
         formats: [N] uint8 values of `ImageFormat`.
         orientation: [N] uint8 EXIF orientation, 1 to 8.
-        hashes: [N] bytes of 32 hexadecimal digits, or None if no content was hashed.
+        hashes: [N] bytes of 32 hexadecimal digits, or None if nothing was hashed.
         reasons: why a file is unreadable, by row.
-        changes: what `build` or `refresh` did; None for a cache that was loaded.
+        changes: what `build` or `refresh` did; None for a loaded cache.
     """
 
     paths: TextColumn = field(default_factory=lambda: TextColumn.from_texts([]))
@@ -95,7 +95,7 @@ class MetadataCache:
     def __post_init__(self) -> None:
         if not isinstance(self.paths, TextColumn):
             raise KohyaBucketError(
-                f"paths is a {type(self.paths).__name__}, but a cache is made of columns; of rows it is made by "
+                f"paths is a {type(self.paths).__name__}, but a cache is made of columns; to make one of rows, call "
                 "MetadataCache().with_rows(*rows)"
             )
 
@@ -112,7 +112,7 @@ class MetadataCache:
         """Read every file's header. Row i belongs to the i-th path.
 
         Raises:
-            ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
+            ScanInterrupted: Ctrl-C; its `cache` holds the finished rows.
         """
         return cls().refresh(paths, hash=hash, workers=workers, engine=engine, progress=progress)
 
@@ -125,66 +125,65 @@ class MetadataCache:
         engine: Engine = "auto",
         progress: Progress | None = None,
     ) -> MetadataCache:
-        """A cache of exactly `paths` (default: the files of this one, without those that are gone).
+        """A cache of exactly `paths` (default: the files of this one that still exist).
 
-        A row is reused if the file's time and length are what they were; everything else is read, also files
-        that were unreadable before. One `stat` per file is all that unchanged files cost.
+        A row is reused if the file's time and length are unchanged; everything else is read, including files that were
+        unreadable. An unchanged file costs one `stat`.
 
         Raises:
-            ScanInterrupted: Ctrl-C; its `cache` holds the rows that were finished.
+            ScanInterrupted: Ctrl-C; its `cache` holds the finished rows.
         """
         hash = as_flag("hash", hash)
         how: dict[str, Any] = {"workers": workers, "engine": engine}
         listed = absolute_paths([path for path in self.paths if os.path.exists(path)] if paths is None else paths)
         texts, n = TextColumn.from_texts(listed), len(listed)
-        # Looked at before the headers are read: a file that changes in between is read again next time.
+        # Times are taken before headers are read: a file that changes in between is read again next time.
         stat = Job(STAT, listed, **how)
         try:
             stat.run()
         except KeyboardInterrupt:
             raise ScanInterrupted(SizeScan.unread(texts)) from None
+        # Each path's old row, -1 for a new path; rows of unchanged files are reused, the others read.
         same = texts == self.paths
         rows = np.arange(n) if same else self.paths.find(texts)
-        fresh = self._unchanged(rows, stat)
-        stale = np.flatnonzero(~fresh)
+        reused = self._unchanged(rows, stat)
+        stale = np.flatnonzero(~reused)
         interrupted: ScanInterrupted | None = None
         try:
             scan = read_sizes([listed[i] for i in stale.tolist()], **how, progress=progress)
         except ScanInterrupted as interrupt:
             scan, interrupted = interrupt.scan, interrupt
-        found: dict[str, Any] = {
-            "sizes": np.zeros((n, 2), np.int32), "formats": np.zeros(n, np.uint8), "orientation": np.ones(n, np.uint8)
-        }  # fmt: skip
-        for name, column in found.items():
-            column[fresh], column[stale] = getattr(self, name)[rows[fresh]], getattr(scan, name)
+        columns: dict[str, Any] = {"mtime_ns": stat.rows["mtime_ns"], "bytes": stat.rows["bytes"]}
+        for name in ("sizes", "formats", "orientation"):
+            old, new = getattr(self, name), getattr(scan, name)
+            columns[name] = np.empty((n, *new.shape[1:]), new.dtype)
+            columns[name][reused], columns[name][stale] = old[rows[reused]], new
+        n_reused, added = int(reused.sum()), int((rows < 0).sum())
         dropped = 0 if same else len(self) - len(np.unique(rows[rows >= 0]))
-        reused, added = int(fresh.sum()), int((rows < 0).sum())
-        cache = replace(
-            self, paths=texts, mtime_ns=stat.rows["mtime_ns"], bytes=stat.rows["bytes"], hashes=None, **found,
-            reasons={int(stale[i]): reason for i, _, reason in scan.failures},
-            changes=Changes(reused, n - reused - added, added, dropped, len(scan.failures)),
-        )  # fmt: skip
+        reasons = {int(stale[i]): reason for i, _, reason in scan.failures}
+        changes = Changes(n_reused, n - n_reused - added, added, dropped, len(scan.failures))
+        cache = replace(self, paths=texts, hashes=None, reasons=reasons, changes=changes, **columns)
         if interrupted is not None:
-            fresh[stale[scan.read]] = True
-            interrupted.cache = cache.where(fresh)
+            reused[stale[scan.read]] = True
+            interrupted.cache = cache.where(reused)
             raise interrupted
         if not hash and self.hashes is None:
             return cache
         hashes = np.zeros(n, dtype=f"S{HASH_LENGTH}")
         if self.hashes is not None:
-            hashes[fresh] = self.hashes[rows[fresh]]
+            hashes[reused] = self.hashes[rows[reused]]
         return cache._with_hashes(hashes, **how, progress=progress)
 
     def _unchanged(self, rows: npt.NDArray[np.int64], stat: Job) -> npt.NDArray[np.bool_]:
-        known = rows >= 0
-        if not known.any():
-            return known
+        cached = rows >= 0
+        if not cached.any():
+            return cached
         same = (self.mtime_ns[rows] == stat.rows["mtime_ns"]) & (self.bytes[rows] == stat.rows["bytes"])
-        # What was unreadable is tried again: the plugin it needs may be there by now.
-        return np.asarray(known & same & (self.sizes[rows, 0] > 0))
+        # Unreadable files are tried again: a missing plugin may be installed by now.
+        return np.asarray(cached & same & (self.sizes[rows, 0] > 0))
 
     def _with_hashes(self, hashes: npt.NDArray[np.bytes_], **how: Any) -> MetadataCache:
-        """The same with these hashes, and those that are missing among them."""
+        """This cache with these hashes, of which missing ones are computed."""
         missing = np.flatnonzero((hashes == b"") & (self.sizes[:, 0] > 0))
         job = Job(_HASH, [self.paths[i] for i in missing.tolist()], **how)
         try:
@@ -199,11 +198,11 @@ class MetadataCache:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MetadataCache:
-        """Read a cache written by `save`, or by anybody.
+        """Read a cache written by `save`, or by anyone else.
 
         Raises:
-            KohyaBucketError: no such file, a damaged one, one of a newer version, with values that no file has, or
-                pyarrow is missing.
+            KohyaBucketError: the file is missing, damaged, of a newer version, or holds impossible values; or pyarrow
+                is missing.
         """
         file = os.fspath(path)
         arrow_files.pyarrow_modules()
@@ -214,22 +213,22 @@ class MetadataCache:
         with as_damage(
             f"{file}: not a metadata cache, or damaged", "name another, or build it again", error=KohyaBucketError
         ):
-            # Read whole and closed again: a mapped file could not be replaced on Windows.
+            # Read in full and closed: on Windows a mapped file could not be replaced.
             table = arrow_files.bounded_table(arrow_files.parquet_bytes(file), _COLUMNS)
             version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"0"))
             if not version:
                 raise ValueError("it has no version")
             if version > _VERSION:
                 raise KohyaBucketError(
-                    f"{file}: written by a newer version of this package (format {version}, known: {_VERSION}); "
-                    "update the package, or build the cache again"
+                    f"{file}: written by a newer version of this package (format {version}, this one reads "
+                    f"{_VERSION}): update it, or build the cache again"
                 )
             return cls(**_from_table(table))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the cache as Parquet: to a sibling file first, then renamed, so that readers see old or new.
+        """Write the cache as Parquet, to a temporary file that replaces the old one: readers see the old or the new.
 
-        A file that was listed twice is stored once; a name that is not valid Unicode is not stored.
+        A file that is listed twice is stored once; a name that is not valid Unicode is not stored.
 
         Raises:
             KohyaBucketError: pyarrow is missing, or the file cannot be replaced.
@@ -240,7 +239,7 @@ class MetadataCache:
         replace_file(os.fspath(path), lambda out: pq.write_table(table, out, compression="zstd"))
 
     def scan(self) -> SizeScan:
-        """The same rows as `read_sizes` gives them."""
+        """These rows as a result of `read_sizes`."""
         failures = [(i, self.paths[i], reason) for i, reason in sorted(self.reasons.items())]
         return SizeScan(
             self.paths, self.sizes, self.orientation, self.formats, failures, np.ones(len(self), dtype=bool), ("cache",)
@@ -250,7 +249,7 @@ class MetadataCache:
         return len(self.paths)
 
     def joined(self, other: MetadataCache) -> MetadataCache:
-        """These rows and then those of `other`; hashes only if both have them."""
+        """These rows followed by those of `other`; hashes only if both have them."""
         names = _NUMBERS if self.hashes is None or other.hashes is None else (*_NUMBERS, "hashes")
         columns: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
         reasons = self.reasons | {len(self) + i: reason for i, reason in other.reasons.items()}
@@ -278,17 +277,17 @@ class MetadataCache:
         return None if i < 0 else self._row_at(i)
 
     def __iter__(self) -> Iterator[MetadataRow]:
-        """All rows in their order, as a table such as pandas' takes them."""
+        """All rows in order, for example for a pandas table."""
         return (self._row_at(i) for i in range(len(self)))
 
     def with_rows(self, *rows: MetadataRow) -> MetadataCache:
-        """A cache with these rows too, or in place of those of the same path: sizes known without opening the files.
+        """A cache with these rows added, or replacing those of the same path: sizes known without opening files.
 
-        Every call takes as long as the cache is large, so give many rows at once. A row counts while the file has its
-        `mtime_ns` and `bytes`. Hashes are kept where this cache has any.
+        Each call copies the whole cache, so pass many rows at once. A row is valid while the file has its `mtime_ns`
+        and `bytes`. Hashes are kept if this cache has any.
 
         Raises:
-            KohyaBucketError: what is given is not a `MetadataRow`, or one with a size that no image has.
+            KohyaBucketError: not a `MetadataRow`, or one with an impossible size.
         """
         added = _columns(rows, self)
         at, new = self.paths.find(added.paths), len(self)
@@ -301,11 +300,10 @@ class MetadataCache:
 
     def _row_at(self, i: int) -> MetadataRow:
         width, height = self.sizes[i].tolist()
-        return MetadataRow(
-            self.paths[i], width, height, int(self.mtime_ns[i]), int(self.bytes[i]), ImageFormat(int(self.formats[i])),
-            int(self.orientation[i]), self.hashes[i].decode() or None if self.hashes is not None else None,
-            self.reasons.get(i),
-        )  # fmt: skip
+        mtime_ns, nbytes, kind = int(self.mtime_ns[i]), int(self.bytes[i]), ImageFormat(int(self.formats[i]))
+        digest = None if self.hashes is None else self.hashes[i].decode() or None
+        orientation, reason = int(self.orientation[i]), self.reasons.get(i)
+        return MetadataRow(self.paths[i], width, height, mtime_ns, nbytes, kind, orientation, digest, reason)
 
     def get_dim(self, path: str | os.PathLike[str]) -> tuple[int, int] | None:
         """(width, height) of one file, or None if it is not in the cache or unreadable."""
@@ -313,7 +311,7 @@ class MetadataCache:
         return None if row is None or not row.width else (row.width, row.height)
 
     def is_stale(self, path: str | os.PathLike[str]) -> bool:
-        """The file is unknown, gone, unreadable, or has changed since its header was read."""
+        """The file is not in the cache, gone, unreadable, or changed since its header was read."""
         row = self.get(path)
         try:
             status = os.stat(path)
@@ -322,15 +320,14 @@ class MetadataCache:
         return row is None or not row.width or (status.st_mtime_ns, status.st_size) != (row.mtime_ns, row.bytes)
 
 
-def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
-    """Rows as the columns of a cache like `like`; of several with one path the last."""
-    given = list(rows)
-    for row in given:
+def _columns(rows: Sequence[MetadataRow], like: MetadataCache) -> MetadataCache:
+    """Rows as a cache like `like`; of several rows with one path the last."""
+    for row in rows:
         if not isinstance(row, MetadataRow):
             raise KohyaBucketError(
                 f"a row is {row!r}, but must be a MetadataRow: MetadataRow(path, width, height, mtime_ns, bytes)"
             )
-    last = dict(zip(absolute_paths([row.path for row in given]), given, strict=True))
+    last = dict(zip(absolute_paths([row.path for row in rows]), rows, strict=True))
     sizes = as_sizes([(row.width, row.height) for row in last.values()])
     if sizes.min(initial=0) < 0:
         bad = list(last)[int(sizes.min(axis=1).argmin())]
@@ -341,16 +338,20 @@ def _columns(rows: Iterable[MetadataRow], like: MetadataCache) -> MetadataCache:
 
     hashes = [(row.hash or "").encode("ascii", "replace") for row in last.values()]
     return replace(
-        like, paths=TextColumn.from_texts(list(last)), sizes=sizes, mtime_ns=column("mtime_ns", np.int64),
-        bytes=column("bytes", np.int64), formats=column("format", np.uint8),
+        like,
+        paths=TextColumn.from_texts(list(last)),
+        sizes=sizes,
+        mtime_ns=column("mtime_ns", np.int64),
+        bytes=column("bytes", np.int64),
+        formats=column("format", np.uint8),
         orientation=column("orientation", np.uint8),
         hashes=None if like.hashes is None else np.array(hashes, dtype=like.hashes.dtype),
         reasons={i: row.reason for i, row in enumerate(last.values()) if row.reason is not None},
-    )  # fmt: skip
+    )
 
 
 def is_metadata_cache(path: str) -> bool:
-    """Whether a file was written by `MetadataCache.save`, of any version, and is whole enough to tell."""
+    """Whether a file was written by `MetadataCache.save`, by any version."""
     return arrow_files.is_marked(path, _VERSION_KEY)
 
 

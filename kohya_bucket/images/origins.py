@@ -1,8 +1,8 @@
-"""Where the bytes of N images are: files, addresses, or containers, which hold many images each.
+"""Where the bytes of N images are: files, addresses, or containers of many images.
 
 Containers are tars, and tables with a column of images. An image in one is named `FILE#NAME`: `shard-0000.tar#img001`
-is a sample of a tar, `part.parquet#17` a row of a table, where the first one is 0. In another column than `image` it is
-`part.parquet#before/17`.
+is a sample of a tar, `part.parquet#17` a row of a table, counted from 0, and `part.parquet#before/17` is in another
+column than `image`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ from kohya_bucket.images.stamps import (
 from kohya_bucket.images.tar_index import TarIndex
 
 _IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
-_IN_TABLE = re.compile(
-    rf"(.+?(?:{'|'.join(map(re.escape, TABLE_ENDINGS))}))#(?:(.+)/)?(\d+)", re.DOTALL | re.IGNORECASE
-)  # fmt: skip
+_TABLE = "|".join(map(re.escape, TABLE_ENDINGS))
+_IN_TABLE = re.compile(rf"(.+?(?:{_TABLE}))#(?:(.+)/)?(\d+)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Container:
 
     Attributes:
         path: path or address.
-        stamp: what it had when it was looked at; None: it was not, and it may be any.
-        column: that holds the images; None: it is a tar.
+        stamp: when it was scanned; None: not scanned yet, any stamp will do.
+        column: of the images; None: it is a tar.
     """
 
     path: str
@@ -65,18 +64,18 @@ class Container:
     column: str | None = None
 
     def checked(self) -> Container:
-        """The same with the stamp that it has now. `KohyaBucketError` if it has changed, or is gone."""
-        found = stamp_or_refuse(self.path)
+        """The container with its current stamp. `KohyaBucketError` if it has changed or is gone."""
+        current = stamp_or_refuse(self.path)
         if self.stamp is not None:
-            check_unchanged(self.path, found, self.stamp)
-        return replace(self, stamp=found)
+            check_unchanged(self.path, current, self.stamp)
+        return replace(self, stamp=current)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """The bytes of an image, which lie there in a tar or an Arrow file; at -1: as its name says.
+        """The bytes of an image, from `offset` in a tar or an Arrow file; -1: looked up by name.
 
         Raises:
             OSError: the file cannot be read.
-            KohyaBucketError: it has changed since it was looked at, is damaged, or has no such image.
+            KohyaBucketError: it has changed since it was scanned, is damaged, or has no such image.
         """
         stamp = self.stamp or stamp_of(self.path)
         key = name[len(self.path) + 1 :]
@@ -93,13 +92,13 @@ class Container:
 
 
 def apart(name: str) -> tuple[str, str]:
-    """The path of a container and the rest of an image's name, from "#" on; of any other image its path and ""."""
-    found = (_IN_TABLE.fullmatch(name) or _IN_TAR.fullmatch(name)) if "#" in name else None
-    return (found[1], name[found.end(1) :]) if found else (name, "")
+    """A container's path and the rest of an image's name, from "#" on; for any other image its path and ""."""
+    match = (_IN_TABLE.fullmatch(name) or _IN_TAR.fullmatch(name)) if "#" in name else None
+    return (match[1], name[match.end(1) :]) if match else (name, "")
 
 
 def container_of(name: str) -> Container | None:
-    """The container that an image is in by its name; None: it is a file of its own."""
+    """The container of an image, by its name; None for a file of its own."""
     path, inside = apart(name)
     if not inside or (not is_url(name) and os.path.isfile(name)):
         return None
@@ -110,17 +109,17 @@ def container_of(name: str) -> Container | None:
 
 @functools.lru_cache(maxsize=4)
 def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
-    """Offset and length by name, where only the name of an image is known."""
+    """Offset and length of each image, by name."""
     path = container.path
     keys: Iterable[str]
     if container.column is not None:
         table = scan_rows(container.column, None, path)
-        before, keys, offsets, lengths = table.stamp, map(str, range(len(table.lengths))), table.offsets, table.lengths
+        scanned, keys, offsets, lengths = table.stamp, map(str, range(len(table.lengths))), table.offsets, table.lengths
     else:
         index = TarIndex.build([path], caption=None)
-        before, keys, offsets, lengths = index.stamps[0], index.keys, index.rows["offset"], index.rows["length"]
+        scanned, keys, offsets, lengths = index.stamps[0], index.keys, index.rows["offset"], index.rows["length"]
         check_unchanged(path, stamp_of(path), stamp)
-    check_unchanged(path, before, stamp)
+    check_unchanged(path, scanned, stamp)
     return dict(zip(keys, zip(offsets.tolist(), lengths.tolist(), strict=True), strict=True))
 
 
@@ -134,10 +133,10 @@ class Origins:
     """N images.
 
     Attributes:
-        names: path or address of each; of one in a container, as the docstring of this file says.
-        containers: that hold some of them.
-        container: [N] int32, number of the container that holds each; -1: it is a file of its own.
-        offset, length: [N] int64, of its bytes in the container; -1: not known, or only the length is.
+        names: path or address of each; for one in a container see the docstring of this file.
+        containers: the containers of some of them.
+        container: [N] int32, number of each image's container; -1: a file of its own.
+        offset, length: [N] int64, of its bytes in the container; -1: unknown, perhaps only the offset.
     """
 
     names: list[str]
@@ -148,19 +147,19 @@ class Origins:
 
     @classmethod
     def named(cls, names: Iterable[str | os.PathLike[str]]) -> Origins:
-        """Of images of which only the names are known. Nothing is opened before an image is read."""
+        """From names alone. Nothing is opened before an image is read."""
         texts = [os.fspath(name) for name in names]
-        known: dict[Container | None, int] = {None: -1}
-        container = [known.setdefault(container_of(text), len(known) - 1) if "#" in text else -1 for text in texts]
+        numbers: dict[Container | None, int] = {None: -1}
+        container = [numbers.setdefault(container_of(text), len(numbers) - 1) if "#" in text else -1 for text in texts]
         unknown = np.full(len(texts), -1, np.int64)
-        return cls(texts, tuple(filter(None, known)), np.array(container, np.int32), unknown, unknown)
+        return cls(texts, tuple(filter(None, numbers)), np.array(container, np.int32), unknown, unknown)
 
     @classmethod
     def of_tars(cls, index: TarIndex) -> tuple[Origins, dict[int, str]]:
-        """Of the samples of tars; and why some of them are left out, since a later one of the shard has their name.
+        """From the samples of tars; and why some are left out, because a later one in the shard has the same name.
 
         Raises:
-            KohyaBucketError: a shard is not there, or is not as its index says.
+            KohyaBucketError: a shard is missing, or has changed since it was indexed.
         """
         indexed = zip(absolute_paths(index.shards), index.stamps, strict=True)
         containers = for_each(Container.checked, [Container(path, stamp) for path, stamp in indexed])
@@ -175,9 +174,9 @@ class Origins:
 
     @classmethod
     def of_rows(cls, containers: Sequence[Container], tables: Sequence[ScannedRows]) -> Origins:
-        """Of the rows of tables, one container for each."""
+        """From the rows of tables, one container each."""
         counts = [len(table.lengths) for table in tables]
-        starts = [f"{one.path}#{'' if one.column == IMAGE_COLUMN else f'{one.column}/'}" for one in containers]
+        starts = [f"{file.path}#{'' if file.column == IMAGE_COLUMN else f'{file.column}/'}" for file in containers]
         names = [f"{start}{row}" for start, count in zip(starts, counts, strict=True) for row in range(count)]
         container = np.repeat(np.arange(len(containers), dtype=np.int32), counts)
         offset = np.concatenate([table.offsets for table in tables])
@@ -197,22 +196,22 @@ class Origins:
 
     @property
     def inside(self) -> npt.NDArray[np.bool_]:
-        """[N] which lie in containers."""
+        """[N] which are in containers."""
         return self.container >= 0
 
     @property
     def files(self) -> list[str]:
-        """Paths and addresses of the files and containers that hold them, each once."""
-        own = [self.names[i] for i in np.flatnonzero(self.container < 0).tolist()]
-        return list(dict.fromkeys([*own, *(container.path for container in self.containers)]))
+        """Paths and addresses of their files and containers, each once."""
+        single = [self.names[i] for i in np.flatnonzero(self.container < 0).tolist()]
+        return list(dict.fromkeys([*single, *(container.path for container in self.containers)]))
 
     @property
     def are_remote(self) -> bool:
-        """Some are read by requests, which wait side by side."""
+        """Some are read by requests, which can wait in parallel."""
         return any(map(is_url, self.files))
 
     def fetched(self, i: int) -> str | bytes:
-        """What a decoder opens: the path of a file on this machine, or the bytes of the image, see `Container.read`."""
+        """What a decoder opens: the path of a local file, or the bytes of the image, see `Container.read`."""
         return fetched(self.names[i]) if self.container[i] < 0 else self._inside(i)
 
     def _inside(self, i: int) -> bytes:
@@ -224,25 +223,25 @@ class Origins:
         return load_pixels(self.names[i], alpha, partial(self.fetched, i))
 
     def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Bytes and time of the last change in ns, [N] each, of the file of each or its container; -1 if missing.
+        """Bytes and modification time in ns, [N] each, of each image's file or container; -1 if missing.
 
-        Of a container that was looked at before, what it had then.
+        A container that was scanned keeps the stamp that it had then.
 
         Raises:
-            UnreadableError: a file may be there, and cannot be looked at now.
+            UnreadableError: a file may exist, but cannot be looked at now.
         """
-        own = np.flatnonzero(self.container < 0)
-        job = Job(STAT, [self.names[i] for i in own.tolist()]).run()
+        single = np.flatnonzero(self.container < 0)
+        job = Job(STAT, [self.names[i] for i in single.tolist()]).run()
         of_files = np.stack([job.rows["bytes"], job.rows["mtime_ns"]])
         for i, why in job.failures.items():
             if why not in _ABSENT:
                 raise UnreadableError(
-                    f"{job.paths[i]}: cannot be looked at now ({why}), so whether it changed is unknown: run again"
+                    f"{job.paths[i]}: cannot be read now ({why}), so whether it changed is unknown: run again"
                 )
         of_files[:, list(job.failures)] = -1
         of_containers = np.array(for_each(_stamp, self.containers) or [_NOWHERE], np.int64)
-        stamps = of_containers[self.container].T.copy()  # -1 takes the last one, and is filled in next
-        stamps[:, own] = of_files
+        stamps = of_containers[self.container].T.copy()  # -1 takes the last one, and is overwritten next
+        stamps[:, single] = of_files
         return stamps[0], stamps[1]
 
     def hash(self, i: int) -> str:
@@ -261,13 +260,13 @@ class Origins:
         return for_each(hash_or_none, range(len(self)), at_once=REQUESTS if self.are_remote else 1)
 
     def windows(self) -> npt.NDArray[np.int64]:
-        """[N] number of the window of neighbours that each is best read with; 0 where any order costs the same.
+        """[N] number of the window of images that are best read together; 0 where the order does not matter.
 
-        A row of a Parquet file is read with its neighbours, and what was read of a window is kept.
+        A row of a Parquet file is read with its neighbours, and a window of them stays in memory.
         """
-        grouped = np.array([read_by_groups(one.path) for one in self.containers] + [False])[self.container]
-        before = np.cumsum(np.where(grouped, np.maximum(self.length, 0), 0))
-        return np.asarray(np.where(grouped, 1 + before // _WINDOW, 0))
+        grouped = np.array([read_by_groups(container.path) for container in self.containers] + [False])[self.container]
+        end = np.cumsum(np.where(grouped, np.maximum(self.length, 0), 0))
+        return np.asarray(np.where(grouped, 1 + end // _WINDOW, 0))
 
 
 def _stamp(container: Container) -> Stamp:

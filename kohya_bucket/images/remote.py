@@ -1,7 +1,6 @@
-"""Bytes of an image, read in pieces: of an open file, of memory, or behind a URL (s3://, gs://, https://, …).
+"""Bytes of an image, read in pieces: from an open file, from memory, or from a URL (s3://, gs://, https://, …).
 
-What is behind URLs is read through the `fsspec` package. For a header, one ranged request of 64 KiB nearly always
-suffices.
+URLs are read through the package `fsspec`. A header nearly always takes one request, of 64 KiB.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from kohya_bucket.extras import EXTRAS, pip_install
 from kohya_bucket.images.formats import UnreadableImageError, is_listed
 
 HEAD_BYTES = 4096
-"""What is read first of every file; a shorter head is the whole file."""
+"""The first read of every file; a shorter result is the whole file."""
 
 MAX_HEADER_BYTES = 1 << 28
-"""What is read of one file at most until its size is known; some decoders want all of it first."""
+"""The most that is read of a file to find its size; some decoders want all of it first."""
 
 _BUFFER = 1 << 16
-_READ_COSTS = 1 << 10  # a header in steps of one byte, of which a decoder makes millions in a file of another kind
+_READ_COSTS = 1 << 10  # bytes that each read counts at least: a decoder may make millions of one byte in a wrong file
 
 
 class Pieces(Protocol):
-    """A file that is read in pieces, wherever it lies."""
+    """A file that can be read in pieces."""
 
     @property
     def length(self) -> int:
@@ -53,7 +52,7 @@ class Region:
 
 
 Opened = int | bytes | io.BufferedReader | Pieces
-"""An open file or its descriptor, a whole file in memory, or anything that is read in pieces."""
+"""An open file or its descriptor, a file in memory, or anything that can be read in pieces."""
 
 
 def _seek_and_read(fd: int, length: int, offset: int) -> bytes:
@@ -87,7 +86,7 @@ def length_of(source: Opened) -> int:
 
 
 class RawFile(io.RawIOBase):
-    """The same as an open file without a buffer."""
+    """An `Opened` as an unbuffered file."""
 
     def __init__(self, source: Opened) -> None:
         self._source, self._length, self._at = source, length_of(source), 0
@@ -115,9 +114,9 @@ class RawFile(io.RawIOBase):
 
 
 class HeaderFile(io.BufferedReader):
-    """The same as an open file, for a decoder that looks for the size in it: nothing is read that is not asked for.
+    """An `Opened` as a buffered file, for a decoder that looks for the size in it.
 
-    More than `MAX_HEADER_BYTES`, all reads together, is an `UnreadableImageError`.
+    Reading more than `MAX_HEADER_BYTES` in all is an `UnreadableImageError`.
     """
 
     def __init__(self, source: Opened) -> None:
@@ -126,9 +125,9 @@ class HeaderFile(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0 or size > _BUFFER:
-            there = max(0, self._length - self.tell())
-            whole = size is None or not 0 <= size < there
-            self._spend(there if whole else size or 0)
+            remaining = max(0, self._length - self.tell())
+            whole = size is None or not 0 <= size < remaining
+            self._spend(remaining if whole else size or 0)
             return super().read(-1 if whole else size)
         self._spend(size)
         return super().read(size)
@@ -143,7 +142,7 @@ class HeaderFile(io.BufferedReader):
         if self._left <= 0:
             self._left = 0
             raise UnreadableImageError(
-                f"its size was not found after reading {MAX_HEADER_BYTES >> 20} MiB of {self._length:,} bytes: "
+                f"its size was not found in the first {MAX_HEADER_BYTES >> 20} MiB of {self._length:,} bytes: "
                 "damaged, or not an image"
             )
 
@@ -158,12 +157,12 @@ _SECOND = 1_000_000_000
 
 
 def is_url(path: str) -> bool:
-    """Whether it begins with the name of a protocol; one letter is a drive, as in C://images."""
+    """Whether a path begins with a protocol; a single letter is a drive, as in C://images."""
     return "://" in path and _PROTOCOL.match(path) is not None
 
 
 class RemoteFile:
-    """A file behind a URL that is read in pieces; see `Pieces`. `OSError` if it cannot be."""
+    """`Pieces` of a file behind a URL. `OSError` if it cannot be read."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -181,44 +180,44 @@ class RemoteFile:
 
 
 def open_remote(url: str) -> io.BufferedReader:
-    """A file that is gone through from front to back: read in large blocks, of which the last one is kept."""
+    """A file to read from front to back, in large blocks."""
     return io.BufferedReader(RawFile(RemoteFile(url)), _BLOCK)
 
 
 def read_remote(url: str, start: int | None = None, stop: int | None = None) -> bytes:
-    """The whole file, or its bytes from `start` to `stop`. `OSError` if it cannot be read."""
+    """A whole file, or its bytes from `start` to `stop`. `OSError` if it cannot be read."""
     system, path = storage_of(url)
     return bytes(as_os_error(lambda: system.cat_file(path, start=start, end=stop)))
 
 
 def fetched(path: str) -> str | bytes:
-    """What a decoder opens: the path of a file on this machine; of an address, what lies there."""
+    """What a decoder opens: a local path unchanged, or the bytes behind an address."""
     return read_remote(path) if is_url(path) else path
 
 
 def stat_remote(url: str) -> tuple[int, int]:
-    """(time of the last change in ns, 0 if the storage does not tell; bytes). `OSError` if it does not exist."""
+    """(modification time in ns, 0 if the storage does not tell; bytes). `OSError` if there is no such file."""
     system, path = storage_of(url)
     info = _info(system, path)
     return int(changed_at(info) * _SECOND), int(info["size"] or 0)
 
 
 def stamp_remote(url: str) -> tuple[int, int]:
-    """(bytes, time of the last change in ns) as of now. `OSError` if it does not exist.
+    """(bytes, modification time in ns) as of now. `OSError` if there is no such file.
 
-    Where the storage names the content by a tag (an ETag), that takes the place of what is below a second.
+    If the storage tags the content (ETag), a hash of the tag replaces the fraction of a second.
     """
     system, path = storage_of(url)
-    as_os_error(lambda: system.invalidate_cache(system._parent(path)))  # a listing may have told something else before
+    as_os_error(lambda: system.invalidate_cache(system._parent(path)))  # an earlier listing may be outdated
     info = _info(system, path)
     tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
     changed = changed_at(info)
-    named = int(changed) * _SECOND + zlib.crc32(tag.encode()) % _SECOND
-    return int(info["size"] or 0), named if tag else int(changed * _SECOND)
+    tagged = int(changed) * _SECOND + zlib.crc32(tag.encode()) % _SECOND
+    return int(info["size"] or 0), tagged if tag else int(changed * _SECOND)
 
 
 def changed_at(info: dict[str, Any]) -> float:
-    """Time of the last change in seconds, of what `fsspec` says of a file; 0 if the storage does not tell."""
+    """Modification time in seconds from `fsspec`'s description of a file; 0 if the storage does not tell."""
     when = next((info[name] for name in _TIMES if info.get(name)), 0)
     if isinstance(when, str):
         when = datetime.datetime.fromisoformat(when.replace("Z", "+00:00"))
@@ -226,24 +225,24 @@ def changed_at(info: dict[str, Any]) -> float:
 
 
 def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[str]:
-    """URLs of the images in a folder, or that match a pattern, or of the one file that `url` names; sorted."""
+    """Sorted URLs of the images in a folder or matching a pattern, or of the one file that `url` names."""
     system, path = storage_of(url)
     if any(sign in path for sign in "*?["):
-        found = as_os_error(lambda: system.glob(path))
+        names = as_os_error(lambda: system.glob(path))
     elif as_os_error(lambda: system.isdir(path)):
-        found = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
+        names = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
     elif as_os_error(lambda: system.exists(path)):
         return [url]
     else:
         raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
-    wanted, start = tuple(extensions), len(path.rstrip("/").partition("*")[0])
-    names = (name for name in found if name.lower().endswith(wanted))
-    return sorted(system.unstrip_protocol(name) for name in names if all(map(is_listed, name[start:].split("/"))))
+    endings, start = tuple(extensions), len(path.rstrip("/").partition("*")[0])
+    images = (name for name in names if name.lower().endswith(endings))
+    return sorted(system.unstrip_protocol(name) for name in images if all(map(is_listed, name[start:].split("/"))))
 
 
 @functools.lru_cache(maxsize=64)
 def _system(protocol: str, _process: int) -> Any:
-    """The storage of a protocol; one for each process, since those with threads do not survive a fork."""
+    """A protocol's file system; one per process, since those with threads do not survive a fork."""
     try:
         import fsspec
     except ImportError:
@@ -252,16 +251,16 @@ def _system(protocol: str, _process: int) -> Any:
         ) from None
     try:
         return fsspec.filesystem(protocol)
-    except Exception as error:  # also of storages that need to be told more than an address
+    except Exception as error:  # some storages need more than an address
         more = f": {pip_install(protocol)}" if protocol in EXTRAS else ""
         raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}{more}") from None
 
 
 def storage_of(url: str) -> tuple[Any, str]:
-    """What `fsspec` has for the storage of a URL, and the path in it.
+    """`fsspec`'s file system for a URL, and the path in it.
 
     Raises:
-        KohyaBucketError: there is no storage of that protocol, or it needs more than an address.
+        KohyaBucketError: the protocol is unknown, or needs more than an address.
         OSError: the address is malformed.
     """
     system = _system(url.split("://", 1)[0], os.getpid())
@@ -273,7 +272,7 @@ def _info(system: Any, path: str) -> Any:
 
 
 def as_os_error(ask: Callable[[], _Answer]) -> _Answer:
-    """Storage libraries raise what they like; here it is an `OSError`."""
+    """Turns whatever a storage library raises into an `OSError`."""
     try:
         return ask()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was looked at: by its stamp, or by a hash of its content."""
+"""Whether a file is unchanged: by its stamp, or by a hash of its content."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kohya_bucket.images.remote import is_url, read_remote, stamp_remote
 from kohya_bucket.inputs import open_input
 
 Stamp = tuple[int, int]
-"""(bytes, mtime_ns) of a file; the latter is 0 where its storage does not tell."""
+"""(bytes, mtime_ns) of a file; the latter is 0 if its storage does not tell."""
 
 
 def stamp_of(path: str) -> Stamp:
-    """Of a file, or of what is behind a URL, see `stamp_remote`. `OSError` if it is not there, or something else."""
+    """The stamp of a file or URL, see `stamp_remote`. `OSError` if it is missing or not a regular file."""
     if is_url(path):
         return stamp_remote(path)
     try:
@@ -29,45 +29,42 @@ def stamp_of(path: str) -> Stamp:
 
 
 def stamp_or_refuse(path: str) -> Stamp:
-    """The same, with a `KohyaBucketError` for what a user named."""
+    """`stamp_of`, with a `KohyaBucketError` for a path that the user named."""
     try:
         return stamp_of(path)
     except OSError as error:
         raise KohyaBucketError(f"{path}: cannot be read ({explain_os_error(error)})") from None
 
 
-def check_unchanged(path: str, found: Stamp, stamp: Stamp) -> None:
-    """Raises `FileChangedError` for a file that has another stamp than the one that it had."""
-    if found != stamp:
+def check_unchanged(path: str, current: Stamp, stamp: Stamp) -> None:
+    """Raises `FileChangedError` for a file whose stamp has changed."""
+    if current != stamp:
         raise FileChangedError(
-            f"{path}: has changed since it was looked at, so that its images may lie elsewhere: run again, and it is "
-            "looked at again"
+            f"{path}: changed since it was scanned, so its images may lie elsewhere: run again, which scans it again"
         )
 
 
 def read_unchanged(path: str, stamp: Stamp | None, offset: int, length: int) -> bytes:
-    """`length` bytes from `offset`, of a file that still had its stamp after they were read.
-
-    None without a look: at an address it costs a request.
+    """`length` bytes from `offset` of a file that still has its stamp after they were read; None: any stamp.
 
     Raises:
         OSError: it cannot be read.
-        KohyaBucketError: it has changed, or ends before.
+        KohyaBucketError: it has changed, or is too short.
     """
     if is_url(path):
         data = read_remote(path, offset, offset + length) if length else b""
-        found = stamp and stamp_of(path)
+        current = stamp and stamp_of(path)  # costs a request
     else:
         with open_input(path) as file:
             file.seek(offset)
             data = file.read(length)
             status = os.fstat(file.fileno())
-        found = status.st_size, status.st_mtime_ns
-    if stamp and found:
-        check_unchanged(path, found, stamp)
+        current = status.st_size, status.st_mtime_ns
+    if stamp and current:
+        check_unchanged(path, current, stamp)
     if len(data) != length:
         raise KohyaBucketError(
-            f"{path}: gave {len(data)} of {length} bytes from {offset} on: it is cut off, copy it again"
+            f"{path}: gave {len(data)} of {length} bytes from {offset} on: it is truncated, copy it again"
         )
     return data
 
@@ -92,5 +89,5 @@ def hash_file(path: str) -> str:
 
 
 def hash_bytes(data: bytes) -> str:
-    """The same of a file in memory."""
+    """`hash_file` for bytes in memory."""
     return hashlib.blake2b(data, digest_size=HASH_LENGTH // 2).hexdigest()

@@ -1,9 +1,8 @@
-"""Where each sample of tar shards lies, and how large its image is: one pass over the shards, then none.
+"""Where each sample of tar shards lies, and how large its image is, from one pass over the shards.
 
-A sample is what the `webdataset` package takes for one: consecutive members whose names are equal up to the
-first dot of the last part. Only headers of images are read, wherever they lie in a shard. What loses an
-image, or leads to another one than was meant, is said in the log: samples without an image or with several, a caption
-ending that occurs nowhere, a shard that seems to be cut off.
+A sample is defined as in the package `webdataset`: consecutive members whose names are equal up to the first dot of
+their last part. Only headers of images are read. The log names whatever loses an image or picks an unintended one:
+samples with no image or several, a caption ending that never occurs, a shard that seems truncated.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class TarIndex:
         rows: [N] structured: shard (number), offset, length (bytes of the image's member), width, height (pixels,
             stored; 0 where unreadable), orientation, caption_offset, caption_length (0: none).
         reasons: why an image is unreadable, by row.
-        caption: ending of the members that were taken for captions.
-        image: ending of the members that were taken for images; None: whatever the first image of a sample is.
+        caption: ending of the members that are captions.
+        image: ending of the members that are images; None: the first image of each sample.
     """
 
     shards: list[str]
@@ -80,18 +79,18 @@ class TarIndex:
         engine: Engine = "auto",
         progress: Progress | None = None,
     ) -> TarIndex:
-        """Index shards; those that are in `before` and have not changed are not opened.
+        """Index shards; unchanged ones that are in `before` are not opened.
 
         Args:
-            shards: tars, or addresses of tars.
+            shards: paths or addresses of tars.
             caption: ending of the member that holds a sample's caption, such as "txt" or "json".
             image: ending of the member that is a sample's image, such as "jpg"; None: its first image.
             engine: "ray" to index them on a cluster.
             progress: called as `progress(done, total)`, in shards.
 
         Raises:
-            KohyaBucketError: no shards, or one that is missing, no tar, compressed, cut off, or that holds a name twice
-                in one sample.
+            KohyaBucketError: no shards, or one that is missing, not a tar, compressed, truncated, or has a name
+                twice in one sample.
         """
         caption, image = plain_ending(caption), plain_ending(image)
         if not shards:
@@ -100,18 +99,18 @@ class TarIndex:
         if before is None or (before.caption, before.image) != (caption, image):
             before = cls([], [], TextColumn.from_texts([]), np.zeros(0, dtype=ROW), {})
         stamps = for_each(stamp_or_refuse, texts)
-        known = {one: i for i, one in enumerate(zip(before.shards, before.stamps, strict=True))}
-        new = [shard for shard in zip(texts, stamps, strict=True) if shard not in known]
-        made = iter(for_each(partial(scan_shard, caption, image), [path for path, _ in new], engine, progress))
+        indexed = {shard: i for i, shard in enumerate(zip(before.shards, before.stamps, strict=True))}
+        new = [shard for shard in zip(texts, stamps, strict=True) if shard not in indexed]
+        scans = iter(for_each(partial(scan_shard, caption, image), [path for path, _ in new], engine, progress))
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
         reasons: dict[int, str] = {}
         for number, shard in enumerate(zip(texts, stamps, strict=True)):
-            if shard not in known:
-                part, names, why, odd = next(made)
+            if shard not in indexed:
+                part, names, why, odd = next(scans)
                 odd.warn(shard[0])
             else:
-                at = np.flatnonzero(before.rows["shard"] == known[shard])
+                at = np.flatnonzero(before.rows["shard"] == indexed[shard])
                 part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
                 why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
             part["shard"] = number
@@ -129,11 +128,11 @@ class TarIndex:
         return np.stack([self.rows["width"], self.rows["height"]], axis=1)
 
     def name(self, index: int) -> str:
-        """The shard, and the sample in it."""
+        """Path of the shard, and key of the sample."""
         return f"{self.shards[int(self.rows[index]['shard'])]}#{self.keys[index]}"
 
     def is_current(self) -> bool:
-        """Every shard is what it was when it was indexed."""
+        """No shard has changed since it was indexed."""
         try:
             return [stamp_of(shard) for shard in self.shards] == self.stamps
         except OSError:
@@ -153,14 +152,9 @@ class TarIndex:
         meta = {_VERSION_KEY: _VERSION, b"caption": caption, b"image": image}
         for i, (shard, (size, mtime)) in enumerate(zip(self.shards, self.stamps, strict=True)):
             meta[f"shard{i}".encode()] = f"{size} {mtime} {shard}".encode()
-        table = pa.table(
-            [
-                arrow_files.arrow_texts(self.keys),
-                *(arrow_files.arrow_of(self.rows[name]) for name in names),
-                pa.array(reasons, pa.string()),
-            ],
-            names=["key", *names, "reason"],
-        ).replace_schema_metadata(meta)
+        numbers = [arrow_files.arrow_of(self.rows[name]) for name in names]
+        columns = [arrow_files.arrow_texts(self.keys), *numbers, pa.array(reasons, pa.string())]
+        table = pa.table(columns, names=["key", *names, "reason"]).replace_schema_metadata(meta)
         replace_file(os.fspath(path), lambda out: pq.write_table(table, out, compression="zstd"))
 
     @classmethod
@@ -168,14 +162,14 @@ class TarIndex:
         """Read an index written by `save`.
 
         Raises:
-            KohyaBucketError: missing, damaged, or not an index.
+            KohyaBucketError: the file is missing, damaged, or not an index.
         """
         names = list(ROW.names or ())
         with as_damage(f"{path}: cannot be read as an index of shards", "build it again", error=KohyaBucketError):
             try:
                 table = arrow_files.bounded_table(arrow_files.parquet_bytes(path), ["key", *names, "reason"])
             except FileNotFoundError as error:
-                raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}); build it") from None
+                raise KohyaBucketError(f"{path}: cannot be read as an index of shards ({error}): build it") from None
             meta = table.schema.metadata or {}
             if meta.get(_VERSION_KEY) != _VERSION:
                 raise KohyaBucketError(f"{path}: not an index of shards of this version; build it again")
@@ -214,31 +208,28 @@ def _refuse_impossible(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """("dir/a", "seg.png") of "dir/a.seg.png", as webdataset splits; ("", "") for names without a dot or stem."""
+    """("dir/a", "seg.png") for "dir/a.seg.png", as webdataset splits; ("", "") for names without a dot or stem."""
     folder, slash, base = name.rpartition("/")
     stem, dot, ending = base.partition(".")
     return (folder + slash + stem, ending.lower()) if stem and dot else ("", "")
 
 
 def plain_ending(ending: str | None) -> str | None:
-    """An ending as members are compared by it: without the first dot, in small letters."""
+    """A normalised ending: without the leading dot, in lower case."""
     return None if ending is None else ending.removeprefix(".").lower() or None
 
 
-_WITHOUT = "no image in %d of the samples, so these are left out: %s; the members of a sample must follow each other"
-_SEVERAL = (
-    "several images in %d of the samples, so the first one is used: %s; in Python, image=... chooses another by its "
-    "ending"
-)
+_WITHOUT = "no image in %d of the samples, which are left out: %s; the members of a sample must follow each other"
+_SEVERAL = "several images in %d of the samples, of which the first is used: %s; in Python, image=... chooses by ending"
 
 
 @dataclass
 class Oddities:
-    """Chooses the image of each sample, and counts what is odd: the log says it, since it can be read all the same.
+    """Chooses the image of each sample, and collects oddities for the log.
 
     Attributes:
-        image: ending of the image; None: the first member that is one.
-        caption: ending of the caption; None: captions are not wanted.
+        image: ending of the image; None: the first member that is an image.
+        caption: ending of the caption; None: no captions.
     """
 
     image: str | None
@@ -247,29 +238,31 @@ class Oddities:
     _endings: dict[str, None] = field(default_factory=dict)
 
     def image_of(self, key: str, endings: Collection[str]) -> str | None:
-        """Which of the members of sample `key` is its image; None: there is none."""
+        """The ending of the image among the members of sample `key`; None if there is no image."""
         self._endings.update(dict.fromkeys(endings))
         if self.image is not None:
-            found = [ending for ending in endings if ending == self.image]
+            images = [ending for ending in endings if ending == self.image]
         else:
-            found = [ending for ending in endings if "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS]
-        if len(found) != 1:
-            odd = self._odd.setdefault(_SEVERAL if found else _WITHOUT, [])
+            images = [ending for ending in endings if "." + ending.rpartition(".")[2] in IMAGE_EXTENSIONS]
+        if len(images) != 1:
+            odd = self._odd.setdefault(_SEVERAL if images else _WITHOUT, [])
             odd.append(f"{key} ({', '.join(endings)})" if len(odd) < _SHOWN else "")
-        return found[0] if found else None
+        return images[0] if images else None
 
     def warn(self, where: str) -> None:
-        """Say what was odd about the samples of `where`."""
+        """Log what was odd about the samples of `where`."""
         for what, odd in self._odd.items():
             some = ", ".join(odd[:_SHOWN]) + (" and others" if len(odd) > _SHOWN else "")
             _log.warning(f"%s: {what}", one_line(where), len(odd), one_line(some))
         if self.caption is not None and self._endings and self.caption not in self._endings:
+            others = one_line(", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS]))
             _log.warning(
                 "%s: no captions: no member ends in .%s, only in %s; choose another ending with "
                 "--caption-extension or caption=...",
-                one_line(where), self.caption,
-                one_line(", ".join(f".{ending}" for ending in sorted(self._endings)[:_MOST_ENDINGS])),
-            )  # fmt: skip
+                one_line(where),
+                self.caption,
+                others,
+            )
 
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -278,16 +271,16 @@ ROW = np.dtype([
     ("shard", "i4"), ("offset", "i8"), ("length", "i8"), ("width", "i4"), ("height", "i4"), ("orientation", "i4"),
     ("caption_offset", "i8"), ("caption_length", "i8"),
 ])  # fmt: skip
-"""A sample, as `TarIndex.rows` describes it."""
+"""A row of `TarIndex.rows`."""
 
 Span = tuple[int, int]
-"""Offset and length of a member's bytes in its shard."""
+"""Offset and length of a member in its shard."""
 
 
 def scan_shard(
     caption: str | None, image: str | None, shard: str
 ) -> tuple[npt.NDArray[Any], list[str], dict[int, str], Oddities]:
-    """Of one shard the rows, keys and reasons as a `TarIndex` has them, and what is odd about it."""
+    """The rows, keys and reasons of one shard, as in `TarIndex`, and its oddities."""
     rows: list[tuple[int, ...]] = []
     keys: list[str] = []
     reasons: dict[int, str] = {}
@@ -309,7 +302,7 @@ def scan_shard(
 
 @contextmanager
 def _opened(shard: str) -> Iterator[io.BufferedReader]:
-    """A shard. Every reader seeks before it reads: `tarfile` looks for members, and headers of images lie between."""
+    """A shard. All readers seek before they read: `tarfile` reads members, and headers of images are in between."""
     try:
         with open_remote(shard) if is_url(shard) else open_input(shard) as file:
             start = file.read(8)
@@ -322,12 +315,12 @@ def _opened(shard: str) -> Iterator[io.BufferedReader]:
             yield file
     except KohyaBucketError:
         raise
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two: malformed numbers
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:  # the last two for malformed numbers
         raise KohyaBucketError(f"{shard}: cannot be read as a tar file ({error}); copy or build it again") from None
 
 
 class _TarMember(tarfile.TarInfo):
-    """A member of a tar. A header that is damaged is an error: `tarfile` takes it for the end of the tar."""
+    """A member of a tar. A damaged header is an error; `tarfile` would take it for the end of the tar."""
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Self:
@@ -338,35 +331,36 @@ class _TarMember(tarfile.TarInfo):
 
 
 def _samples(shard: str, file: io.BufferedReader) -> Iterator[tuple[str, dict[str, Span]]]:
-    """(key, {ending: (offset, length)}) of each sample, its members in their order."""
+    """(key, {ending: (offset, length)}) of each sample, with its members in order."""
     with tarfile.open(fileobj=file, mode="r:", tarinfo=_TarMember) as tar:
         for key, of_key in groupby(_members(shard, tar), itemgetter(0)):
             sample: dict[str, Span] = {}
             for _, ending, member in of_key:
                 if ending in sample:
                     raise KohyaBucketError(
-                        f"{shard}: {member.name} is there twice in one sample, so it is not clear which one to use: "
-                        "build the shard again without one of them"
+                        f"{shard}: {member.name} is twice in one sample, and which one to use is unclear: build the "
+                        "shard again without one of them"
                     )
                 sample[ending] = member.offset_data, member.size
             yield key, sample
-        after = read_at(file, tar.offset, _BLOCK)
-        if any(after):  # where tarfile ends without a word, as at the end
+        # `tarfile` stops silently at anything that is no header; only zeros mark the end.
+        end = read_at(file, tar.offset, _BLOCK)
+        if any(end):
             raise tarfile.ReadError(f"what follows from byte {tar.offset} on is not a member")
-        if len(after) < _BLOCK:
-            _log.warning("%s: ends without the mark of a tar's end: it may be cut off", one_line(shard))
+        if len(end) < _BLOCK:
+            _log.warning("%s: has no end mark: it may be truncated", one_line(shard))
 
 
 def _members(shard: str, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     """(key, ending, member) of each file that belongs to a sample."""
     for member in tar:
-        # Otherwise tarfile remembers every member of the shard.
+        # Else `tarfile` keeps every member of the shard in memory.
         tar.members = []  # type: ignore[attr-defined]
         check_cancelled()
         if member.issparse():
             raise KohyaBucketError(
-                f"{shard}: {one_line(member.name)} is stored without its holes (sparse), so its bytes do not lie in "
-                "one piece: build the shard again without tar's --sparse"
+                f"{shard}: {one_line(member.name)} is stored as a sparse file, not in one piece: build the shard again "
+                "without tar's --sparse"
             )
         if member.size < 0:
             raise KohyaBucketError(

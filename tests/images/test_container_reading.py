@@ -132,9 +132,9 @@ def test_what_has_changed_is_read_anew_by_name_and_refused_by_what_was_known(tmp
     assert {by_name.hash(k) for k in range(20)}.isdisjoint({known.hash(0)} if kind in ("parquet", "plain") else set())
     nbytes, mtimes = by_name.stamps()
     assert list(zip(nbytes.tolist(), mtimes.tolist(), strict=True)) == [stamp_of(str(file))] * 20
-    image_rows._kept._parts.clear()  # of the file that was: its rows are true
+    image_rows._part_cache._parts.clear()  # of the file that was: its rows are true
     image_rows._reader.cache_clear()
-    with pytest.raises(KohyaBucketError, match="has changed since it was looked at"):
+    with pytest.raises(KohyaBucketError, match="changed since it was scanned"):
         known.fetched(12)
     assert known.hashes() == [""] * 20
     image_rows._reader.cache_clear()
@@ -215,8 +215,8 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
     random = np.random.default_rng(0)
     images = [png(k) + random.bytes(1 << 16) for k in range(1_000)]
     table = make_table(tmp_path / "x.parquet", rows(images), row_group_size=1_000, write_batch_size=16)
-    monkeypatch.setattr(image_rows, "_kept", image_rows._Kept())
-    monkeypatch.setattr(image_rows, "_KEPT", 4 << 20)
+    monkeypatch.setattr(image_rows, "_part_cache", image_rows._PartCache())
+    monkeypatch.setattr(image_rows, "_MOST_CACHED", 4 << 20)
     del random
     before, peak = pa.total_allocated_bytes(), 0
     real = image_rows.ParquetRows.parts
@@ -292,7 +292,7 @@ def test_windows_keep_neighbours_together() -> None:
     images = Origins.of_rows([Container("/x.parquet", (1, 1), "image")], [found])
     windows = images.windows()
     assert (np.diff(windows) >= 0).all()
-    assert max(np.bincount(windows)) * (10 << 20) <= image_rows._KEPT
+    assert max(np.bincount(windows)) * (10 << 20) <= image_rows._MOST_CACHED
     far = Origins.named(["/a.png", "/b.tar#1"])
     assert far.windows().tolist() == [0, 0]
 

@@ -87,7 +87,7 @@ MISTAKES = [
     (["none.parquet"], "none.parquet: no images found there"),
     (["none.tar"], "none.tar: no images found there"),
     (["texts.tar"], "texts.tar: no images found there"),
-    (["twice.tar"], "twice.tar: a.png is there twice in one sample"),
+    (["twice.tar"], "twice.tar: a.png is twice in one sample"),
     (["latin.tar"], "latin.tar#a.txt: the caption cannot be read ("),
     (["json.tar", "--caption-extension", "json"], 'json.tar#a.json: the caption must be a JSON text, or a text under'),
     (["t.parquet", "--image-column", "img"],
@@ -159,8 +159,8 @@ def test_what_has_no_image_is_named_and_the_rest_is_encoded(here, run, caplog) -
     assert "odd.tar#b: " in err
     assert "odd.tar#a" in out + err
     assert "another image of its shard has the same name, and as in any tar the last one counts" in out + err
-    assert "several images in 1 of the samples, so the first one is used: two" in caplog.text
-    assert "no image in 1 of the samples, so these are left out: c (txt)" in caplog.text
+    assert "several images in 1 of the samples, of which the first is used: two" in caplog.text
+    assert "no image in 1 of the samples, which are left out: c (txt)" in caplog.text
     store = LatentStore(here / "out")
     assert {source: store.entry(i).original_size for i, source in enumerate(store.strings("source"))} == {
         "odd.tar#same": (100, 60), "odd.tar#two": (100, 60), "odd.tar#deep/er/same": (60, 100),
