@@ -1,4 +1,4 @@
-"""Parquet files that are read whole, through pyarrow, which is an extra."""
+"""Parquet files that are read in full, through pyarrow, which is optional."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kohya_bucket.inputs import open_input, read_input
 
 _MAGIC = b"PAR1"
 _MOST_BYTES = 1 << 32
-ROWS_PER_BYTE = 8  # more is nothing that was ever written: even a row of constants has a path or a checksum
+ROWS_PER_BYTE = 8  # more is impossible: even a row of constants has a path or a checksum
 _BYTES_PER_BYTE = 1000
 _SMALL = 1 << 26
-TEXTS = ("string", "large_string", "string_view")  # as Arrow names its types
+TEXTS = ("string", "large_string", "string_view")  # Arrow's names of types
 
 
 def parquet_bytes(path: str | os.PathLike[str], limit: int = _MOST_BYTES) -> bytes:
-    """The whole of a Parquet file.
+    """The bytes of a Parquet file.
 
     Raises:
-        ValueError: it neither begins nor ends as one.
+        ValueError: it does not begin and end like one.
         OSError: it cannot be read, is not a file, or is longer than `limit`.
     """
     with open_input(path) as file:
@@ -37,10 +37,10 @@ def parquet_bytes(path: str | os.PathLike[str], limit: int = _MOST_BYTES) -> byt
 
 
 def bounded_table(data: Any, columns: list[str]) -> Any:
-    """`columns` of a Parquet file in memory that anybody may have written, whose texts are valid UTF-8.
+    """`columns` of a Parquet file in memory that anyone may have written; texts are valid UTF-8.
 
-    Its own statements of how many rows and bytes it holds are looked at before it is unpacked. All is read on this
-    thread: pyarrow's own may let go of a Python object after the interpreter has ended, which aborts the process
+    The numbers of rows and bytes that it states are checked before it is unpacked. Everything is read on this thread:
+    pyarrow's threads may release a Python object after the interpreter has ended, which aborts the process
     (apache/arrow #34314).
 
     Raises:
@@ -49,10 +49,10 @@ def bounded_table(data: Any, columns: list[str]) -> Any:
     """
     pa, pq = pyarrow_modules()
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        found, length = file.metadata, len(data)
-        nbytes = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
-        if found.num_rows > length * ROWS_PER_BYTE or nbytes > max(_SMALL, length * _BYTES_PER_BYTE):
-            raise ValueError(f"it claims to hold {found.num_rows} rows, {nbytes} bytes, in a file of {length}")
+        stated, length = file.metadata, len(data)
+        nbytes = sum(stated.row_group(i).total_byte_size for i in range(stated.num_row_groups))
+        if stated.num_rows > length * ROWS_PER_BYTE or nbytes > max(_SMALL, length * _BYTES_PER_BYTE):
+            raise ValueError(f"it claims to hold {stated.num_rows} rows, {nbytes} bytes, in a file of {length}")
         names = file.schema_arrow.names
         if missing := [name for name in columns if names.count(name) != 1]:
             raise ValueError(f"it has no column {', '.join(missing)}")
@@ -62,9 +62,9 @@ def bounded_table(data: Any, columns: list[str]) -> Any:
 
 
 def numpy_of(column: Any) -> npt.NDArray[Any]:
-    """[N] a column of numbers or flags without gaps, numbers without a copy.
+    """[N] a column of numbers or flags without gaps; numbers without a copy.
 
-    As `arrow_of`, and unlike pyarrow's own ways, it does not import pandas where that is installed: 0.2 s and 70 MB.
+    Like `arrow_of`, and unlike pyarrow's own methods, it does not import pandas, which takes 0.2 s and 70 MB.
     """
     array = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     data, here = array.buffers()[1] or b"", slice(array.offset, array.offset + len(array))
@@ -75,7 +75,7 @@ def numpy_of(column: Any) -> npt.NDArray[Any]:
 
 
 def holds_plain(column: Any, *, numbers: bool = True) -> bool:
-    """Whether a column holds texts or, with `numbers`, numbers; also where each different one is stored once."""
+    """Whether a column holds texts or, with `numbers`, numbers, dictionary-encoded or not."""
     pa, _ = pyarrow_modules()
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if str(kind) in TEXTS:
@@ -84,7 +84,7 @@ def holds_plain(column: Any, *, numbers: bool = True) -> bool:
 
 
 def checked_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """[N] a copy of a column. `ValueError` if it is of another type, or has gaps."""
+    """[N] a copy of a column. `ValueError` if it has another type, or gaps."""
     if column.type != np.dtype(dtype).name:
         raise ValueError(f"a column of {column.type} where {np.dtype(dtype)} belongs")
     return np.array(numpy_of(whole(column)))
@@ -109,7 +109,7 @@ def whole(column: Any) -> Any:
 
 
 def some_texts(column: Any) -> dict[int, str]:
-    """The texts of a column that has few, by row."""
+    """The texts of a sparse column, by row."""
     listed = column.cast("string").to_pylist() if column.null_count < len(column) else []
     return {i: text for i, text in enumerate(listed) if text is not None}
 
@@ -122,14 +122,14 @@ def arrow_texts(texts: TextColumn) -> Any:
 
 
 def arrow_of(values: npt.NDArray[Any]) -> Any:
-    """[N] numbers as an Arrow array, without a copy if they lie one after the other."""
+    """[N] numbers as an Arrow array, without a copy if they are contiguous."""
     pa, _ = pyarrow_modules()
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 def is_marked(path: str, key: bytes) -> bool:
-    """Whether a file is a Parquet file with `key` in its metadata, and whole enough to tell."""
+    """Whether a file is a readable Parquet file with `key` in its metadata."""
     _, pq = pyarrow_modules()
     try:
         with as_damage(path, error=KohyaBucketError), open_input(path) as opened, pq.ParquetFile(opened) as file:
@@ -145,7 +145,7 @@ def pyarrow_modules() -> tuple[Any, Any]:
         import pyarrow.parquet
     except ImportError:
         raise KohyaBucketError(
-            "reading Parquet or Arrow, as caches of sizes and stores of latents are, needs pyarrow, which is not "
-            f"installed: {pip_install('parquet')}"
+            "caches of sizes, stores of latents and other Parquet or Arrow files need pyarrow, which is not installed: "
+            f"{pip_install('parquet')}"
         ) from None
     return pyarrow, pyarrow.parquet

@@ -1,4 +1,4 @@
-"""What Pillow says about a file: the judge wherever the small header readers are unsure."""
+"""Sizes and orientations by Pillow, which decides wherever the header readers are unsure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image upright, by its EXIF orientation."""
+"""The transposition that turns an image upright, by EXIF orientation."""
 
-# Pillow and pillow-heif turn these upright themselves, size included; nothing is left to rotate.
+# Pillow and pillow-heif turn these upright themselves, including their size.
 _TURNED_BY_PILLOW = (ImageFormat.TIFF, ImageFormat.HEIC)
-_TELLING_CHUNKS = (b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+_METADATA = (b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 PNG_HEADER = 33
 _NO_PIXELS = b"\0\0\0\0IDAT\x35\xaf\x06\x1e\0\0\0\0IEND\xae\x42\x60\x82"
 TOO_MUCH_TEXT = "its text or profile is larger than Pillow reads (PIL.PngImagePlugin.MAX_TEXT_CHUNK)"
@@ -53,7 +53,7 @@ TOO_MUCH_TEXT = "its text or profile is larger than Pillow reads (PIL.PngImagePl
 
 @functools.cache
 def load_plugin(kind: ImageFormat) -> bool:
-    """Register the Pillow plugin for a format that Pillow may not know by itself, if it is installed."""
+    """Register the Pillow plugin that a format may need; returns whether the format can be read."""
     if kind not in _PLUGINS:
         return True
     Image.init()
@@ -79,9 +79,9 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
         with Image.open(file) as image:
             width, height = image.size
             refuse_large(width, height)
-            found = _FORMATS.get(image.format or "", ImageFormat.OTHER)
-            turned = orientation_in(_metadata(image, file) if found is ImageFormat.PNG else image)
-            return width, height, 1 if found in _TURNED_BY_PILLOW else turned, found
+            actual = _FORMATS.get(image.format or "", ImageFormat.OTHER)
+            orientation = orientation_in(_metadata(image, file) if actual is ImageFormat.PNG else image)
+            return width, height, 1 if actual in _TURNED_BY_PILLOW else orientation, actual
     except UnreadableImageError:
         raise
     except UnidentifiedImageError:
@@ -97,20 +97,19 @@ def open_with_pillow(file: BinaryIO, kind: ImageFormat) -> tuple[int, int, int, 
     except Exception as error:
         if any(words in str(error) for words in ("MAX_TEXT", "Decompressed Data Too Large")):  # the latter in Pillow 9
             raise UnreadableImageError(TOO_MUCH_TEXT) from None
-        # Plugins of Pillow raise whatever their parsing of damaged data ran into.
-        raise UnreadableImageError(
-            f"its {kind.name} header is damaged ({type(error).__name__}: {in_short(error)})"
-        ) from None
+        # Plugins raise anything on damaged data.
+        why = f"{type(error).__name__}: {in_short(error)}"
+        raise UnreadableImageError(f"its {kind.name} header is damaged ({why})") from None
 
 
 def pixel_limit() -> int | None:
-    """Pixels beyond which `Image.open` refuses a file; None if the limit was switched off."""
+    """Pixels above which `Image.open` refuses a file; None without a limit."""
     limit = Image.MAX_IMAGE_PIXELS
     return None if limit is None else 2 * limit
 
 
 def refuse_large(width: int, height: int) -> None:
-    """Raises `UnreadableImageError` for a size that Pillow refuses, or that arrays of sizes do not hold."""
+    """Raises `UnreadableImageError` for a size that Pillow refuses, or that does not fit into arrays of sizes."""
     if width > MAX_SIDE or height > MAX_SIDE:
         raise UnreadableImageError(f"claims to have {width:,}x{height:,} pixels")
     limit = pixel_limit()
@@ -119,36 +118,36 @@ def refuse_large(width: int, height: int) -> None:
 
 
 def too_many_pixels(limit: int) -> str:
-    """Why an image of more pixels than Pillow's limit is not read."""
+    """The reason for an image with more pixels than Pillow's limit."""
     return f"more than {limit:,} pixels, which Pillow refuses (PIL.Image.MAX_IMAGE_PIXELS)"
 
 
 def orientation_in(image: Image.Image) -> int:
-    """What `PIL.ImageOps.exif_transpose` applies, 1 to 8: by EXIF, or else by XMP. 1 where Pillow cannot read it."""
+    """The orientation that `PIL.ImageOps.exif_transpose` applies, 1 to 8, by EXIF or else XMP; 1 if unreadable."""
     try:
-        # PNG's own method decodes the pixels first, in search of a block behind them
+        # PNG's own method would decode the pixels, to find a block behind them.
         value = Image.Image.getexif(image).get(ORIENTATION, 1)
         return int(value) if value in TURNS else 1
-    except Exception:  # of damaged blocks whatever their parser ran into
+    except Exception:  # damaged blocks raise anything
         return 1
 
 
 def _metadata(image: Image.Image, file: BinaryIO) -> Image.Image:
-    """A PNG that holds the texts and EXIF blocks of an open one, also those behind its pixels, and no pixels."""
+    """A PNG with the texts and EXIF blocks of an open one, including those behind its pixels, but no pixels."""
     file.seek(0)
     parts, animated, pixels = [file.read(PNG_HEADER)], getattr(image, "is_animated", False), False
     for name, at, length in chunks_of_png(file):
         pixels |= name == b"IDAT"
-        if pixels and animated and name == b"fcTL":  # where Pillow ends
+        if pixels and animated and name == b"fcTL":  # Pillow reads no further
             break
-        if name in _TELLING_CHUNKS:
+        if name in _METADATA:
             file.seek(at)
             parts.append(file.read(length))
     return Image.open(io.BytesIO(b"".join([*parts, _NO_PIXELS])))
 
 
 def chunks_of_png(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
-    """(name, where it begins, bytes in all) of the chunks between a PNG's header and its end."""
+    """(name, offset, length in all) of the chunks between a PNG's header and its end."""
     at = PNG_HEADER
     while True:
         file.seek(at)

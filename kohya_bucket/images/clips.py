@@ -1,9 +1,9 @@
-"""Clips: how many frames they have, of which size, at which rate.
+"""Clips: number, size and rate of their frames.
 
-The size is that of the first decoded frame, as it is stored: a rotation that the file asks for is reported and not
-done, which is how trainers read clips. A container is believed about its frames if it says how many there are and
-lists each of them within the file; an edit list, a first frame that is not a key frame, or a file that was cut off are
-reasons to count by decoding."""
+The size is that of the first decoded frame as stored: a rotation stated in the file is reported but not applied, as in
+trainers. A container's number of frames is trusted if it lists each frame within the file; after an edit list, a first
+frame that is not a key frame, or a truncation, frames are counted by decoding.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.texts import counted
 
 TOLD, COUNTED, OF_IMAGES = 1, 2, 3
-"""How the number of frames is known: the container told it, they were decoded, or they are images in a folder."""
+"""Source of the number of frames: the container, decoding, or images in a folder."""
 
 MOST_FRAMES = 10_000_000
 _COLUMNS = [(name, "i8") for name in ("width", "height", "frames", "rate", "per", "rotation", "source")]
 ClipRow = tuple[int, int, int, int, int, int, int]
-"""These columns; frames per second are `rate` / `per`."""
+"""`_COLUMNS`; frames per second are `rate` / `per`."""
 
 
 def read_clip(path: str, *, decode: bool = False) -> ClipRow:
-    """A clip, or a folder of images that are its frames.
+    """Read a clip, or a folder of images that are its frames.
 
     Args:
-        decode: decode it to the end, whatever the container says.
+        decode: decode it to the end, even if the container can be trusted.
 
     Raises:
-        UnreadableImageError: it cannot be decoded, or holds no frame; the text says why.
+        UnreadableImageError: it cannot be decoded, or has no frame; the text says why.
         OSError: the file cannot be opened.
     """
     status = os.stat(path)
@@ -58,11 +58,11 @@ def read_clip(path: str, *, decode: bool = False) -> ClipRow:
         raise UnreadableImageError("an empty file (0 bytes)")
     import av
 
-    path = os.path.abspath(path)  # or else what stands before a colon in its name is taken for a protocol
+    path = os.path.abspath(path)  # else a colon in its name would end a protocol
     seen = 0
     try:
-        told = _told(path, status.st_size)
-        whole = decode or not told
+        stated = _stated_frames(path, status.st_size)
+        whole = decode or not stated
         with av.open(path) as container:
             for frame in container.decode(_video(container)):
                 seen += 1
@@ -79,17 +79,17 @@ def read_clip(path: str, *, decode: bool = False) -> ClipRow:
     if seen > MOST_FRAMES:
         raise UnreadableImageError(f"more than {MOST_FRAMES:,} frames")
     per_second = (0, 1) if rate is None else (int(rate.numerator), int(rate.denominator))
-    frames = seen if whole else told
-    return width, height, frames, *per_second, turn, TOLD if told == frames else COUNTED
+    frames = seen if whole else stated
+    return width, height, frames, *per_second, turn, TOLD if stated == frames else COUNTED
 
 
 def _video(container: Any) -> Any:
-    """The stream that trainers decode, if it is one whose frames fit into memory."""
+    """The stream that trainers decode, unless its frames are too large."""
     if not container.streams.video:
         raise UnreadableImageError("holds no video")
     stream = container.streams.video[0]
     if stream.codec_context is None:
-        raise UnreadableImageError("holds video of a codec that is not known here")
+        raise UnreadableImageError("holds video of an unknown codec")
     width, height, limit = stream.codec_context.width, stream.codec_context.height, pixel_limit()
     if limit is not None and width * height > limit:
         raise UnreadableImageError(f"{width:,}x{height:,} pixels in a frame, more than {limit:,}")
@@ -105,8 +105,8 @@ def _rotation(frame: Any) -> int:
     return round(-math.degrees(math.atan2(y, x))) % 360
 
 
-def _told(path: str, file_size: int) -> int:
-    """How many frames the container says there are, if it can be believed; else 0."""
+def _stated_frames(path: str, file_size: int) -> int:
+    """The container's number of frames if it can be trusted, else 0."""
     import av
 
     with av.open(path) as container:
@@ -114,7 +114,7 @@ def _told(path: str, file_size: int) -> int:
         frames = int(stream.frames)
         if not 0 < frames <= MOST_FRAMES:
             return 0
-        if not hasattr(stream, "index_entries"):  # before PyAV 17: what the index says is in the packets
+        if not hasattr(stream, "index_entries"):  # before PyAV 17 only packets show the index
             return frames if _packets(container, stream) == frames else 0
         entries = stream.index_entries
         if len(entries) != frames or not entries[0].is_keyframe:
@@ -124,18 +124,18 @@ def _told(path: str, file_size: int) -> int:
 
 
 def _packets(container: Any, stream: Any) -> int:
-    """How many packets there are, one at a time in memory; 0 if one is of no use, or the first is not a key frame."""
-    found = 0
+    """Number of packets, read one at a time; 0 if one is unusable or the first is not a key frame."""
+    count = 0
     for packet in container.demux(stream):
         if packet.size:
-            if packet.is_discard or packet.is_corrupt or not (found or packet.is_keyframe):
+            if packet.is_discard or packet.is_corrupt or not (count or packet.is_keyframe):
                 return 0
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 def _of_images(folder: str) -> ClipRow:
-    # a folder of such a name is taken too, as by musubi-tuner, and cannot be read
+    # As in musubi-tuner a folder with such a name counts too, and cannot be read.
     frames = [name for name in filter(is_listed, os.listdir(folder)) if os.path.splitext(name)[1] in frame_endings()]
     if not frames:
         raise UnreadableImageError("a folder without images")
@@ -149,15 +149,15 @@ def _of_images(folder: str) -> ClipRow:
 
 @dataclass(frozen=True)
 class ClipScan:
-    """What is known of N clips; row i belongs to the i-th path.
+    """N clips; row i belongs to the i-th path.
 
     Attributes:
         paths: the N paths, as text.
         sizes: [N, 2] int32 pixels (width, height) of a frame as stored, unrotated; (0, 0) where unreadable.
         frames: [N] int64; 0 where unreadable.
-        fps: [N] float64 frames per second on average; 0 where the file has none, as a folder of images.
+        fps: [N] float64 average frames per second; 0 if there is no rate, as for a folder of images.
         rotation: [N] int64 degrees by which a player turns the frames, counter-clockwise.
-        source: [N] uint8 how `frames` is known: `TOLD`, `COUNTED` or `OF_IMAGES`; 0 where unreadable.
+        source: [N] uint8 source of `frames`: `TOLD`, `COUNTED` or `OF_IMAGES`; 0 where unreadable.
         failures: (index, path, reason) of each unreadable clip, by index.
     """
 
@@ -174,12 +174,12 @@ class ClipScan:
 
     @property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """[N] bool: the frames were counted, because the container does not say or cannot be believed."""
+        """[N] bool: the frames were counted, because the container does not state them or cannot be trusted."""
         return np.asarray(self.source == COUNTED)
 
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
-        """[N] how long each is; NaN where the file has no rate."""
+        """[N] duration; NaN if there is no rate."""
         unknown = np.full(len(self), np.nan)
         return np.asarray(np.divide(self.frames, self.fps, out=unknown, where=self.fps > 0))
 
@@ -192,18 +192,18 @@ def read_clips(
     engine: Engine = "auto",
     progress: Progress | None = None,
 ) -> ClipScan:
-    """Read the frame size, the number of frames and the rate of each clip.
+    """Read the size, the number and the rate of each clip's frames.
 
-    Nothing is raised for a clip: what cannot be decoded is listed in `failures`.
+    No clip raises an error: what cannot be decoded is listed in `failures`.
 
     Args:
         paths: N video files, or folders of images.
-        decode: decode every clip to the end, to find those that break off; slow.
+        decode: decode every clip to the end, to find truncated ones; slow.
         workers: at most this many threads or processes; None: as measured, 1: this thread alone.
         engine, progress: as in `read_sizes`.
 
     Raises:
-        KohyaBucketError: one path in place of a list, or workers below 1; or PyAV is not installed.
+        KohyaBucketError: a single path instead of a list, or workers below 1; or PyAV is not installed.
     """
     refuse_one_path(paths)
     texts = [os.fspath(path) for path in paths]

@@ -1,9 +1,9 @@
 """Focus rectangles from files: one JSON Lines or Parquet file of all images, or a small file beside each.
 
 A row is `{"image": "dogs/a.jpg", "focus": [left, top, right, bottom]}`, in shares of the picture, or `[x, y]` for a
-point; images are named relative to the folder of the file. Beside `a.jpg` stands `a.focus.json` with such a row or its
-list alone, or SimpleTuner's `a.bbox`, a list of `{"label": …, "bbox": [x1, y1, x2, y2]}` in shares, of whose boxes the
-smallest rectangle around all is taken. `buckets/focus.py` says what a rectangle means.
+point; images are named relative to the folder of the file. Beside `a.jpg` can be `a.focus.json` with such a row or only
+its list, or SimpleTuner's `a.bbox`, a list of `{"label": …, "bbox": [x1, y1, x2, y2]}` in shares, which counts as the
+smallest rectangle around all boxes. `buckets/focus.py` says what a rectangle means.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ from kohya_bucket.images.remote import is_url
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import counted, one_line, parse_json, read_text, some
 
-BESIDE = "beside"  # in place of a file's name: look beside each image
-_LINES = 4096  # so many are parsed at once
+BESIDE = "beside"  # instead of a file name: look beside each image
+_LINES = 4096  # that are parsed at once
 FOCUS_EXTENSIONS = _OWN, _SIMPLETUNER = ".focus.json", ".bbox"
 _FORM = "[left, top, right, bottom] or [x, y], in shares of the picture from 0 to 1"
-_ODD_NAMES = ("/.", "//", "\\", ":")  # spellings that must be worked out; others are the same everywhere
+_ODD_NAMES = ("/.", "//", "\\", ":")  # parts of names that may need normalising
 
 Row = tuple[str, tuple[float, ...]]
 
 
 def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]:
-    """The focus of each image: [N, 4] shares, NaN where there is none; and the names in the file of images that are
-    not there.
+    """The focus of each image: [N, 4] shares, NaN where there is none; and names in the file whose images are missing.
 
     Args:
-        where: a JSON Lines (`.jsonl`) or Parquet file; or `beside`: the files beside the images.
+        where: a JSON Lines (`.jsonl`) or Parquet file; or `beside` for files beside the images.
         paths: [N] image files.
 
     Raises:
@@ -62,29 +61,27 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         folder, names, rectangles, keys = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
     except ConfigError:
         raise
-    except (OSError, ValueError) as error:  # what the system refuses, or a name that no file can have
+    except (OSError, ValueError) as error:  # ValueError: an impossible file name
         at = getattr(error, "filename", None) if where == BESIDE else None
         why = f"{at}: {in_short(error)}" if at else in_short(error)
         raise ConfigError(
             f"focus is {quoted(where)}, which cannot be read ({why}): name a .jsonl or .parquet file, or {BESIDE!r} "
             f"for files beside the images; {path_meant(where)}"
         ) from None
-    asked = [_inside(path if is_url(path) else file_key(path), folder) for path in paths]
-    wanted = set(asked)
-    rows = {key: row for row, key in enumerate(keys) if key in wanted}  # of all, it is a third of the time to read them
-    at = np.array([rows.get(key, -1) for key in asked], dtype=np.intp)
-    other = np.arange(len(rectangles)) < len(names)
-    other[at] = False
-    others = [name for i in np.flatnonzero(other).tolist() if not is_url(name := names[i])]
-    there = are_there(others, folder)
-    return rectangles[at], [name for name, known in zip(others, there, strict=True) if not known]
+    image_keys = [_inside(path if is_url(path) else file_key(path), folder) for path in paths]
+    wanted = set(image_keys)
+    rows = {key: row for row, key in enumerate(keys) if key in wanted}
+    at = np.array([rows.get(key, -1) for key in image_keys], dtype=np.intp)  # -1: the last row, which is NaN
+    unused = np.arange(len(rectangles)) < len(names)
+    unused[at] = False
+    others = [name for i in np.flatnonzero(unused).tolist() if not is_url(name := names[i])]
+    exist = are_there(others, folder)
+    return rectangles[at], [name for name, exists in zip(others, exist, strict=True) if not exists]
 
 
-@lru_cache(maxsize=2)  # all datasets of a run ask for it
-def _table(
-    path: str, nbytes: int, mtime: int  # noqa: ARG001  (what tells states apart)
-) -> tuple[str, list[str], FloatArray, list[str]]:  # fmt: skip
-    """(folder, N names relative to it, [N + 1, 4] their rectangles and one of NaN, N names as `_inside` says them)."""
+@lru_cache(maxsize=2)  # each dataset of a run reads it; `state` is its length and time
+def _table(path: str, *state: int) -> tuple[str, list[str], FloatArray, list[str]]:  # noqa: ARG001
+    """(folder, N names relative to it, [N + 1, 4] their rectangles and a last one of NaN, N names by `_inside`)."""
     folder = os.path.join(file_key(os.path.dirname(path)), "")
     by_columns = _parquet if path.lower().endswith(".parquet") else _json_lines
     names, rectangles = by_columns(path, read_input(path, MAX_TABLE_BYTES))
@@ -112,12 +109,12 @@ def _parquet(path: str, data: bytes) -> tuple[list[str], FloatArray]:
         table = bounded_table(data, ["image", "focus"])
         if not holds_plain(table.column("image"), numbers=False):
             raise ValueError(f"its column 'image' holds {table.column('image').type}, but must hold texts")
-        found = _from_arrow(table)
-        return found or _columns(_row(row, f"{path}, row {k}") for k, row in enumerate(table.to_pylist(), 1))
+        rows = (_row(row, f"{path}, row {k}") for k, row in enumerate(table.to_pylist(), 1))
+        return _from_arrow(table) or _columns(rows)
 
 
 def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
-    """The columns of a table; None where any row is not a rectangle of an image, which is then found row by row."""
+    """The columns of a table; None if any row is not a rectangle of an image, which reading by row will name."""
     names, focus = (table.column(name).combine_chunks() for name in ("image", "focus"))
     values = focus.flatten().cast("float64")
     whole = not (names.null_count or focus.null_count or values.null_count)
@@ -129,7 +126,7 @@ def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
 
 
 def _whole(values: FloatArray, lengths: npt.NDArray[np.integer]) -> FloatArray | None:
-    """[N, 4] rectangles from the shares of all, 2 or 4 for each; None where any is not a rectangle."""
+    """[N, 4] rectangles from concatenated shares, 2 or 4 each; None if any is not a rectangle."""
     if not np.isin(lengths, (2, 4)).all():
         return None
     if len(values) == 4 * len(lengths):  # no points
@@ -144,20 +141,20 @@ def _whole(values: FloatArray, lengths: npt.NDArray[np.integer]) -> FloatArray |
 
 
 def _columns(rows: Iterable[Row]) -> tuple[list[str], FloatArray]:
-    found = list(rows)
-    return [name for name, _ in found], np.array([box for _, box in found], dtype=np.float64).reshape(-1, 4)
+    listed = list(rows)
+    return [name for name, _ in listed], np.array([box for _, box in listed], dtype=np.float64).reshape(-1, 4)
 
 
 def _json_lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
-    """Many lines at a time; one by one where any of them is not a row."""
+    """Parse many lines at once, or one by one if any of them is not a row."""
     names, rectangles, number = list[str](), [_none(0)], 1
     try:
         with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig") as file:
             while lines := list(islice(file, _LINES)):
                 numbered = ((line, f"{path}, line {k}") for k, line in enumerate(lines, number) if line.strip())
-                more = _at_once(lines) or _columns(_row(_parsed(line, where), where) for line, where in numbered)
-                names += more[0]
-                rectangles.append(more[1])
+                parsed = _at_once(lines) or _columns(_row(_parsed(line, where), where) for line, where in numbered)
+                names += parsed[0]
+                rectangles.append(parsed[1])
                 number += len(lines)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: this is not UTF-8 text ({error}); focus files are JSON Lines or Parquet") from None
@@ -165,7 +162,7 @@ def _json_lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
 
 
 def _at_once(lines: Sequence[str]) -> tuple[list[str], FloatArray] | None:
-    """The columns of lines; None where any is not a row."""
+    """The columns of lines; None if any is not a row."""
     rows = [line for line in lines if not line.isspace()]
     try:
         data = json.loads(f"[{','.join(rows)}]")
@@ -195,7 +192,7 @@ def _row(row: Any, where: str) -> Row:
 
 
 def _rectangle(value: Any, what: str) -> tuple[float, ...]:
-    """The four shares of a rectangle or point, checked."""
+    """The four valid shares of a rectangle or point."""
     good = isinstance(value, (list, tuple)) and len(value) in (2, 4)
     if not good or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
         raise ConfigError(f"{what} is {str(value)[:100]}, but must be {_FORM}")
@@ -214,25 +211,25 @@ def _rectangle(value: Any, what: str) -> tuple[float, ...]:
 
 
 def unfound(where: str, focus: FloatArray, missing: Sequence[str]) -> str:
-    """What `read_focus` did not find, in one line: images that a file names, or any focus; "" where all is well."""
-    told = []
+    """One line about what `read_focus` did not find: images named in a file, or any focus at all; else ""."""
+    problems = []
     if missing:
-        told.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
+        problems.append(f"{counted(len(missing), 'image', 'is', 'are')} not there: {some(missing)}")
     if len(focus) and np.isnan(focus).any(axis=1).all():
         how = f"names are relative to {os.path.dirname(os.path.abspath(where))}, without links"
         how = f"NAME{_OWN} or NAME{_SIMPLETUNER}" if where == BESIDE else how
-        told.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
-    return one_line(f"focus {where}: {'; '.join(told)}") if told else ""
+        problems.append(f"none of {counted(len(focus), 'image')} has a focus ({how})")
+    return one_line(f"focus {where}: {'; '.join(problems)}") if problems else ""
 
 
 def focus_in(where: str, image: str) -> tuple[float, ...] | None:
-    """The rectangle that a file, or what is beside it, has for one image; None where it has none. See `read_focus`."""
-    (found,) = read_focus(where, [image])[0].tolist()
-    return None if np.isnan(found).any() else tuple(found)
+    """The rectangle of one image, or None. See `read_focus`."""
+    (rectangle,) = read_focus(where, [image])[0].tolist()
+    return None if np.isnan(rectangle).any() else tuple(rectangle)
 
 
 def parsed_focus(text: str, what: str) -> tuple[float, ...] | None:
-    """A rectangle that is written out, such as `0.1,0.2,0.5,0.9`; None for a text of another kind.
+    """A rectangle written as `0.1,0.2,0.5,0.9`; None for any other text.
 
     Raises:
         ConfigError: numbers that are not a rectangle.
@@ -251,7 +248,7 @@ def _beside(paths: Sequence[str]) -> FloatArray:
         stem = os.path.splitext(name)[0]
         if folder not in listed:
             listed[folder] = frozenset()
-            with suppress(OSError):  # an address, or gone: what cannot be read is said where it is read
+            with suppress(OSError):  # an address, or gone: reading the image will say so
                 listed[folder] = frozenset(os.listdir(folder or "."))
         if stem + _OWN in listed[folder]:
             file = os.path.join(folder, stem + _OWN)
@@ -270,7 +267,7 @@ def _bbox(file: str) -> tuple[float, ...]:
 
 
 def around(boxes: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The smallest rectangle around all; NaN around none."""
+    """The smallest rectangle around all boxes; NaN without boxes."""
     if not boxes:
         return NO_FOCUS
     sides: npt.NDArray[np.float64] = np.array(boxes, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Formats of images and clips by name and by content, and why a file has no size."""
+"""Formats of images and clips, by name and by content; and why a file cannot be read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ IMAGE_EXTENSIONS = frozenset(_BY_EXTENSION)
 """File name endings, in lower case, that count as images when a folder is listed."""
 
 CAPTION_EXTENSIONS = (".txt", ".caption")
-"""Endings of the text files beside an image that are taken for its caption, in this order."""
+"""Endings of caption files beside an image, in order of preference."""
 
 _BEGINNINGS: dict[ImageFormat, bytes | tuple[bytes, ...]] = {
     ImageFormat.PNG: b"\x89PNG\r\n\x1a\n",
@@ -62,37 +62,37 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b
 
 
 def format_of_extension(extension: str) -> ImageFormat:
-    """Format that a file name ending such as `.JPG` promises; `UNKNOWN` for endings not listed here."""
+    """The format of an ending such as `.JPG`; `UNKNOWN` for other endings."""
     return _BY_EXTENSION.get(extension.lower(), ImageFormat.UNKNOWN)
 
 
 VIDEO_EXTENSIONS = frozenset((".mp4", ".webm", ".avi", ".mkv", ".mov", ".flv", ".wmv", ".m4v", ".mpg", ".mpeg"))
-"""The same of clips: those of musubi-tuner (`dataset/media_utils.py`)."""
+"""File name endings of clips, in lower case: those of musubi-tuner (`dataset/media_utils.py`)."""
 
 _FRAMES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif")
 
 
 def is_video(path: str | os.PathLike[str]) -> bool:
-    """Whether a file's name says that it is a clip."""
+    """Whether a file is a clip by its name."""
     return os.path.splitext(os.fspath(path))[1].lower() in VIDEO_EXTENSIONS
 
 
 @cache
 def frame_endings() -> frozenset[str]:
-    """File name endings of images, as musubi-tuner compares them: in lower case or in upper case."""
+    """File name endings of images, as musubi-tuner compares them: in lower or upper case."""
     jxl = (".jxl",) if any(importlib.util.find_spec(name) for name in ("jxlpy", "pillow_jxl")) else ()
-    return frozenset(ending for one in (*_FRAMES, *jxl) for ending in (one, one.upper()))
+    return frozenset((*_FRAMES, *jxl, *map(str.upper, (*_FRAMES, *jxl))))
 
 
 def is_listed(name: str) -> bool:
-    """Whether a file or folder in a folder counts: as in the trainers' own lists, not what begins with a dot (of
-    notebooks, macOS and `fix`, beside what is meant); nor the folder in which macOS keeps more of that.
+    """Whether a file or folder counts when a folder is listed. As in the trainers, names with a leading dot do not
+    (notebooks, macOS and `fix` make them), nor does `__MACOSX`.
     """
     return not name.startswith(".") and name != "__MACOSX"
 
 
 def sniff(head: bytes) -> ImageFormat:
-    """Format by the first bytes of a file (32 are enough)."""
+    """The format by the first 32 bytes of a file."""
     for kind, beginnings in _BEGINNINGS.items():
         if head.startswith(beginnings):
             return kind
@@ -108,11 +108,11 @@ def sniff(head: bytes) -> ImageFormat:
 
 
 class UnreadableImageError(Exception):
-    """A file whose size cannot be told; the text says why."""
+    """A file whose size cannot be read; the text says why."""
 
 
 def explain_os_error(error: Exception) -> str:
-    """One phrase for what the operating system said, or Python of a path that it does not take."""
+    """A short reason for an error of the operating system, or of Python for an impossible path."""
     if not isinstance(error, OSError):
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -125,14 +125,14 @@ def explain_os_error(error: Exception) -> str:
 
 
 def not_decoded(error: BaseException) -> str:
-    """What Pillow said of an image that cannot be loaded, in the words that every command and log has for it."""
+    """The reason for an image that Pillow cannot load, in the same words everywhere."""
     return f"cannot be read as an image ({in_short(error)})"
 
 
 def not_loaded(error: BaseException) -> str:
-    """The same of whatever was to be loaded: of anything but an image the kind of error and the first line of it.
+    """The reason for an image or anything else that cannot be loaded: else the type of the error and its first line.
 
-    A mistake in this package is not the image's fault, and is raised again.
+    A bug in this package is not the image's fault, and is raised again.
     """
     if isinstance(error, _MISTAKES) and _raised_here(error):
         raise error
@@ -148,7 +148,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 def _raised_here(error: BaseException) -> bool:
-    """Whether the last function that ran was one of this package."""
+    """Whether the error was raised in this package."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -160,20 +160,19 @@ _REMEDIES = {
     "MAX_TEXT": "save it without its text",
     **dict.fromkeys(("MAX_IMAGE_PIXELS", "decompression bomb", "no memory for"), "make it smaller"),
     "its bucket was chosen": "run again, if it was just edited",
-}  # by a part of the reason
+}  # by part of the reason
 
 
 def what_to_do(*reasons: str) -> str:
-    """What helps images that have no size or are not decoded, for these reasons."""
-    found = dict.fromkeys(
-        next((remedy for sign, remedy in _REMEDIES.items() if sign in reason), "repair or remove it")
+    """What to do about images that cannot be read for these reasons."""
+    remedies = dict.fromkeys(
+        next((remedy for part, remedy in _REMEDIES.items() if part in reason), "repair or remove it")
         for reason in reasons
     )
-    return ", or ".join(found)
+    return ", or ".join(remedies)
 
 
 def in_short(error: BaseException) -> str:
-    """The text of an error, in one line of at most 120 characters, without the path that the system puts behind it, or
-    the object of an open file that Pillow does."""
+    """The text of an error in one line of at most 120 characters, without the system's path or Pillow's file object."""
     text = error.strerror if isinstance(error, OSError) and error.filename is not None else str(error)
     return " ".join(str(text).partition(" <_io.")[0].split())[:120]

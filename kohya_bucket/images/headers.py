@@ -1,7 +1,7 @@
-"""The stored size of one image file, from its header: what `PIL.Image.open(path).size` says, several times faster.
+"""The stored size of an image file, from its header: what `PIL.Image.open(path).size` says, several times faster.
 
-Stored means: before any rotation that EXIF asks for, since sd-scripts loads pixels unrotated. PNG, JPEG and WebP are
-read here; Pillow decides wherever one of these readers is unsure, and for every other format.
+Stored means before any rotation by EXIF, since sd-scripts loads pixels unrotated. PNG, JPEG and WebP are read here;
+Pillow reads all other formats, and decides wherever one of these readers is unsure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ORIENTATIONS = {
     7: "mirrored, a quarter turn",
     8: "a quarter turn anticlockwise",
 }
-"""What each value asks for that is not 1; sd-scripts does none of it."""
+"""What each orientation but 1 means; sd-scripts ignores it."""
 
 _ORIENTATION, _SHORT = 0x0112, 3
 _ENTRY = 12
@@ -38,13 +38,13 @@ def _reading(order: str, shift: int) -> tuple[_Unpack, _Unpack, _Unpack, int]:
     return (*(struct.Struct(order + kinds).unpack_from for kinds in ("I", "H", "HHII")), shift)  # type: ignore[return-value]
 
 
-# By its first bytes how a block is read, and where in four bytes the first two are.
+# Byte order by the first bytes of a block; the shift leads to the first two of four bytes.
 _BLOCKS = {b"II*\0": _reading("<", 0), b"MM\0*": _reading(">", 16)}
 
 
 def exif_orientation(tiff: bytes) -> int | None:
-    """EXIF orientation of a TIFF block, 1 (also for values that there are not) to 8; 0 where it states none; None where
-    only Pillow can tell: of a damaged block, or of values of another type."""
+    """EXIF orientation of a TIFF block, 1 (also for undefined values) to 8; 0 if there is none; None if only Pillow can
+    tell, because the block is damaged or the value has another type."""
     reading = _BLOCKS.get(tiff[:4])
     if reading is None or len(tiff) < 8:
         return None
@@ -62,18 +62,18 @@ def exif_orientation(tiff: bytes) -> int | None:
             value = value >> shift & 0xFFFF
             return value if 1 <= value <= 8 else 1
         length = count * _TYPES.get(kind, 0)
-        if length > 4 and value + length > size:  # nothing behind it is read
+        if length > 4 and value + length > size:  # Pillow reads nothing behind it
             return None
     return 0
 
 
 def say_orientations(orientations: Iterable[int]) -> str:
-    """What EXIF asks for, with counts where it is several images: "12 a quarter turn clockwise; 3 upside down"."""
+    """The orientations of images, with counts: "12 a quarter turn clockwise; 3 upside down"."""
     counts = Counter(ORIENTATIONS[value] for value in orientations if value in ORIENTATIONS)
     return "; ".join(f"{count:,} {text}" for text, count in counts.most_common())
 
 
-_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by the kind of colours
+_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
 _DEPTH_AND_COLOR = frozenset(depth << 8 | color for color, depths in _DEPTHS.items() for depth in depths)
 _MAX_CHUNKS = 256
 _MAX_PIXEL_CHUNKS = 1 << 14
@@ -87,9 +87,9 @@ _png_chunk = struct.Struct(">I4s").unpack_from
 
 
 def read_png(head: bytes, source: Opened) -> HeaderRow | None:
-    """(width, height, orientation, format), or None where only a full decoder can tell.
+    """(width, height, orientation, format), or None if only a full decoder can tell.
 
-    The header's checksum must be right and the pixels (IDAT) must begin inside the file, as decoders demand.
+    As decoders demand, the header's checksum must be right and the pixels (IDAT) must begin inside the file.
     """
     if len(head) < _PNG_HEADER_BYTES:
         return None
@@ -104,16 +104,15 @@ def read_png(head: bytes, source: Opened) -> HeaderRow | None:
     return None if orientation is None else (width, height, orientation or 1, _PNG)
 
 
-# Chunks that may hold an orientation, or more text than Pillow reads; and how texts that hold one begin.
-_TOLD = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP"))
-_TELLING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0", b"exif\0", b"xmp\0")
-_TEXT = 1 << 20  # bytes, unpacked: Pillow's limit for one text, and 64 times as much for all
-_PACKED = 1000  # bytes, packed, that never hold so much
+# Chunks that may hold an orientation, or more text than Pillow reads; and the beginnings of texts that hold one.
+_METADATA = frozenset((b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP"))
+_WITH_ORIENTATION = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0", b"exif\0", b"xmp\0")
+_MOST_TEXT = 1 << 20  # bytes, unpacked: Pillow's limit for one text, and 64 times as much for all
+_SMALL_TEXT = 1000  # bytes, packed, which never unpack to that much
 
 
 def _png_orientation(head: bytes, source: Opened) -> int | None:
-    """Follow the chunks up to IDAT; the orientation met on the way, 0 for none. None if IDAT is not reached, or only
-    Pillow can tell."""
+    """The orientation in the chunks before IDAT, 0 for none. None if IDAT is not reached, or only Pillow can tell."""
     orientation, at, texts = -1, 33, 0
     for _ in range(_MAX_CHUNKS):
         chunk = head[at : at + 8] if at + 8 <= len(head) else read_at(source, at, 8)
@@ -123,13 +122,13 @@ def _png_orientation(head: bytes, source: Opened) -> int | None:
         if name == b"IDAT":
             return max(orientation, 0) if _ends_in_pixels(head, source, at, length) else None
         if name == b"eXIf":
-            found = exif_orientation(_part(head, source, at + 8, min(length, _MAX_EXIF)))
-            if orientation >= 0 or not found:
+            value = exif_orientation(_part(head, source, at + 8, min(length, _MAX_EXIF)))
+            if orientation >= 0 or not value:
                 return None
-            orientation = found
-        elif name in _TOLD and (name != b"iCCP" or length > _PACKED):
-            texts += length if name == b"tEXt" else max(length, _TEXT)
-            if texts > 64 * _TEXT or not _is_plain(name, head, source, at + 8, length):
+            orientation = value
+        elif name in _METADATA and (name != b"iCCP" or length > _SMALL_TEXT):
+            texts += length if name == b"tEXt" else max(length, _MOST_TEXT)
+            if texts > 64 * _MOST_TEXT or not _is_plain(name, head, source, at + 8, length):
                 return None
         at += 12 + length
     return None
@@ -140,48 +139,49 @@ def _part(head: bytes, source: Opened, at: int, length: int) -> bytes:
 
 
 def _is_plain(name: bytes, head: bytes, source: Opened, at: int, length: int) -> bool:
-    """Whether a text or a profile holds no orientation, and not more than Pillow reads."""
-    if _part(head, source, at, min(length, 32)).startswith(_TELLING):
+    """Whether a text or profile holds no orientation, and no more than Pillow reads."""
+    if _part(head, source, at, min(length, 32)).startswith(_WITH_ORIENTATION):
         return False
-    if name == b"tEXt" or length <= _PACKED:
+    if name == b"tEXt" or length <= _SMALL_TEXT:
         return True
-    if name == b"iTXt" or length > _TEXT:
+    if name == b"iTXt" or length > _MOST_TEXT:
         return False
     data = _part(head, source, at, length)
-    unpacking = decompressobj()
+    unpacker = decompressobj()
     try:
-        unpacking.decompress(data[data.find(0) + 2 :], _TEXT)
+        unpacker.decompress(data[data.find(0) + 2 :], _MOST_TEXT)
     except error:
         return False
-    return not unpacking.unconsumed_tail
+    return not unpacker.unconsumed_tail
 
 
 def _ends_in_pixels(head: bytes, source: Opened, at: int, length: int) -> bool:
-    """Whether behind the first IDAT, which is there, nothing follows that could hold an orientation.
+    """Whether no chunk behind the first IDAT, at `at`, could hold an orientation.
 
-    Where all IDAT but the last are of one length, one look tells; else each is passed. At an address, where a look is a
-    request, nothing behind what was read is looked at.
+    Files at an address are not read further for this: each look would be a request.
     """
     step, size = 12 + length, len(head)
     if size == HEAD_BYTES:
         if isinstance(source, RemoteFile):
             return True
         size = os.lseek(source, 0, os.SEEK_END) if isinstance(source, int) else length_of(source)
-    if at + step + 12 == size:  # the end alone
+    if at + step + 12 == size:  # only IEND follows
         return True
+    # Usually all IDAT but the last have the same length: then the last one is where this division leads.
     last = at + max(0, size - 13 - at) // step * step
     chunk = read_at(source, last, 8)
     if len(chunk) == 8:
         length, name = _png_chunk(chunk)
         if name == b"IDAT" and last + 24 + length == size:
             return True
+    # Else go through all chunks.
     for _ in range(_MAX_PIXEL_CHUNKS):
         at += step
         chunk = _part(head, source, at, 8)
         if len(chunk) < 8:
             return True
         length, name = _png_chunk(chunk)
-        if name in _TOLD:
+        if name in _METADATA:
             return False
         step = 12 + length
     return True
@@ -191,7 +191,7 @@ _FRAME = frozenset((0xC0, 0xC1, 0xC2))
 _SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _SCAN = 0xDA
 _APP1 = 0xE1
-_MARK = b"Exif\0\0"  # precedes the block; of WebP some programs keep it
+_MARK = b"Exif\0\0"  # precedes the block, which some programs keep in WebP
 _XMP, _XMP_BEGIN = b"tiff:Orientation", b"http:/"
 _MAX_SEGMENTS = 1024
 _REFILL = 4096
@@ -200,11 +200,11 @@ _segment = struct.Struct(">BBH").unpack_from
 
 
 def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
-    """(width, height, orientation, format), or None where only a full decoder can tell.
+    """(width, height, orientation, format), or None if only a full decoder can tell.
 
-    Segments are followed up to the first scan, as decoders do; what lies between the headers (profiles,
-    previews) is skipped without being read. Two frame headers, 12-bit samples, arithmetic coding, padding, EXIF in
-    several segments, an orientation in XMP alone and anything else unusual are left to the decoder.
+    As in a decoder, segments are followed up to the first scan; profiles and previews are skipped without being read.
+    Two frame headers, 12-bit samples, arithmetic coding, padding, EXIF in several segments, an orientation in XMP alone
+    and anything else unusual are left to the decoder.
     """
     if not head.startswith(b"\xff\xd8\xff"):
         return None
@@ -225,10 +225,10 @@ def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
             if marker == _APP1 and head.startswith(_MARK, at + 4):
                 block = head[at + 10 : at + 2 + length]
                 cut = len(block) < length - 8
-                found = exif_orientation(read_at(source, base + at + 10, length - 8) if cut else block)
-                if found is None or orientation >= 0:  # several segments are one block
+                value = exif_orientation(read_at(source, base + at + 10, length - 8) if cut else block)
+                if value is None or orientation >= 0:  # several segments form one block
                     return None
-                orientation = found
+                orientation = value
             elif marker == _APP1 and head.startswith(_XMP_BEGIN, at + 4):
                 xmp += ((base + at + 4, length - 2),)
         elif marker in _FRAME:
@@ -258,10 +258,9 @@ _WEBP = int(ImageFormat.WEBP)
 
 
 def read_webp(head: bytes, source: Opened) -> HeaderRow | None:
-    """(width, height, orientation, format), or None where only a full decoder can tell (a truncated file, say).
+    """(width, height, orientation, format), or None if only a full decoder can tell, as for a truncated file.
 
-    The canvas of an extended file is stored minus one in 24 bits per side; reading it without adding one is the
-    known defect of imagesize 1.4.1.
+    An extended file stores each side of the canvas minus one in 24 bits; imagesize 1.4.1 forgets to add one.
     """
     reached = len(head)
     if reached < 30:
@@ -275,10 +274,10 @@ def read_webp(head: bytes, source: Opened) -> HeaderRow | None:
         if length != _CANVAS_BYTES:
             return None
         if first & (_HAS_EXIF | _HAS_XMP):
-            reached, found = _webp_orientation(head, source, first)
-            if found is None:
+            reached, value = _webp_orientation(head, source, first)
+            if value is None:
                 return None
-            orientation = found
+            orientation = value
     if reached < end and (reached < HEAD_BYTES or length_of(source) < end):
         return None
     if kind == b"VP8X":
@@ -297,7 +296,7 @@ def read_webp(head: bytes, source: Opened) -> HeaderRow | None:
 
 
 def _webp_orientation(head: bytes, source: Opened, flags: int) -> tuple[int, int | None]:
-    """(how far the file was seen to reach, the orientation); None where only Pillow can tell."""
+    """(bytes that the file is known to have, orientation); None if only Pillow can tell."""
     at, start, reached = _FIRST_CHUNK, 0, len(head)
     for _ in range(_WEBP_CHUNKS):
         if at + 8 > reached:
@@ -311,20 +310,22 @@ def _webp_orientation(head: bytes, source: Opened, flags: int) -> tuple[int, int
         at += 8
         if (name == b"EXIF" and flags & _HAS_EXIF) or (name == b"XMP " and flags & _HAS_XMP):
             if name == b"XMP " and flags & _HAS_EXIF:
-                return reached, None  # the order is free, and EXIF is asked first
+                return reached, None  # EXIF takes precedence, and may follow
             if at + length > reached:
                 head, start = read_at(source, at, min(length, _MAX_EXIF)), at
             if name == b"XMP ":
                 return reached, None if head.find(_XMP, at - start, at - start + length) >= 0 else 1
             if head.startswith(_MARK, at - start):
                 at, length = at + len(_MARK), length - len(_MARK)
-            found = exif_orientation(head[at - start : at - start + length])
-            return reached, None if not found and (found is None or flags & _HAS_XMP) else max(found or 0, 1)
+            value = exif_orientation(head[at - start : at - start + length])
+            if value is None or (value == 0 and flags & _HAS_XMP):
+                return reached, None
+            return reached, max(value, 1)
         at += length + (length & 1)
     return reached, 1
 
 
-# By the first byte; each reader looks at the rest of the signature itself.
+# By the first byte; each reader checks the rest of the signature.
 _readers: list[Callable[[bytes, Opened], HeaderRow | None]] = [lambda _, __: None] * 256
 _readers[0x89], _readers[0xFF], _readers[ord("R")] = read_png, read_jpeg, read_webp
 
@@ -333,12 +334,12 @@ def read_header(path: str) -> HeaderRow:
     """(width, height, EXIF orientation 1 to 8, `ImageFormat`) of an image file.
 
     Raises:
-        UnreadableImageError: the size cannot be told; the text says why.
+        UnreadableImageError: the size cannot be read; the text says why.
     """
     try:
         fd = os.open(path, READING)
     except (OSError, ValueError) as error:
-        # Asked only now, so that ordinary paths pay nothing for it.
+        # Checked only now, so that it costs ordinary paths nothing.
         if is_url(path):
             return _remote_header(path)
         if isinstance(error, ValueError):
@@ -348,8 +349,8 @@ def read_header(path: str) -> HeaderRow:
         raise UnreadableImageError(why) from None
     try:
         head = os.read(fd, HEAD_BYTES)
-        if head and (found := _readers[head[0]](head, fd)) and found[0] and found[1]:
-            return found
+        if head and (row := _readers[head[0]](head, fd)) and row[0] and row[1]:
+            return row
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnreadableImageError("not a regular file")
         if not head:
@@ -362,26 +363,26 @@ def read_header(path: str) -> HeaderRow:
 
 
 def header_of(source: bytes | Pieces) -> HeaderRow:
-    """The same for a file that is in memory, or a part of an open file.
+    """`read_header` for a file in memory, or in pieces.
 
     Raises:
-        UnreadableImageError: the size cannot be told; the text says why.
+        UnreadableImageError: the size cannot be read; the text says why.
         OSError: the open file cannot be read.
     """
     if not length_of(source):
         raise UnreadableImageError("an empty file (0 bytes)")
     head = read_at(source, 0, HEAD_BYTES)
-    found = _readers[head[0]](head, source)
-    if not (found and found[0] and found[1]):
+    row = _readers[head[0]](head, source)
+    if not (row and row[0] and row[1]):
         return _by_pillow(source, head)
     from kohya_bucket.images.by_pillow import refuse_large
 
-    refuse_large(*found[:2])
-    return found
+    refuse_large(*row[:2])
+    return row
 
 
 def _by_pillow(source: Opened, head: bytes) -> HeaderRow:
-    # Imported late: most folders have no such file, and processes that help with a scan shall start quickly.
+    # Imported late: most folders do not need it, and helper processes of a scan should start quickly.
     from kohya_bucket.images.by_pillow import open_with_pillow
 
     with HeaderFile(source) as file:

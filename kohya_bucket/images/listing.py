@@ -1,7 +1,7 @@
-"""Which files are the images of a dataset: a folder, a pattern, a list, or a mixture of them; and their full paths.
+"""The images of a dataset: from folders, patterns, lists, or a mixture; and their full paths.
 
-General on purpose. What sd-scripts itself lists (one folder, no subfolders, its own endings) is decided by its
-own rules, elsewhere.
+This is general on purpose. What a trainer lists itself (for sd-scripts one folder, no subfolders, its own endings) is
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import glob
 import os
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from itertools import chain
 
 from kohya_bucket.checks import as_flag, path_meant
 from kohya_bucket.errors import KohyaBucketError
@@ -20,37 +21,38 @@ from kohya_bucket.texts import read_text
 
 
 def absolute_paths(paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-    """What `os.path.abspath` says for each; an address as it is. `KohyaBucketError` if `paths` is one path."""
+    """`os.path.abspath` of each; addresses unchanged. `KohyaBucketError` if `paths` is a single path."""
     refuse_one_path(paths)
     return [text if is_url(text := os.fspath(path)) else os.path.abspath(text) for path in paths]
 
 
 def file_key(path: str | os.PathLike[str]) -> str:
-    """The same for every spelling of a file's path, relative or not, and in any case where case does not count."""
+    """A key that is the same for every spelling of a file's path, relative or absolute; without case on Windows."""
     return os.path.normcase(os.path.abspath(path))
 
 
 def folder_key(path: str | os.PathLike[str]) -> tuple[int, int, str]:
-    """The same for every spelling of a folder's path, through links, and in any case where its file system knows none.
+    """A key that is the same for every spelling of a folder's path, through links, and in any case where the file
+    system ignores case.
 
-    The folder need not be there: then its next folder above that is, and the rest of its path.
+    If the folder does not exist, it consists of the closest existing folder above, and the rest of the path.
     """
-    there, rest = os.path.realpath(path), ""
-    while not os.path.isdir(there) and os.path.dirname(there) != there:
-        there, name = os.path.split(there)
-        rest = os.path.join(name, rest)
+    existing, missing = os.path.realpath(path), ""
+    while not os.path.isdir(existing) and os.path.dirname(existing) != existing:
+        existing, name = os.path.split(existing)
+        missing = os.path.join(name, missing)
     try:
-        status = os.stat(there)
-        parent, name = os.path.split(there)
-        any_case = name.swapcase() != name and os.path.samefile(os.path.join(parent, name.swapcase()), there)
-    except OSError:  # there is no such folder in another case
+        status = os.stat(existing)
+        parent, name = os.path.split(existing)
+        any_case = name.swapcase() != name and os.path.samefile(os.path.join(parent, name.swapcase()), existing)
+    except OSError:  # no such folder in another case
         any_case = False
-    return status.st_dev, status.st_ino, rest.casefold() if any_case or os.name == "nt" else rest
+    return status.st_dev, status.st_ino, missing.casefold() if any_case or os.name == "nt" else missing
 
 
 def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
-    """Whether each, relative to `base`, is there, by one listing of each folder: on a network disk a look at every file
-    is slow."""
+    """Whether each path, relative to `base`, exists, by listing each folder once: on a network disk, checking every
+    file is slow."""
     listed: dict[str, frozenset[str]] = {}
     out = []
     for path in map(os.path.normcase, paths) if os.name == "nt" else paths:
@@ -58,7 +60,7 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
         folder = path[: len(path) - len(name)]
         if folder not in listed:
             listed[folder] = frozenset()
-            with suppress(OSError, ValueError):  # no such folder, or one that may not be looked at, or no name of one
+            with suppress(OSError, ValueError):  # no such folder, no permission, or an impossible name
                 names = os.listdir(os.path.join(base, folder) or os.curdir)
                 listed[folder] = frozenset(map(os.path.normcase, names))
         out.append(name in listed[folder])
@@ -66,13 +68,13 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
 
 
 def from_here(path: str) -> str:
-    """A path for a reader: relative where it lies in the current folder."""
+    """A path for display: relative if it is in the current folder."""
     here = os.path.join(os.getcwd(), "")
     return path[len(here) :] if path.startswith(here) else path
 
 
 def refuse_one_path(paths: object) -> None:
-    """Raises `KohyaBucketError` for one path in place of a list of them: a text would be read letter by letter."""
+    """Raises `KohyaBucketError` for a single path instead of a list: a text would be iterated letter by letter."""
     if isinstance(paths, (str, bytes, os.PathLike)):
         raise KohyaBucketError(
             f"paths is a single path {os.fsdecode(paths)!r}: give a list, [path]; list_images(path) lists a folder"
@@ -94,9 +96,9 @@ def list_images(
         source: a folder, see `is_listed`; a file; a pattern such as `data/**/*.jpg`; a `.txt` file with one path or
             URL per line (relative to its own folder, `#` begins a comment line); a URL of a folder, file or pattern
             that `fsspec` can read; or several of these.
-        recursive: also look into subfolders of a folder; links to folders are followed, but never in a circle.
-        extensions: endings in lower case, with the dot, that count in folders. What is named outright is
-            taken whatever its ending.
+        recursive: also look into subfolders; links to folders are followed, but never in a circle.
+        extensions: endings in lower case, with the dot, that count in folders. A file that is named itself may have any
+            ending.
 
     Raises:
         KohyaBucketError: a source does not exist, a folder cannot be listed, or a list is not UTF-8.
@@ -108,8 +110,8 @@ def list_images(
             f"extensions holds {odd[0]!r}: give a list of endings with the dot, e.g. ['.jpg', '.png']"
         )
     if not isinstance(source, (str, os.PathLike)):
-        found = [path for part in source for path in list_images(part, recursive=recursive, extensions=extensions)]
-        return list(dict.fromkeys(found))
+        paths = (list_images(part, recursive=recursive, extensions=extensions) for part in source)
+        return list(dict.fromkeys(chain.from_iterable(paths)))
     text = os.fspath(source)
     if is_url(text):
         return list_remote(text, recursive, [e.lower() for e in extensions])
@@ -120,7 +122,7 @@ def list_images(
     if glob.has_magic(text):
         wanted = frozenset(e.lower() for e in extensions)
         matches = glob.glob(text, recursive=True)
-        # A pattern that names its ending is taken at its word; `data/*` means the images in it.
+        # A pattern with an ending is taken literally; `data/*` means the images in it.
         named = os.path.splitext(text)[1] not in ("", ".*")
         return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and os.path.isfile(p))
     raise KohyaBucketError(f"{text}: no such file or folder, and no pattern either: {path_meant(text)}")
@@ -142,11 +144,11 @@ def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]
 
 
 def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
-    before = len(seen)
+    size = len(seen)
     with suppress(OSError):
         status = os.stat(folder)
         seen.add((status.st_dev, status.st_ino))
-    return len(seen) > before
+    return len(seen) > size
 
 
 def _from_list(path: str) -> list[str]:

@@ -1,7 +1,4 @@
-"""One function for each of some things side by side: on threads, or on the machines of a Ray cluster.
-
-Also what such work shares with its caller: how far it is, and whether it is still wanted.
-"""
+"""A function applied to many items in parallel, on threads or on a Ray cluster, with progress and cancellation."""
 
 from __future__ import annotations
 
@@ -21,15 +18,15 @@ Progress = Callable[[int, int], None]
 
 _AT_ONCE = 8  # each may hold some megabytes
 REQUESTS = 16
-"""How many small requests wait for a disk or a server at once."""
+"""Number of small requests to a disk or server at once."""
 
 _QUEUED = 4096
-_here = threading.local()
+_thread = threading.local()
 
 
 def check_cancelled() -> None:
-    """Called from time to time by work that takes long: raises if it was cancelled, as by Ctrl-C."""
-    cancelled: threading.Event | None = getattr(_here, "cancelled", None)
+    """Called by long work from time to time: raises if it was cancelled, for example by Ctrl-C."""
+    cancelled: threading.Event | None = getattr(_thread, "cancelled", None)
     if cancelled is not None and cancelled.is_set():
         raise RuntimeError("this work was cancelled")
 
@@ -42,13 +39,13 @@ def for_each(
     *,
     at_once: int = _AT_ONCE,
 ) -> list[B]:
-    """What `function` returns for each item, in their order; raises what it raises.
+    """The results of `function` for all items, in order; raises what it raises.
 
     Args:
         function: calls `check_cancelled` from time to time if it takes long.
         engine: "ray" for a cluster; else threads.
         progress: called after each item.
-        at_once: threads: few for large files such as tars, more for small requests.
+        at_once: number of threads: few for large files such as tars, more for small requests.
     """
     if engine == "ray":
         return _each_on_ray(function, items, progress)
@@ -57,15 +54,15 @@ def for_each(
     out: list[B] = []
     cancelled = threading.Event()
 
-    def one(item: A) -> B:
-        _here.cancelled = cancelled
+    def call(item: A) -> B:
+        _thread.cancelled = cancelled
         check_cancelled()
         return function(item)
 
     with ThreadPoolExecutor(max(1, min(at_once, len(items))), "kohya-bucket") as pool:
         try:
             for start in range(0, len(items), _QUEUED):
-                for result in pool.map(one, items[start : start + _QUEUED]):
+                for result in pool.map(call, items[start : start + _QUEUED]):
                     out.append(result)
                     if progress is not None:
                         progress(len(out), len(items))
@@ -76,13 +73,13 @@ def for_each(
 
 
 def _each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progress | None) -> list[B]:
-    """One task for each item. Every machine must see the files: shared folders or URLs."""
+    """One task per item. All machines must see the files: shared folders or URLs."""
     data = joined_ray().data
     data.DataContext.get_current().enable_progress_bars = False
     out: dict[int, B] = {}
-    # Pickled here: a row of Ray Data holds no object of any class.
-    given = [{"number": i, "todo": pickle.dumps((function, item))} for i, item in enumerate(items)]
-    for row in data.from_items(given, override_num_blocks=len(given)).map(_one).iter_rows() if given else ():
+    # Pickled here: a row of Ray Data cannot hold an arbitrary object.
+    calls = [{"number": i, "call": pickle.dumps((function, item))} for i, item in enumerate(items)]
+    for row in data.from_items(calls, override_num_blocks=len(calls)).map(_call).iter_rows() if calls else ():
         out[int(row["number"])] = pickle.loads(row["result"])
         if progress is not None:
             progress(len(out), len(items))
@@ -92,8 +89,8 @@ def _each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progr
     return results
 
 
-def _one(row: dict[str, Any]) -> dict[str, Any]:
-    function, item = pickle.loads(row["todo"])
+def _call(row: dict[str, Any]) -> dict[str, Any]:
+    function, item = pickle.loads(row["call"])
     try:
         result = function(item)
     except KohyaBucketError as error:  # Ray would wrap it in a traceback
@@ -102,7 +99,7 @@ def _one(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def joined_ray() -> Any:
-    """The module `ray`, joined to the cluster that RAY_ADDRESS names or that runs here, else to one of its own.
+    """The module `ray`, connected to the cluster of RAY_ADDRESS or of this machine, else to a new local one.
 
     Raises:
         KohyaBucketError: Ray is missing.

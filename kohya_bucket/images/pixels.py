@@ -1,11 +1,11 @@
-"""Pixels of an image file as sd-scripts loads them: unrotated, unless asked otherwise.
+"""Pixels of an image file as sd-scripts loads them: unrotated by default.
 
 Source: `load_image` of kohya-ss/sd-scripts.
 
-JPEG are decoded whole, or at a half, a quarter or an eighth, and by simplejpeg if it is installed: the libjpeg-turbo
-under it takes half of Pillow's time, and gives the same bits (`benchmarks/pixels.py`). Pillow may be built with another
-libjpeg, so a small picture is decoded by both before simplejpeg is trusted. Whatever it refuses (it is stricter with
-damaged files) is left to Pillow.
+JPEG are decoded at full, half, quarter or eighth size, and by simplejpeg if it is installed: its libjpeg-turbo takes
+half of Pillow's time for the same bits (`benchmarks/pixels.py`). Since Pillow may be built with another libjpeg, both
+decode a small test picture before simplejpeg is trusted. Files that it refuses (it is stricter with damage) are left to
+Pillow.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from kohya_bucket.inputs import open_input
 Pixels = npt.NDArray[np.uint8]
 Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to that which it is resized to
 _FORMATS = ("JPEG", "MPO")
-_LEAST = 16  # pixels; below, sizes do not tell fractions apart
-NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises for damaged files
+_LEAST = 16  # pixels; smaller sizes do not tell fractions apart
+NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for damaged files
 
 
 class Picture(NamedTuple):
-    """Pixels, and of what.
+    """A decoded image.
 
     Attributes:
         pixels: [H, W, C] uint8; may be read-only.
-        size: (width, height) of the whole image.
-        scale: its sides were divided by this while it was decoded.
+        size: (width, height) of the original image.
+        scale: its sides were divided by this during decoding.
     """
 
     pixels: Pixels
@@ -53,19 +53,18 @@ class Picture(NamedTuple):
 
     @classmethod
     def whole(cls, pixels: Pixels) -> Picture:
-        """Of an image that these are all pixels of."""
+        """An image at full size."""
         return cls(pixels, (pixels.shape[1], pixels.shape[0]))
 
 
 def load_pixels(
     path: str | PathLike[str], alpha: bool = False, fetch: Callable[[], str | bytes] | None = None
 ) -> Pixels:
-    """Load a file, or what is behind a URL, as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
+    """Load a file or URL as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
 
-    `fetch` gives what is opened where it is neither: a part of the file that `path` names.
+    `fetch` returns what is opened instead, for a part of the file that `path` names.
 
-    The array may be read-only. EXIF orientation is ignored, as in sd-scripts, so that [H, W] are the sizes in the
-    file's header.
+    The array may be read-only. As in sd-scripts EXIF orientation is ignored, so [H, W] is the size in the header.
 
     Raises:
         KohyaBucketError: the file is missing, broken or not an image.
@@ -80,7 +79,7 @@ def load_pixels(
 
 
 def explained(name: str | PathLike[str], error: Exception) -> KohyaBucketError:
-    """The error for a person: which image, and why."""
+    """The error for the user: which image, why, and what to do."""
     return KohyaBucketError(f"{name}: {not_decoded(error)}; {what_to_do(str(error))}")
 
 
@@ -92,8 +91,8 @@ def load_picture(
     Args:
         alpha: as [H, W, 4] RGBA.
         obey_exif: turn the image upright.
-        fit: what size an image of a given size (upright, if turned) will be resized to. A JPEG is then decoded at the
-            smallest of 1/1, 1/2, 1/4 and 1/8 at which neither side is below that; None: whole.
+        fit: the size to which an image of a given size (upright, if turned) will be resized. A JPEG is decoded at the
+            smallest of 1/1, 1/2, 1/4 and 1/8 at which neither side is below it; None: at full size.
 
     Raises:
         NO_IMAGE: the file is missing, broken or not an image.
@@ -121,10 +120,10 @@ def _opened(source: str | PathLike[str] | bytes) -> Iterator[Image.Image]:
 def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
     size, scale = image.size, 1
     orientation = orientation_in(image) if obey_exif and image.format in _FORMATS else 1
-    across = orientation in (5, 6, 7, 8)  # width and height are exchanged
+    swaps = orientation in (5, 6, 7, 8)  # width and height
     if fit is not None:
-        wanted = fit(size[::-1])[::-1] if across else fit(size)
-        scale = draft(image, wanted, divides=orientation != 1)  # parts of pixels would come to lie elsewhere
+        wanted = fit(size[::-1])[::-1] if swaps else fit(size)
+        scale = draft(image, wanted, divides=orientation != 1)  # turning would move a partial pixel to another edge
     pixels = None
     is_plain = orientation == 1 and image.format in _FORMATS and image.mode == "RGB"
     if is_plain and image.fp is not None and (module := _simplejpeg()) is not None:
@@ -134,12 +133,12 @@ def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) 
         pixels = to_pixels(upright(image) if obey_exif else image, alpha)
     if scale == 1:
         return Picture.whole(pixels)
-    return Picture(pixels, size[::-1] if across else size, scale)
+    return Picture(pixels, size[::-1] if swaps else size, scale)
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """An image turned as EXIF asks, or XMP, as by `PIL.ImageOps.exif_transpose`."""
-    image.load()  # TIFF is turned by it, and a PNG's EXIF may lie behind its pixels
+    """An image turned by EXIF or XMP, as `PIL.ImageOps.exif_transpose` does."""
+    image.load()  # this turns TIFF, and a PNG's EXIF may lie behind its pixels
     turn = TURNS.get(orientation_in(image))
     return image if turn is None else image.transpose(turn)
 
@@ -151,13 +150,13 @@ def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:
 
 
 def draft(image: Image.Image, resized_size: tuple[int, int], divides: bool = False) -> int:
-    """Let `image`, which is open and not loaded, decode at the smallest fraction that is not below `resized_size`.
+    """Let `image`, open but not loaded, decode at the smallest fraction that is not below `resized_size`.
 
     Args:
-        divides: no fraction that would leave a part of a pixel at the right or at the bottom.
+        divides: only fractions that leave no partial pixel at the right or the bottom.
 
     Returns:
-        1, 2, 4 or 8, by which the sides were divided and rounded up; 1 for everything but JPEG.
+        1, 2, 4 or 8: the divisor of the sides, rounded up; 1 for everything but JPEG.
     """
     width, height = image.size
     most = min(width // resized_size[0], height // resized_size[1])
@@ -181,7 +180,7 @@ def _decode(module: Any, data: bytes, size: tuple[int, int], channels: str, scal
 
 @cache
 def _simplejpeg() -> Any:
-    """The module; None where it is missing, or decodes otherwise than Pillow."""
+    """The module; None if it is missing, or decodes differently from Pillow."""
     try:
         module = importlib.import_module("simplejpeg")
     except ImportError:
@@ -199,20 +198,20 @@ def _is_pillows(module: Any) -> bool:
             with Image.open(file) as image:
                 scale = draft(image, resized)
                 by_pillow = np.asarray(image)
-            found = _decode(module, file.getvalue(), (by_pillow.shape[1], by_pillow.shape[0]), "RGB", scale)
-            if found is None or not np.array_equal(found, by_pillow):
+            pixels = _decode(module, file.getvalue(), (by_pillow.shape[1], by_pillow.shape[0]), "RGB", scale)
+            if pixels is None or not np.array_equal(pixels, by_pillow):
                 return False
     return True
 
 
-_HIDDEN = 0.01  # of the pixels; a soft edge is less
+_HIDDEN = 0.01  # share of pixels; a soft edge has fewer
 
 
 def decode(path: str) -> tuple[bool, bool]:
-    """Decode the whole image, as training does it.
+    """Decode the whole image, as training does.
 
     Returns:
-        whether its grey has 16 bits, and whether a part of it is transparent.
+        whether its grey has 16 bits, and whether part of it is transparent.
 
     Raises:
         UnreadableImageError: it cannot be decoded. KohyaBucketError: a URL that cannot be read.
@@ -230,12 +229,12 @@ def decode(path: str) -> tuple[bool, bool]:
 
 
 class DecodedImages(NamedTuple):
-    """What decoding showed of images that training does not load, or loads as something else; in their order.
+    """Images that training cannot load, or loads as something else, in their order.
 
     Attributes:
-        broken: {path: reason} of those that cannot be decoded.
-        deep: those whose grey has 16 bits, which trainers bring to 8 by cutting it off at 255: nearly all is white.
-        transparent: those with colours under transparency, which trainers show.
+        broken: {path: reason} of images that cannot be decoded.
+        deep: images with 16-bit grey, which trainers clip at 255, so that nearly all is white.
+        transparent: images with colours under transparency, which trainers show.
     """
 
     broken: dict[str, str]
@@ -244,10 +243,8 @@ class DecodedImages(NamedTuple):
 
 
 def decode_all(paths: Sequence[str], progress: Progress | None = None) -> DecodedImages:
-    """Decode images, on as many threads as there are processors; only a few at a time are in memory."""
-    job = Job(
-        ScanTask(decode, [("deep", "?"), ("hidden", "?")]), paths, engine="threads", workers=os.cpu_count(),
-        progress=progress,
-    ).run()  # fmt: skip
+    """Decode images, on one thread per processor; only a few at a time are in memory."""
+    task = ScanTask(decode, [("deep", "?"), ("hidden", "?")])
+    job = Job(task, paths, engine="threads", workers=os.cpu_count(), progress=progress).run()
     deep, hidden = ([paths[i] for i in np.flatnonzero(job.rows[name]).tolist()] for name in ("deep", "hidden"))
     return DecodedImages({paths[i]: reason for i, reason in sorted(job.failures.items())}, deep, hidden)

@@ -1,10 +1,10 @@
 """Pixels of an image as sd-scripts trains them: loaded unrotated, resized, centre-cropped to the bucket.
 
-Source: `load_image`, `trim_and_resize_if_required` and `resize_image` of kohya-ss/sd-scripts. Equal byte for byte
-where OpenCV is installed, which "area" needs, and so the defaults. Without it "bilinear" and "bicubic" differ visibly,
-because Pillow's smooth when they shrink, and "nearest" now and then takes the neighbour. sd-scripts does without it
-since 0.12.0 by a module of its own in the place of `cv2`, which is not used here: with it "area" and "bilinear" are
-OpenCV's give or take 1 of 255.
+Source: `load_image`, `trim_and_resize_if_required` and `resize_image` of kohya-ss/sd-scripts. The result is
+byte-identical where OpenCV is installed, which "area" and so the defaults need. Without it "bilinear" and "bicubic"
+differ visibly, because Pillow's versions smooth when they shrink, and "nearest" sometimes takes a neighbour. Since
+0.12.0 sd-scripts replaces a missing `cv2` by its own module, with which "area" and "bilinear" agree with OpenCV's to 1
+of 255; it is not used here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kohya_bucket.extras import OPENCV
 Pixels = npt.NDArray[np.uint8]
 
 INTERPOLATIONS = ("auto", "area", "lanczos", "bilinear", "bicubic", "nearest", "box")
-IMITATED = "-stub"  # behind the name of a library whose arithmetic is imitated to 1 of 255
-_ROWS = 32  # of floats at a time: so few stay in a processor's own cache
-_FILTERS = {  # of OpenCV, where it has it as sd-scripts uses it, and of Pillow
+IMITATED = "-stub"  # marks a library that is imitated to 1 of 255
+_ROWS = 32  # of floats at a time: so few stay in the processor's cache
+_FILTERS = {  # OpenCV's, where sd-scripts uses it, and Pillow's
     "area": ("INTER_AREA", None),
     "bilinear": ("INTER_LINEAR", Image.Resampling.BILINEAR),
     "bicubic": ("INTER_CUBIC", Image.Resampling.BICUBIC),
@@ -40,9 +40,9 @@ _SAME = {"linear": "bilinear", "cubic": "bicubic", "lanczos4": "lanczos"}
 
 
 def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], interpolation: str | None) -> str:
-    """The filter that is used from `size` to `resized_size` (width, height).
+    """The filter for a resize from `size` to `resized_size` (width, height).
 
-    "auto" (or None), sd-scripts' own default, is area where neither side grows, else Lanczos.
+    "auto" (or None), sd-scripts' default, is area where neither side grows, else Lanczos.
 
     Raises:
         KohyaBucketError: an interpolation that does not exist.
@@ -58,7 +58,7 @@ def choose_interpolation(size: tuple[int, int], resized_size: tuple[int, int], i
 
 
 def require_filter(interpolation: str | None) -> None:
-    """Raise `KohyaBucketError` for an interpolation that does not exist, or that needs OpenCV where it is missing."""
+    """Raise `KohyaBucketError` for an interpolation that does not exist, or that needs OpenCV if it is missing."""
     if choose_interpolation((2, 2), (1, 1), interpolation) == "area" and _cv2() is None:
         raise KohyaBucketError(
             f"interpolation {interpolation or 'auto'!r} shrinks by the area filter of OpenCV, which is not installed: "
@@ -80,17 +80,17 @@ def resize_and_crop(
 
     Args:
         interpolation: one of `INTERPOLATIONS`; None is "auto".
-        crop: left and top of the cut in the resized image; None takes the centre, an odd excess losing its
-            extra pixel on the right or at the bottom.
-        extent: (width, height) in these pixels of the image, which ends within the last of them, where it was decoded
-            at a fraction of its size; it is then shrunk by Pillow's bicubic filter. None: all of them.
-        shrink: makes [H, W, C] as large as (width, height), in place of the area filter where no side grows.
+        crop: left and top of the cut in the resized image; None takes the centre, and an odd excess loses its extra
+            pixel on the right or at the bottom.
+        extent: (width, height) of the image in these pixels, where it was decoded at a fraction of its size and ends
+            within the last pixel; it is then shrunk by Pillow's bicubic filter. None: all pixels.
+        shrink: resizes [H, W, C] to (width, height), instead of the area filter where no side grows.
 
     Returns:
-        [bucket height, bucket width, C] uint8; contiguous, except for what `shrink` made.
+        [bucket height, bucket width, C] uint8; contiguous unless `shrink` is given.
 
     Raises:
-        KohyaBucketError: the resized image does not cover the bucket, the cut lies outside, or as `require_filter`.
+        KohyaBucketError: the resized image does not cover the bucket, the cut lies outside, or see `require_filter`.
     """
     (width, height), (resized_width, resized_height) = bucket_size, resized_size
     if resized_width < width or resized_height < height:
@@ -115,10 +115,10 @@ def resize_and_crop(
 
 
 def resampler(name: str, *, by_trainer: bool = False) -> str:
-    """Whose arithmetic filter `name` has here, "cv2" or "pillow". Part of a latent's fingerprint.
+    """The library that computes filter `name` here, "cv2" or "pillow". Part of a latent's fingerprint.
 
     Args:
-        by_trainer: sd-scripts itself resizes, in this process: where OpenCV is missing by what imitates it.
+        by_trainer: sd-scripts itself resizes in this process, if OpenCV is missing with its own imitation.
     """
     if name in ("lanczos", "box"):
         return "pillow"
@@ -136,14 +136,14 @@ def _resize(pixels: Pixels, size: tuple[int, int], name: str) -> Pixels:
         require_filter(name)
     if pixels.shape[2] == 3 or not flag:
         return np.array(Image.fromarray(pixels).resize(size, by_pillow))
-    # as OpenCV each channel by itself: Pillow would weigh colours by their alpha
+    # Each channel by itself, as in OpenCV: Pillow would weight colours by alpha.
     channels = [Image.fromarray(pixels[:, :, c]).resize(size, by_pillow) for c in range(pixels.shape[2])]
     return np.stack(channels, axis=2)
 
 
 @lru_cache(maxsize=1)
 def _cv2() -> Any:
-    """OpenCV, or None: it is used where sd-scripts' environment has it, and not required."""
+    """OpenCV, or None: it is optional."""
     with suppress(ImportError):
         cv2 = importlib.import_module("cv2")
         return None if _is_stub(cv2) else cv2
@@ -151,15 +151,15 @@ def _cv2() -> Any:
 
 
 def _is_stub(cv2: Any) -> bool:
-    """Whether this is what sd-scripts registers as `cv2` where OpenCV is missing."""
+    """Whether this is the module that sd-scripts registers as `cv2` if OpenCV is missing."""
     return bool(getattr(cv2, "_IS_CV2_STUB", False))
 
 
 def to_floats(pixels: npt.NDArray[np.uint8], out: npt.NDArray[np.float32]) -> None:
-    """Put [H, W, 3 or more] uint8 into `out` [3, H, W] float32 in -1..1: sd-scripts' operations, and its bits."""
+    """Write [H, W, 3 or more] uint8 into `out` [3, H, W] float32 in -1..1, bit-identical to sd-scripts."""
     for top in range(0, len(pixels), _ROWS):
         part = out[:, top : top + _ROWS]
         part[:] = pixels[top : top + _ROWS, :, :3].transpose(2, 0, 1)
         part /= np.float32(255)
         part -= np.float32(0.5)
-        part *= np.float32(2)  # to divide by a half is the same, and slower
+        part *= np.float32(2)  # equal to dividing by a half, and faster

@@ -1,9 +1,8 @@
-"""One question to each of many files: alone, on threads, on processes or on a Ray cluster, as a measurement says.
+"""A function applied to many files: alone, on threads, on processes or on a Ray cluster, as measured.
 
-On a warm local disk one thread is bound by the interpreter, and threads only make it slower; on a slow or
-distant disk nearly all time is waiting, and many threads wait side by side. So the first files are done
-alone, with a look at how much of the time was spent computing. Rows go straight into arrays that were
-allocated beforehand, so whatever is finished survives an interrupt.
+On a warm local disk a thread is limited by the interpreter, and more threads only slow it down; on a slow or remote
+disk nearly all time is waiting, and many threads wait in parallel. So the first files are done alone, to measure the
+share of computing. Rows go straight into preallocated arrays, so finished ones survive an interrupt.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _PROBE_ROWS = 64
 _PROBE_S = 0.02
 _CHUNK = 1024
 _RAY_CHUNK = 2048
-# After so many rows the choice is made anew: a disk that was cold may have become warm.
+# After this many rows the choice is made again: a cold disk may have become warm.
 _ROUND = 1 << 17
 _MAX_THREADS = 48
 _MAX_PROCESSES = 8
 _COMPUTING = 0.3
 _WORTH_PROCESSES_S = 0.5
-_SENDING_S = 4e-6  # per path; what takes less, such as `os.stat`, gains nothing from another process
+_SENDING_S = 4e-6  # per path; faster functions, such as `os.stat`, gain nothing from another process
 _REPORT_EVERY_S = 0.1
 
 
 class ScanTask(NamedTuple):
-    """What is asked of each file, and the columns of its answer as numpy describes them."""
+    """A function for each file, and the numpy columns of its result."""
 
     look: Look
     columns: list[tuple[str, str]]
@@ -62,18 +61,18 @@ STAT = ScanTask(_stat, [("mtime_ns", "i8"), ("bytes", "i8")])
 
 
 class Job:
-    """One piece of work over N paths; what was finished so far is in `rows`, `done` and `failures`.
+    """A task for N paths; finished rows are in `rows`, `done` and `failures`.
 
     Attributes:
-        rows: [N] structured array of the work's columns, zero where it failed.
-        done: [N] bool, the rows that were looked at.
-        failures: the reason, by index.
-        engines: what each round ran on, in order.
+        rows: [N] structured array of the task's columns, zero where it failed.
+        done: [N] bool, the finished rows.
+        failures: reasons, by index.
+        engines: the engine of each round, in order.
     """
 
     def __init__(
         self,
-        work: ScanTask,
+        task: ScanTask,
         paths: Sequence[str],
         *,
         workers: int | None = None,
@@ -83,11 +82,11 @@ class Job:
         if workers is not None and workers < 1:
             raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for as many as help")
         self.paths = paths
-        self.rows: npt.NDArray[Any] = np.zeros(len(paths), dtype=work.columns)
+        self.rows: npt.NDArray[Any] = np.zeros(len(paths), dtype=task.columns)
         self.done: npt.NDArray[np.bool_] = np.zeros(len(paths), dtype=bool)
         self.failures: dict[int, str] = {}
         self.engines: list[Engine] = []
-        self._look = work.look
+        self._look = task.look
         self._nothing = np.zeros((), self.rows.dtype).item()
         self._engine = "alone" if workers == 1 and engine == "auto" else engine
         self._workers = workers
@@ -96,9 +95,9 @@ class Job:
         self._finished = 0
 
     def run(self) -> Job:
-        """Do all of it. On KeyboardInterrupt what is finished stays, and the interrupt goes on to the caller."""
+        """Do everything. On KeyboardInterrupt finished rows stay, and the caller gets the interrupt."""
         with warnings.catch_warnings():
-            # Set once here, for all threads: Pillow warns about every large or slightly damaged image.
+            # Once, for all threads: Pillow warns about every large or slightly damaged image.
             warnings.simplefilter("ignore")
             while self._finished < len(self.paths):
                 self._round()
@@ -114,8 +113,8 @@ class Job:
         if engine == "ray":
             runs = _runs(start, n, _RAY_CHUNK)
             answers = for_each(partial(ask, self._look), [list(self.paths[run]) for run in runs], "ray")
-            for run, found in zip(runs, answers, strict=True):
-                self._keep(run, found)
+            for run, rows in zip(runs, answers, strict=True):
+                self._keep(run, rows)
         elif engine == "processes" and (helpers := self._processes() - 1):
             chunk = max(64, min(_CHUNK, (n - start) // (8 * helpers + 8)))
             self._on_helpers(_runs(start, n, chunk), helpers)
@@ -128,7 +127,7 @@ class Job:
                 self._keep(run, self._here(run))
 
     def _probe(self) -> Engine:
-        """Do the next files alone, and say what the rest should run on."""
+        """Do the next files alone, and choose the engine for the others by how long they took."""
         first, left = self._finished, len(self.paths) - self._finished
         wall, cpu = time.perf_counter(), time.thread_time()
         for run in _runs(first, first + min(_PROBE_ROWS, left), 8):
@@ -149,23 +148,23 @@ class Job:
         return ask(self._look, list(self.paths[run]))
 
     def _on_helpers(self, runs: list[slice], count: int) -> None:
-        """Let `count` helper processes do it, each driven by a thread, beside this thread."""
-        own, ended = threading.local(), threading.Event()
+        """Do all runs in `count` helper processes, each driven by a thread, and in this thread."""
+        thread, ended = threading.local(), threading.Event()
         helpers: list[Helper] = []
 
         def by_helper(run: slice) -> list[Answer]:
             paths = list(self.paths[run])
             try:
-                if not hasattr(own, "helper"):
-                    own.helper = None
-                    own.helper = Helper()
-                    helpers.append(own.helper)
-                    if ended.is_set():  # those that were known by then have been closed
-                        own.helper.close()
-                if own.helper is not None:
-                    return list(own.helper.ask(self._look, paths))
-            except (OSError, EOFError, pickle.UnpicklingError):  # one that never started, or died, costs no rows
-                own.helper = None
+                if not hasattr(thread, "helper"):
+                    thread.helper = None
+                    thread.helper = Helper()
+                    helpers.append(thread.helper)
+                    if ended.is_set():  # too late for the loop that closes all helpers
+                        thread.helper.close()
+                if thread.helper is not None:
+                    return list(thread.helper.ask(self._look, paths))
+            except (OSError, EOFError, pickle.UnpicklingError):  # it never started, or died: this thread does the rows
+                thread.helper = None
             if ended.is_set():
                 raise InterruptedError
             return ask(self._look, paths)
@@ -180,7 +179,7 @@ class Job:
     def _spread(
         self, runs: list[slice], threads: int, do: Callable[[slice], list[Answer]], join_in: bool = False
     ) -> None:
-        """Do all runs on threads; with `join_in` this thread takes some of them, from the end."""
+        """Do all runs on threads; with `join_in` this thread does some of them too, from the end."""
         pool = ThreadPoolExecutor(threads, "kohya-bucket-scan")
         waiting: deque[tuple[Future[list[Answer]], slice]] = deque()
         try:

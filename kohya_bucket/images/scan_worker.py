@@ -1,9 +1,8 @@
-"""One question to each of a run of files, asked in this process or in a helper process.
+"""A function applied to a list of files, in this process or in a helper process.
 
 A helper is a plain child process, because `concurrent.futures.ProcessPoolExecutor` imports the caller's main module
-again in each of its processes: a script without `if __name__ == "__main__"` could not scan, and where that module is a
-trainer's, each process would import torch first. Such a process shall start quickly: numpy, Pillow and what else not
-every scan needs are not imported here.
+again in each process: a script without `if __name__ == "__main__"` could not scan, and in a trainer each process would
+import torch first. A helper must start quickly: numpy, Pillow and whatever not every scan needs are not imported here.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import Any
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 
 Look = Callable[[str], tuple[Any, ...]]
-"""What is asked of one path; raises `UnreadableImageError`, `OSError` or `ValueError`. A helper imports it by name."""
+"""Applied to one path; may raise `UnreadableImageError`, `OSError` or `ValueError`. A helper imports it by name."""
 
 Answer = tuple[Any, ...] | str
-"""A row of values, or why there is none."""
+"""A row of values, or the reason why there is none."""
 
 _GRACE_S = 5.0
 
@@ -58,7 +57,7 @@ class Helper:
         )
 
     def ask(self, look: Look, paths: list[str]) -> list[Answer]:
-        """As the function `ask`."""
+        """`ask` in the helper process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((look, paths), self._process.stdin)
@@ -67,20 +66,20 @@ class Helper:
         return answers
 
     def close(self) -> None:
-        """End the process. The pipes stay with the thread that may still be reading them."""
+        """End the process. Its pipes stay open for a thread that may still be reading."""
         self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a disk that does not answer
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is waiting for an unresponsive disk
             self._process.wait(_GRACE_S)
 
 
 def serve() -> None:
-    """Answer until the other end closes. Ctrl-C is for the parent to handle."""
+    """Answer until the other end closes. The parent handles Ctrl-C."""
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     incoming, outgoing = sys.stdin.buffer, sys.stdout.buffer
-    # A plugin that prints must not write between the answers.
+    # What a plugin prints must not mix with the answers.
     sys.stdout = sys.stderr
     with contextlib.suppress(EOFError):
         while True:

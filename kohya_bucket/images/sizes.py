@@ -38,7 +38,7 @@ _COLUMNS = ("sizes", "orientation", "formats", "read")
 
 @dataclass(frozen=True)
 class SizeScan:
-    """What the headers of N files say, as columns; row i belongs to the i-th path.
+    """What N headers say, as columns; row i belongs to the i-th path.
 
     Attributes:
         paths: the N paths, as text.
@@ -47,7 +47,7 @@ class SizeScan:
         formats: [N] uint8 values of `ImageFormat`, by content.
         failures: (index, path, reason) of each unreadable file, by index.
         read: [N] bool, False for files that an interrupted scan did not reach.
-        engine: what the scan ran on: "alone", "threads" or "processes"; several if it changed on the way.
+        engine: "alone", "threads" or "processes"; several if the scan changed it on the way.
     """
 
     paths: Sequence[str]
@@ -60,14 +60,14 @@ class SizeScan:
 
     @classmethod
     def unread(cls, paths: Sequence[str]) -> SizeScan:
-        """Of files none of which was looked at."""
+        """A scan that has read no file."""
         n = len(paths)
         ones, zeros = np.ones(n, np.uint8), np.zeros(n, np.uint8)
         return cls(paths, np.zeros((n, 2), np.int32), ones, zeros, [], np.zeros(n, dtype=bool))
 
     @classmethod
     def stated(cls, paths: Sequence[str], sizes: npt.NDArray[np.int32]) -> SizeScan:
-        """Of files whose sizes, [N, 2], are known from elsewhere."""
+        """A scan with sizes, [N, 2], that are known from elsewhere."""
         return replace(cls.unread(paths), sizes=sizes, read=np.ones(len(paths), dtype=bool))
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class SizeScan:
 
     @property
     def unreadable(self) -> dict[int, str]:
-        """Why each unreadable file is, by index."""
+        """The reason of each unreadable file, by index."""
         return {i: reason for i, _, reason in self.failures}
 
     @property
@@ -84,7 +84,7 @@ class SizeScan:
         return np.asarray(self.sizes[:, 0] > 0)
 
     def with_rows(self, rows: npt.NDArray[np.intp], other: SizeScan) -> SizeScan:
-        """The same with what was read of some of the files."""
+        """This scan with `rows` replaced by those of `other`."""
         columns = {name: getattr(self, name).copy() for name in _COLUMNS}
         for name, column in columns.items():
             column[rows] = getattr(other, name)
@@ -99,15 +99,15 @@ class SizeScan:
         return replace(self, paths=paths, failures=failures, **columns)
 
     def rotated(self) -> npt.NDArray[np.intp]:
-        """Indices of images whose EXIF asks for a rotation or mirroring; sd-scripts loads them without."""
+        """Indices of images with an EXIF rotation or mirroring, which sd-scripts ignores."""
         return np.flatnonzero(self.orientation > 1)
 
     def upright_sizes(self) -> npt.NDArray[np.int32]:
-        """[N, 2] sizes after obeying EXIF: sides swapped where the orientation is 5 to 8."""
+        """[N, 2] sizes with EXIF applied: sides swapped where the orientation is 5 to 8."""
         return np.where((self.orientation >= 5)[:, None], self.sizes[:, ::-1], self.sizes)
 
     def mislabelled(self) -> list[tuple[int, str, str]]:
-        """(index, path, what is wrong) of readable files whose name promises another format."""
+        """(index, path, problem) of readable files whose ending belongs to another format."""
         endings = (os.path.splitext(path)[1] for path in self.paths)
         promised = np.fromiter(map(format_of_extension, endings), np.uint8, count=len(self))
         wrong = np.flatnonzero(self.readable & (promised > 0) & (promised != self.formats)).tolist()
@@ -118,8 +118,8 @@ class SizeScan:
 class ScanInterrupted(KeyboardInterrupt):
     """Ctrl-C during a scan.
 
-    `scan` holds every row that was finished; its `read` says which. `cache` is a `MetadataCache` of these rows
-    where the scan was for one, else None.
+    `scan` holds the finished rows; its `read` says which. `cache` is a `MetadataCache` of these rows if the scan was
+    for one, else None.
     """
 
     cache: Any = None  # a `MetadataCache`
@@ -140,21 +140,21 @@ def read_sizes(
 ) -> SizeScan:
     """Read the stored size of each file: what `PIL.Image.open(path).size` says.
 
-    Nothing is raised for a file: broken, empty, missing and forbidden ones are listed in `failures`. A file
-    cut off after its header has a size; `verify` tells whether its pixels decode.
+    No file raises an error: broken, empty, missing and forbidden files are listed in `failures`. A file that is
+    truncated after its header has a size; `verify` tells whether its pixels decode.
 
     Args:
         paths: N files.
         workers: at most this many threads or processes; None: as measured, 1: this thread alone.
-        engine: "alone", "threads", "processes", "ray" (Ray Data), or "auto" to choose one of the first
-            three by measuring.
+        engine: "alone", "threads", "processes", "ray" (Ray Data), or "auto" to choose one of the first three by
+            measuring.
         progress: called as `progress(done, total)` about ten times a second, from the main thread.
-        verify: decode every image too; those that fail are listed in `failures` and get size (0, 0).
-        cached: a `MetadataCache`, whose rows are reused for files of the same time and length.
+        verify: also decode every image; failures are listed in `failures` and get size (0, 0).
+        cached: a `MetadataCache`, whose rows are reused for files with the same time and length.
 
     Raises:
-        ScanInterrupted: Ctrl-C; its `scan` holds what was finished.
-        KohyaBucketError: one path in place of a list, or workers below 1.
+        ScanInterrupted: Ctrl-C; its `scan` holds the finished rows.
+        KohyaBucketError: a single path instead of a list, or workers below 1.
 
     Examples:
         >>> scan = read_sizes(["photos/0.png", "photos/none.png"])
@@ -185,7 +185,7 @@ def _as_scan(job: Job, checked: Job | None) -> SizeScan:
     sizes = np.stack([rows["width"], rows["height"]], axis=1)
     read = job.done if checked is None else job.done & checked.done
     reasons = dict(job.failures)
-    limit = pixel_limit()  # of this process; helper processes know the usual one only
+    limit = pixel_limit()  # of this process; helper processes have the default
     if limit is not None:
         large = np.flatnonzero(sizes[:, 0] * sizes[:, 1] > limit).tolist()
         reasons |= dict.fromkeys(large, too_many_pixels(limit))

@@ -1,7 +1,7 @@
-"""A million texts without a million objects: one pool of bytes and one array of positions.
+"""A million texts without a million objects: one pool of bytes and one array of offsets.
 
-A Python list of paths costs about 130 bytes per path, and every forked worker copies the pages it touches
-(reference counts are written). This costs the bytes of the text plus 4, and is never written to.
+A Python list of paths takes about 130 bytes per path, and every forked worker copies the pages it touches, because
+reference counts change. This takes the bytes of the text plus 4, and is never written to.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextColumn(Sequence[str]):
-    """N texts as columns; behaves as a read-only list of str. A slice is a list.
+    """N texts as columns; behaves like a read-only list of str. A slice is a list.
 
     Args:
-        pool: all texts in UTF-8, one behind the other: bytes.
-        offsets: [N + 1], where each text begins, and the end of the last one.
+        pool: all texts in UTF-8, concatenated: bytes.
+        offsets: [N + 1], the beginning of each text, and the end of the last one.
     """
 
     def __init__(self, pool: bytes, offsets: npt.NDArray[np.integer[Any]]) -> None:
@@ -32,7 +32,7 @@ class TextColumn(Sequence[str]):
 
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> TextColumn:
-        """Pack texts; a `TextColumn` is returned as it is."""
+        """Pack texts; a `TextColumn` is returned unchanged."""
         if isinstance(texts, TextColumn):
             return texts
         listed = texts if isinstance(texts, list) else list(texts)
@@ -78,7 +78,7 @@ class TextColumn(Sequence[str]):
         return np.asarray(self.find(self) == np.arange(len(self)))
 
     def is_unicode(self) -> npt.NDArray[np.bool_]:
-        """[N] bool: UTF-8 can hold the text, which it cannot where a file's name is of other bytes."""
+        """[N] bool: the text is valid Unicode, unlike some file names."""
         try:
             str(self.pool, "utf-8")
         except UnicodeDecodeError:
@@ -96,8 +96,8 @@ class TextColumn(Sequence[str]):
         likely = np.flatnonzero(hashes[np.minimum(at, len(hashes) - 1)] == wanted)
         candidates = order[at[likely]]
         for i, row, text in zip(likely.tolist(), candidates.tolist(), self._at(candidates), strict=True):
-            # Two texts of one 64 bit hash are possible, and so rare that a search through all is quick enough.
-            rows[i] = row if text == texts[i] else next((k for k, own in enumerate(self) if own == texts[i]), -1)
+            # Two texts with the same 64-bit hash are so rare that a linear search is fast enough.
+            rows[i] = row if text == texts[i] else next((k for k, packed in enumerate(self) if packed == texts[i]), -1)
         return rows
 
     def _at(self, rows: npt.NDArray[Any] | slice) -> list[str]:
@@ -107,7 +107,7 @@ class TextColumn(Sequence[str]):
 
     @cached_property
     def _index(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Sorted hashes, and the row of each; equal ones in the order of rows."""
+        """Sorted hashes and their rows; equal hashes in the order of rows."""
         hashes = np.fromiter(map(hash, self), dtype=np.int64, count=len(self))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
