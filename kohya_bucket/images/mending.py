@@ -1,4 +1,4 @@
-"""What is wrong with the files of a folder of images, and what each of them becomes."""
+"""What is wrong with the files in a folder of images, and how each can be fixed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, 
 
 
 class Mend(enum.Enum):
-    """What is done with a file. The values are what people read."""
+    """What is done with a file. The values are for the user."""
 
     TURNED = "turned as EXIF asks: sd-scripts and musubi-tuner take the pixels as they are stored"
     EIGHT_BITS = "brought from 16 bits to 8: trainers read nearly all of such grey as white"
@@ -59,11 +59,11 @@ class Fix:
 
     Attributes:
         path: the file.
-        mends: what is done, the first of them above all.
-        becomes: the path under which it is then; "" where it is set aside.
-        why: what was found.
-        beside: of a copy the file that it equals, of a caption the image that it goes along with.
-        stamp: of the file before it was looked at.
+        mends: what is done, the most important first.
+        becomes: its path afterwards; "" if it is set aside.
+        why: what is wrong with it.
+        beside: for a copy the file that it equals, for a caption its image.
+        stamp: of the file before it was examined.
     """
 
     path: str
@@ -76,13 +76,13 @@ class Fix:
 
 @dataclass
 class FolderLook:
-    """What a look at a folder found.
+    """The result of examining a folder.
 
     Attributes:
-        images, captions: how many files were looked at.
-        fixes: in the order in which they are to be made: copies, as long as what they equal is unchanged; captions
-            behind their images.
-        left: (path, reason) of what should be fixed and is left as it is.
+        images, captions: number of files examined.
+        fixes: in the order in which they must be made: copies first, while the file that they equal is unchanged;
+            captions after their images.
+        left: (path, reason) of files that should be fixed, but are left unchanged.
     """
 
     images: int = 0
@@ -93,15 +93,19 @@ class FolderLook:
 
 _BESIDE = (*CAPTION_EXTENSIONS, *FOCUS_EXTENSIONS)
 _USUAL = {ImageFormat.PNG: ".png", ImageFormat.JPEG: ".jpg", ImageFormat.WEBP: ".webp", ImageFormat.BMP: ".bmp"}
-_LISTED = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}  # by every trainer, in lower case or in upper case
-_GREY_OF_16_BITS = b"\x10\0"  # of a PNG's header: bits of a channel, and the channels
+_LISTED = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}  # by every trainer, in lower or upper case
+_GREY_OF_16_BITS = b"\x10\0"  # in a PNG's header: bits per channel, and colour type
 
 
 def find(
-    folder: str, *, recursive: bool = True, least_side: int = 64, encoding: str = "cp1252",
+    folder: str,
+    *,
+    recursive: bool = True,
+    least_side: int = 64,
+    encoding: str = "cp1252",
     progress: Progress | None = None,
-) -> FolderLook:  # fmt: skip
-    """Look at every image of a folder, and at the captions beside them. Nothing is written.
+) -> FolderLook:
+    """Examine every image of a folder, and the captions beside them. Nothing is written.
 
     Args:
         least_side: images with a shorter side are set aside.
@@ -116,37 +120,40 @@ def find(
     files = _Files(folder, paths)
     scan = read_sizes(paths, verify=True, progress=progress)
     look = _Looking(files, FolderLook(len(paths)))
-    sound = _without_unusable(look, scan, least_side)
-    for path, kept in _copies([paths[i] for i in sound], files.links, look.found):
-        look.add(Fix(path, (Mend.COPY,), "", f"the same as {kept}", kept))
-    for i in sound:
+    # What is set aside first: broken and tiny images, then copies among the usable ones.
+    usable = _without_unusable(look, scan, least_side)
+    for path, original in _copies([paths[i] for i in usable], files.links, look.result):
+        look.add(Fix(path, (Mend.COPY,), "", f"the same as {original}", original))
+    # What is fixed in place or under a new name: the images that stay.
+    for i in usable:
         if paths[i] not in look.aside:
             try:
-                look.add(_mended(paths[i], ImageFormat(scan.formats[i]), int(scan.orientation[i])))
+                look.add(_fix_of(paths[i], ImageFormat(scan.formats[i]), int(scan.orientation[i])))
             except OSError as error:
-                look.found.left.append((paths[i], explain_os_error(error)))
+                look.result.left.append((paths[i], explain_os_error(error)))
+    # Texts follow images that are set aside; captions of the others are checked for their encoding.
     _take_texts_along(look, paths)
-    for caption in dict.fromkeys(text for i in sound for text in _captions_of(paths[i])):
+    for caption in dict.fromkeys(text for i in usable for text in _captions_of(paths[i])):
         if caption in files.texts and caption not in look.aside:
-            look.found.captions += 1
-            _look_at_caption(look, caption, encoding)
-    look.found.fixes.sort(key=lambda fix: (Mend.COPY not in fix.mends, Mend.ALONG in fix.mends, fix.path))
-    return look.found
+            look.result.captions += 1
+            _check_caption(look, caption, encoding)
+    look.result.fixes.sort(key=lambda fix: (Mend.COPY not in fix.mends, Mend.ALONG in fix.mends, fix.path))
+    return look.result
 
 
 class _Files:
-    """Which files of a folder may be changed, and to which names.
+    """Decides which files of a folder may be changed, and to which names.
 
     Attributes:
         texts: captions and focus files beside the images.
-        links: what is a link, or behind one, and where it leads.
-        stamps: of all others.
+        links: files that are links, or behind one, and their targets.
+        stamps: of all other files.
     """
 
     def __init__(self, folder: str, paths: Sequence[str]) -> None:
         root, beside = os.path.realpath(folder), [os.path.splitext(path)[0] + end for path in paths for end in _BESIDE]
         self.texts = {text for text, is_there in zip(beside, are_there(beside), strict=True) if is_there}
-        self._device, self._paths, self._taken = os.stat(root).st_dev, set(paths), set[str]()
+        self._device, self._paths, self._new_names = os.stat(root).st_dev, set(paths), set[str]()
         self.links, self.stamps = dict[str, str](), dict[str, Stamp]()
         for path in (*paths, *self.texts):
             real = os.path.realpath(path)
@@ -155,10 +162,10 @@ class _Files:
             else:
                 with suppress(OSError):
                     self.stamps[path] = stamp_of_plain(path)
-        self._led_to = {real: link for link, real in self.links.items()}
+        self._link_to = {real: link for link, real in self.links.items()}
 
     def why_left(self, path: str, becomes: str) -> str:
-        """Why a file stays as it is; "" where it may be changed, and gets its name."""
+        """Why a file must not be changed; "" if it may: then the name `becomes` is reserved."""
         if path in self.links:
             return f"it is a link, or behind one, to {self.links[path]}: fix that"
         if path not in self.stamps or not os.path.lexists(path):
@@ -167,68 +174,69 @@ class _Files:
             return "it lies on another disk than the folder: fix its own folder"
         if becomes == path:
             return ""
-        if link := self._led_to.get(os.path.realpath(path)):
+        if link := self._link_to.get(os.path.realpath(path)):
             return f"{link} is a link to it"
         name = becomes.casefold()
         is_taken = bool(becomes) and name != path.casefold() and os.path.lexists(becomes)
-        if is_taken or becomes in self._paths or name in self._taken:
+        if is_taken or becomes in self._paths or name in self._new_names:
             return f"it would become {os.path.basename(becomes)}, which another file is or becomes"
-        self._taken.update({name} - {""})
+        self._new_names.update({name} - {""})
         return ""
 
 
 @dataclass
 class _Looking:
-    """A look while it goes on.
+    """An examination in progress.
 
     Attributes:
-        aside: what is to be set aside.
+        aside: files to be set aside.
     """
 
     files: _Files
-    found: FolderLook
+    result: FolderLook
     aside: set[str] = field(default_factory=set)
 
     def add(self, fix: Fix | None) -> None:
-        """Add it, or name the file that should be fixed and is left."""
+        """Add a fix, or record why its file is left unchanged."""
         if fix is None:
             return
         if why := self.files.why_left(fix.path, fix.becomes):
-            self.found.left.append((fix.path, f"{fix.why}: {why}"))
+            self.result.left.append((fix.path, f"{fix.why}: {why}"))
             return
-        self.found.fixes.append(replace(fix, stamp=self.files.stamps[fix.path]))
+        self.result.fixes.append(replace(fix, stamp=self.files.stamps[fix.path]))
         if not fix.becomes:
             self.aside.add(fix.path)
 
 
 def _without_unusable(look: _Looking, scan: SizeScan, least_side: int) -> list[int]:
-    """The images that can be trained; those that cannot be decoded, or are tiny, are set aside."""
-    unreadable, sound = scan.unreadable, list[int]()
+    """The usable images; broken and tiny ones are set aside."""
+    unreadable, usable = scan.unreadable, list[int]()
     for i, path in enumerate(scan.paths):
         if i in unreadable:
             broken, why = _judge(path, unreadable[i])
             if broken:
                 look.add(Fix(path, (Mend.BROKEN,), "", why))
             else:
-                look.found.left.append((path, why))
+                look.result.left.append((path, why))
         elif (side := int(scan.sizes[i].min())) < least_side:
             look.add(Fix(path, (Mend.TINY,), "", f"{side} pixels at its shorter side"))
         else:
-            sound.append(i)
-    return sound
+            usable.append(i)
+    return usable
 
 
 def _take_texts_along(look: _Looking, paths: Sequence[str]) -> None:
-    stay = {os.path.splitext(path)[0] for path in paths if path not in look.aside}
+    """Set the texts of images aside that are set aside, unless another image of that name stays."""
+    staying = {os.path.splitext(path)[0] for path in paths if path not in look.aside}
     for path in sorted(look.aside):
         stem = os.path.splitext(path)[0]
-        for text in (stem + ending for ending in _BESIDE if stem not in stay and stem + ending in look.files.texts):
+        for text in (stem + ending for ending in _BESIDE if stem not in staying and stem + ending in look.files.texts):
             look.add(Fix(text, (Mend.ALONG,), "", f"of {os.path.basename(path)}", path))
-        stay.add(stem)  # of several images with one caption, the first takes it along
+        staying.add(stem)  # of several images with one caption, the first takes it along
 
 
 def stamp_of_plain(path: str | os.PathLike[str]) -> Stamp:
-    """Of a file, not a link. `OSError` if it is not there, or something else."""
+    """The stamp of a file. `OSError` if it is missing, a link, or not a regular file."""
     status = os.lstat(path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError("not a regular file")
@@ -236,7 +244,7 @@ def stamp_of_plain(path: str | os.PathLike[str]) -> Stamp:
 
 
 def _judge(path: str, why: str) -> tuple[bool, str]:
-    """Whether what a file holds is wrong, and what; else why it could not be read, which may pass."""
+    """(True, problem) if a file's content is broken; (False, reason) if it could not be read, perhaps only now."""
     try:
         data = read_input(path, MAX_TABLE_BYTES)
         if not load_plugin(sniff(data[:64])):
@@ -245,15 +253,15 @@ def _judge(path: str, why: str) -> tuple[bool, str]:
     except Image.DecompressionBombError:
         return False, why
     except NO_IMAGE as error:
-        passing = isinstance(error, OSError) and error.errno is not None
-        if passing or isinstance(error.__context__, MemoryError):
+        is_temporary = isinstance(error, OSError) and error.errno is not None
+        if is_temporary or isinstance(error.__context__, MemoryError):
             return False, explain_os_error(error)
         return True, not_decoded(error)
     return False, f"{why}; it could be read a moment later"
 
 
 def _copies(paths: Sequence[str], links: Collection[str], look: FolderLook) -> Iterator[tuple[str, str]]:
-    """(copy, kept) for files of equal content. Rather a file is kept than a link, and then the first with a caption."""
+    """(copy, original) of files with equal content. The original is rather no link, then the first with a caption."""
     lengths: dict[int, list[str]] = defaultdict(list)
     for path in paths:
         try:
@@ -268,15 +276,15 @@ def _copies(paths: Sequence[str], links: Collection[str], look: FolderLook) -> I
             except OSError as error:
                 look.left.append((path, explain_os_error(error)))
         for same in equal.values():
-            kept = min(same, key=lambda path: (path in links, not any(map(os.path.isfile, _captions_of(path)))))
-            yield from ((path, kept) for path in same if path != kept)
+            original = min(same, key=lambda path: (path in links, not any(map(os.path.isfile, _captions_of(path)))))
+            yield from ((path, original) for path in same if path != original)
 
 
 def _captions_of(path: str) -> Iterable[str]:
     return (os.path.splitext(path)[0] + ending for ending in CAPTION_EXTENSIONS)
 
 
-def _mended(path: str, kind: ImageFormat, orientation: int) -> Fix | None:
+def _fix_of(path: str, kind: ImageFormat, orientation: int) -> Fix | None:
     stem, ending = os.path.splitext(path)
     mends, why = list[Mend](), list[str]()
     becomes = path
@@ -304,29 +312,32 @@ def _is_deep(path: str) -> bool:
         return file.read(26)[24:] == _GREY_OF_16_BITS
 
 
-def _look_at_caption(look: _Looking, path: str, encoding: str) -> None:
+def _check_caption(look: _Looking, path: str, encoding: str) -> None:
     try:
-        text, held = decoded(read_input(path, MAX_CAPTION_BYTES), encoding)
+        text, actual = decoded(read_input(path, MAX_CAPTION_BYTES), encoding)
     except UnicodeError:
-        look.found.left.append((path, f"neither UTF-8 nor {encoding}: name what it is in with --captions-in"))
+        look.result.left.append((path, f"neither UTF-8 nor {encoding}: name its encoding with --captions-in"))
     except OSError as error:
-        look.found.left.append((path, explain_os_error(error)))
+        look.result.left.append((path, explain_os_error(error)))
     else:
-        if held != "UTF-8":
-            look.add(Fix(path, (Mend.CAPTION,), path, f"{held}: {' '.join(text.split())[:60]}"))
+        if actual != "UTF-8":
+            look.add(Fix(path, (Mend.CAPTION,), path, f"{actual}: {' '.join(text.split())[:60]}"))
 
 
-_MARKS = {  # a mark of UTF-32 begins with that of UTF-16
-    codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be",
-    codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be",
-}  # fmt: skip
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose marks its own begin with
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
 
 
 def decoded(data: bytes, encoding: str) -> tuple[str, str]:
-    """The text of a caption file, and what it is in: by its byte order mark, UTF-8, or else `encoding`.
+    """The text of a caption file and its encoding: by its byte order mark, UTF-8, or else `encoding`.
 
     Raises:
-        UnicodeError: it is in none of them.
+        UnicodeError: it has none of these encodings.
     """
     for mark, name in _MARKS.items():
         if data.startswith(mark):
@@ -338,18 +349,19 @@ def decoded(data: bytes, encoding: str) -> tuple[str, str]:
 
 
 def content_of(fix: Fix, encoding: str) -> bytes | None:
-    """What a fixed file holds; None where it stays as it is and only its name or place changes.
+    """The content of a fixed file; None if only its name or place changes.
 
     Raises:
-        KohyaBucketError: it cannot be made, or equals the other no more. OSError: the file cannot be read now.
+        KohyaBucketError: it cannot be made, or a copy no longer equals its original. OSError: the file cannot be read
+            now.
     """
     if fix.mends[0] is Mend.CAPTION:
         try:
             return decoded(read_input(fix.path, MAX_CAPTION_BYTES), encoding)[0].encode("utf-8")
         except UnicodeError as error:
-            raise KohyaBucketError(f"cannot be read as text any more ({error})") from None
+            raise KohyaBucketError(f"can no longer be read as text ({error})") from None
     if fix.mends[0] is Mend.COPY and hash_file(fix.path) != hash_file(fix.beside):
-        raise KohyaBucketError(f"{fix.beside} is not the same any more")
+        raise KohyaBucketError(f"{fix.beside} is no longer equal")
     if fix.mends[0] in _ASIDE or fix.mends == (Mend.RENAMED,):
         return None
     kind = format_of_extension(os.path.splitext(fix.becomes)[1])
@@ -361,18 +373,18 @@ def content_of(fix: Fix, encoding: str) -> bytes | None:
                 content = _with_texts_of(file, content)
         with Image.open(io.BytesIO(content)) as made:
             made.load()
-            good = made.size == size and orientation_in(made) == 1
+            is_right = made.size == size and orientation_in(made) == 1
     except NO_IMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise KohyaBucketError(f"cannot be written again ({not_decoded(error)})") from error
-    if not good:
-        raise KohyaBucketError(f"what was made of it is not {size[0]}x{size[1]}, upright")
+    if not is_right:
+        raise KohyaBucketError(f"the new image is not {size[0]}x{size[1]} and upright")
     return content
 
 
 def _with_texts_of(file: BinaryIO, content: bytes) -> bytes:
-    """A new PNG with the texts of the old one, such as what an image was generated from."""
+    """A new PNG with the texts of the old one, such as the prompt of a generated image."""
     texts = list[bytes]()
     for name, at, length in chunks_of_png(file):
         if name in (b"tEXt", b"zTXt", b"iTXt"):
@@ -386,13 +398,13 @@ _TURNING_TEXTS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"Raw prof
 
 
 def _encoded(image: Image.Image, kind: ImageFormat) -> tuple[bytes, tuple[int, int]]:
-    """An image upright, in one frame of 8 bits, and its size. Only JPEG lose a little: a level or two of 255."""
+    """An upright image of one 8-bit frame, and its size. Only JPEG lose anything: a level or two of 255."""
     exif, turn = image.getexif(), TURNS.get(orientation_in(image))
     options = {"icc_profile": image.info.get("icc_profile")}
     if image.mode.startswith("I;16") or image.mode == "I":
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     elif image.mode == "F":
-        raise ValueError("numbers with a point: what is black and white in them is not known")
+        raise ValueError("floats without a known range")
     if turn is not None:
         image = image.transpose(turn)
     exif.pop(ORIENTATION, None)
