@@ -10,7 +10,7 @@ from PIL import Image
 from kohya_bucket import BucketedDataset, KohyaBucketError
 from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.rules.fixed import OneBucket
-from kohya_bucket.latents.encode.precompute import _of
+from kohya_bucket.latents.encode.precompute import _images_of
 
 COUNT, SIDE = 20, 64
 RULE = OneBucket((SIDE, SIDE))
@@ -48,7 +48,7 @@ def test_every_rectangle_is_whole(marked, tmp_path) -> None:
     assert sum(one < area for one, area in zip(white(plain), areas, strict=True)) > COUNT / 3
     placement = focused(RULE.place(dataset.sizes), focus)
     assert np.allclose([item["crop_ltrb"].numpy() for item in dataset], placement.crop_ltrb)
-    assert np.array_equal(_of(dataset)[1].cuts, placement.cuts)  # what latents are encoded from
+    assert np.array_equal(_images_of(dataset)[1].cuts, placement.cuts)  # what latents are encoded from
 
 
 def test_without_rectangles_items_are_the_same_to_the_bit(marked) -> None:
