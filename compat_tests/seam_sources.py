@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 __all__ = ["Definition", "Sources", "watched"]
 
@@ -116,11 +117,49 @@ def _definition(file: str, node: ast.AST) -> Definition:
 
 
 def _count(file: str, node: ast.AST) -> Definition:
-    from kohya_bucket.trainers.sdscripts.resuming import arithmetic_of
-
-    steps = [step.replace(" ", "") for step in arithmetic_of(ast.unparse(node))]
+    steps = [step.replace(" ", "") for step in _arithmetic_of(node)]
     digest = hashlib.sha256(repr(steps).encode()).hexdigest()[:12]
     return Definition(file, getattr(node, "lineno", 0), digest, "", tuple(steps))
+
+
+def _arithmetic_of(train: ast.AST) -> list[str]:
+    """What a trainer does with its `initial_step`, in order: `_` is the number, `…` anything else."""
+    nodes: Any = ast.walk(train)
+    steps = [(node.lineno, node.col_offset, step) for node in nodes if (step := _step(node))]
+    return [step for *_, step in sorted(steps)]
+
+
+_SIGNS = {ast.Mult: "*", ast.FloorDiv: "//", ast.Sub: "-", ast.Add: "+", ast.Mod: "%", ast.Div: "/"}
+
+
+def _step(node: ast.AST) -> str:
+    match node:
+        case ast.Assign(targets=[left, *_], value=right):
+            sign = "="
+        case ast.AugAssign(target=left, op=op, value=right):
+            sign = f"{_SIGNS.get(type(op), '?')}="
+        case ast.Call(func=ast.Attribute(attr=name), args=args):
+            steps = [one for one in args if isinstance(one, ast.BinOp) and _text(one.left) == "_"]
+            return f"{name}(_ {_SIGNS.get(type(steps[0].op), '?')} {_text(steps[0].right)})" if steps else ""
+        case ast.BinOp(left=left, op=op, right=right):
+            if _text(right) == "_":
+                return f"… {_SIGNS.get(type(op), '?')} _"
+            sign = "" if isinstance(op, ast.Sub) else _SIGNS.get(type(op), "?")
+            return f"_ {sign} {_text(right)}" if sign and _text(left) == "_" else ""
+        case _:
+            return ""
+    if _text(left) == "_":
+        return f"{sign} {_text(right)}"
+    return f"{_text(left)} {sign} _" if _text(right) == "_" else ""
+
+
+def _text(node: ast.AST) -> str:
+    """A constant, a name or an attribute as it stands there; anything else is the trainer's own affair."""
+    if isinstance(node, ast.Constant):
+        return repr(node.value)
+    if isinstance(node, ast.Attribute):
+        return f".{node.attr}"
+    return {"initial_step": "_", "_": "…"}.get(node.id, node.id) if isinstance(node, ast.Name) else "…"
 
 
 def _digest(node: ast.AST) -> str:

@@ -51,12 +51,10 @@ class AnimaLoraDoor(TrainerDoor):
 
     def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]:
         """The table may stand in any file of a run's configs; the one that is read last counts."""
-        from kohya_bucket.trainers.anima_lora.resuming import is_known
-
         self._table = user_config.get(TABLE, self._table)
         arguments = frame.f_locals.get("argparse_namespace")
         if arguments is not None:
-            self.resume.take_arguments(arguments, counts=is_known(frame, self.owners.named("build_loop_state")))
+            self.resume.arguments = arguments
             if getattr(arguments, "torch_compile", False):
                 self.defaults = self.defaults | {"remainder": "pad"}  # other sizes of a batch are compiled too
         return super().read_options(user_config if self._table is None else user_config | {TABLE: self._table}, frame)

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from types import FrameType
 from typing import Any
 
-from kohya_bucket.trainers.sdscripts.resuming import (
-    InitialStep,
-    TrainerResume,
-    arithmetic_above,
-    arithmetic_of,
-    source_of,
-)
-
-_IN_TRAIN = [
-    "= 0", "= .initial_step", "= …", "= steps_from_state", "*= .gradient_accumulation_steps", "_ // …", "_ // …", "= 0",
-    "._sigma_span_step = _",
-]  # fmt: skip
-_IN_LOOP = ["_ // .gradient_accumulation_steps", "-= …"]
+from kohya_bucket.trainers.sdscripts.resuming import InitialStep, TrainerResume
 
 
 class FirstBatch(InitialStep):
@@ -44,13 +31,3 @@ class Resume(TrainerResume):
     @property
     def initial_step(self) -> type[InitialStep]:
         return FirstBatch
-
-
-def is_known(frame: FrameType | None, loop: Any) -> bool:
-    """Whether `train.py` computes with its initial step as is known.
-
-    Args:
-        frame: that of its function, or of one that it calls.
-        loop: the function that prepares its loop.
-    """
-    return arithmetic_above(frame) == _IN_TRAIN and arithmetic_of(source_of(loop)) == _IN_LOOP

@@ -5,19 +5,13 @@ Where an update is asked for by its number, the plan knows the images that an un
 
 from __future__ import annotations
 
-import ast
-import inspect
 import logging
-import textwrap
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
 from kohya_bucket.planning.resume import ResumePoint
 from kohya_bucket.texts import parse_json, read_text
-from kohya_bucket.trainers.door.ranks import is_first_process
+from kohya_bucket.trainers.door.ranks import end_run, is_first_process
 from kohya_bucket.trainers.door.resume import NoPlaceError, ResumeHooks
 from kohya_bucket.trainers.door.sampler import PlanSampler
 
@@ -34,23 +28,8 @@ class TrainerResume(ResumeHooks):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arguments: Any = None
-        self._counts = True
-
-    def take_arguments(self, arguments: Any, *, counts: bool) -> None:
-        """The trainer's command line, and whether it is known how the trainer counts from its initial step.
-
-        Raises:
-            ConfigError: an option that needs that count, where it is not known.
-        """
-        self.arguments, self._counts = arguments, counts
-        asked = [name for name in OPTIONS if self._argument(name)]
-        if asked and not counts:
-            raise ConfigError(
-                f"--{asked[0]} is given, but this trainer computes with its initial step in a way that is not known, "
-                "so it would train other images than asked: leave it out (--resume alone continues with the next "
-                "image), or update kohya-bucket"
-            )
+        self.arguments: Any = None  # the trainer's command line
+        self._not_taken_up = False  # an initial step was handed over, and the trainer has not skipped to it yet
 
     def attach(self, sampler: PlanSampler) -> None:
         waiting = self._loaded is not None
@@ -91,18 +70,28 @@ class TrainerResume(ResumeHooks):
             logger.info(
                 "going on after update %d, with batch %d of epoch %d%s", update, point.done + 1, point.epoch, why
             )
-        if not hasattr(self.arguments, "initial_step") or not self._counts:
-            return  # a trainer that begins to count again, or in its own way
-        self.arguments.initial_step = self.initial_step.of(update, point.epoch - 1)
+        if not all(hasattr(self.arguments, name) for name in OPTIONS):
+            return  # a trainer that counts from 0 again
+        self.arguments.initial_step = self.initial_step.at(update, point.epoch - 1)
         self.arguments.skip_until_initial_step = True
+        self._not_taken_up = update > 0
         self.accelerator.skip_first_batches = self._skip_first_batches
 
     def _skip_first_batches(self, loader: Any, count: Any = 0) -> Any:
-        if self.sampler is None or not isinstance(count, InitialStep):
-            return type(self.accelerator).skip_first_batches(self.accelerator, loader, count)
         # The trainer asks for one batch less than it skips, and throws the first one away.
-        self.sampler.repeat_first = True
+        known = isinstance(count, InitialStep) and count.taken_off == 1
+        if self.sampler is None or not known or self.sampler.epoch != count.epoch + 1:
+            return type(self.accelerator).skip_first_batches(self.accelerator, loader, count)
+        self.sampler.repeat_first, self._not_taken_up = True, False
         return loader
+
+    def _on_start(self, first: int) -> None:
+        super()._on_start(first)
+        if self._not_taken_up:
+            end_run(
+                "this trainer computes with its initial step in a way that is not known, so it would train other "
+                "images than asked: update kohya-bucket, or resume without it"
+            )
 
     def _asked(self) -> int | None:
         """The updates that the user says are done, if so."""
@@ -124,117 +113,40 @@ class TrainerResume(ResumeHooks):
         return -(-(len(self.sampler) // self.sampler.world_size) // self.accumulation)
 
 
-# `--initial_step`, as a number that comes through `train_network.py`'s arithmetic as it is.
-#
-# The trainer multiplies the number of the first update by the accumulation, divides that by updates to get the first
-# epoch, and takes whole epochs of batches off it, whose rest it believes to be the update again. So with accumulation
-# it lands in another epoch at another image, and from the second epoch on its step numbers are too small, and too many
-# updates follow. The place is known here; the trainer only has to be told, and its arithmetic is looked at first.
-
-
-OPTIONS = ("initial_step", "initial_epoch", "skip_until_initial_step")
-_NAME = OPTIONS[0]
-# What a trainer does with the number, from its first assignment on. Whether it is compared or printed does not matter.
-_KNOWN = (
-    "= 0", "= .initial_step", "= …", "= steps_from_state", "*= .gradient_accumulation_steps", "_ // …", "_ // …", "= 0",
-    "-= …", "global_step = _", "skip_first_batches(_ - 1)", "= 1", "-= 1",
-)  # fmt: skip
-_COUNTED_DOWN = "… - _"  # updates that are left, for the progress bar: a plain number wherever it stands
-
-
 class InitialStep(int):
-    """Updates that are trained already, which lie in `epoch` (from 0), whatever is computed from them.
+    """Updates that are trained already, of which the last is in `epoch` (from 0), whatever is computed from them.
 
-    Only what the trainer does to its `initial_step` has another result than with a plain number: times the
-    accumulation, less the batches of an epoch, and divided by the updates of one. `max_train_steps - initial_step`
-    and what is counted on from here are plain numbers.
+    A trainer multiplies the number of its first update by the accumulation, divides that by updates to get the first
+    epoch, and takes whole epochs of batches off it, whose rest it believes to be the update again. With a plain number
+    it lands in another epoch, and from the second epoch on its step numbers are too small, and too many updates
+    follow (sd-scripts #2407). The place is known here, so those three have another result than with a plain number;
+    `max_train_steps - initial_step` and what is counted on from here are plain.
+
+    Attributes:
+        taken_off: what was subtracted last.
     """
 
     epoch: int
+    taken_off: Any = 0
 
     @classmethod
-    def of(cls, update: int, epoch: int) -> InitialStep:
-        first = cls(update)
-        first.epoch = epoch
-        return first
+    def at(cls, update: int, epoch: int) -> InitialStep:
+        initial_step = cls(update)
+        initial_step.epoch = epoch
+        return initial_step
 
     def __mul__(self, accumulation: Any) -> InitialStep:
         return self
 
     def __sub__(self, batches: Any) -> InitialStep:
+        self.taken_off = batches
         return self
 
     def __floordiv__(self, updates_per_epoch: Any) -> int:
         return self.epoch
 
 
-def is_known(arguments: Any, frame: FrameType | None) -> bool:
-    """Whether a trainer computes with its initial step as all known versions do, or has no such number.
-
-    Args:
-        arguments: its command line, parsed.
-        frame: that of the trainer's function, or of one that it calls.
-    """
-    options = [hasattr(arguments, name) for name in OPTIONS]
-    if not all(options):
-        return not any(options)
-    return tuple(step for step in arithmetic_above(frame) if step != _COUNTED_DOWN) == _KNOWN
-
-
-def arithmetic_above(frame: FrameType | None) -> list[str]:
-    """What the innermost function that has an `initial_step` does with it, from that of `frame` outwards."""
-    while frame is not None and _NAME not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
-        frame = frame.f_back
-    return [] if frame is None else arithmetic_of(source_of(frame.f_code))
-
-
-def source_of(function: Any) -> str:
-    """The source of a function, or of its code; empty where there is none."""
-    with suppress(OSError, TypeError):
-        return inspect.getsource(function)
-    return ""
-
-
-def arithmetic_of(source: str) -> list[str]:
-    """What a function does with its `initial_step`, in order: `_` is the number, `…` anything else."""
-    nodes: Any = ast.walk(ast.parse(textwrap.dedent(source)))
-    steps = [(node.lineno, node.col_offset, step) for node in nodes if (step := _step(node))]
-    return [step for *_, step in sorted(steps)]
-
-
-_SIGNS = {ast.Mult: "*", ast.FloorDiv: "//", ast.Sub: "-", ast.Add: "+", ast.Mod: "%", ast.Div: "/"}
-
-
-def _step(node: ast.AST) -> str:
-    match node:
-        case ast.Assign(targets=[left, *_], value=right):
-            sign = "="
-        case ast.AugAssign(target=left, op=op, value=right):
-            sign = f"{_SIGNS.get(type(op), '?')}="
-        case ast.Call(func=ast.Attribute(attr=name), args=args):
-            steps = [one for one in args if isinstance(one, ast.BinOp) and _text(one.left) == "_"]
-            return f"{name}(_ {_SIGNS.get(type(steps[0].op), '?')} {_text(steps[0].right)})" if steps else ""
-        case ast.BinOp(left=left, op=op, right=right):
-            if _text(right) == "_":
-                return f"… {_SIGNS.get(type(op), '?')} _"
-            sign = "" if isinstance(op, ast.Sub) else _SIGNS.get(type(op), "?")
-            return f"_ {sign} {_text(right)}" if sign and _text(left) == "_" else ""
-        case _:
-            return ""
-    if _text(left) == "_":
-        return f"{sign} {_text(right)}"
-    return f"{_text(left)} {sign} _" if _text(right) == "_" else ""
-
-
-def _text(node: ast.AST) -> str:
-    """A constant, a name or an attribute as it stands there; anything else is the trainer's own affair."""
-    if isinstance(node, ast.Constant):
-        return repr(node.value)
-    if isinstance(node, ast.Attribute):
-        return f".{node.attr}"
-    return {_NAME: "_", "_": "…"}.get(node.id, node.id) if isinstance(node, ast.Name) else "…"
-
-
+OPTIONS = ("initial_step", "initial_epoch", "skip_until_initial_step")
 _TRAIN_STATE = "train_state.json"  # where train_network.py remembers its update count
 
 

@@ -35,7 +35,6 @@ from kohya_bucket.trainers.sdscripts.caching.text import ahead, cache_text_outpu
 from kohya_bucket.trainers.sdscripts.config.files import read_folder, refuse_broken_captions
 from kohya_bucket.trainers.sdscripts.config.model import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.trainers.sdscripts.make_buckets import get_image_size, get_resolutions, make_buckets
-from kohya_bucket.trainers.sdscripts.resuming import is_known
 from kohya_bucket.trainers.sdscripts.tables import BatchTable
 
 _ENTRY = ("bucket_index", "bucket_batch_size", "batch_index")
@@ -234,10 +233,9 @@ LOADING = SeamGroup(
 
 
 def _prepare_accelerator(seam: Replaced, args: Any, **more: Any) -> Any:
-    resume = seam.door.resume
-    resume.take_arguments(args, counts=is_known(args, calling_frame()))
+    seam.door.resume.arguments = args
     accelerator: Accelerator = seam.original(args, **more)
-    resume.watch(accelerator)
+    seam.door.resume.watch(accelerator)
     return accelerator
 
 

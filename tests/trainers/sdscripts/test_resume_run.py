@@ -36,7 +36,7 @@ class Accelerator:
 
 
 def beginning(arguments, counted, per_epoch, batches):
-    """(epoch, batches to skip, updates counted) at which `train_network.py` begins, as its arithmetic has it."""
+    """(epoch, first batch, updates counted) at which `train_network.py` begins, as its arithmetic has it."""
     first = counted
     if arguments.initial_step is not None:
         first = arguments.initial_step
@@ -54,8 +54,23 @@ def beginning(arguments, counted, per_epoch, batches):
     return epoch, first, first
 
 
-def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_size=2, **options):
-    """(epoch, update number, images) of each update, by a trainer that keeps its own count in a file of its own."""
+def train(
+    folder,
+    accumulate,
+    total,
+    *,
+    resume=False,
+    stop=None,
+    seed=5,
+    batch_size=2,
+    begin=beginning,
+    to_skip=lambda first: first - 1,
+    **options,
+):
+    """(epoch, update number, images) of each update, by a trainer that keeps its own count in a file of its own.
+
+    `begin` is its arithmetic, and `to_skip` what it asks to be skipped of the batches before the first one.
+    """
     sampler = sampler_of({}, batch_size, epoch=0, seed=seed)
     epoch, current_step = sampler.current_epoch, 0
     given = {"initial_step": None, "initial_epoch": None, "skip_until_initial_step": False, **options}
@@ -63,7 +78,7 @@ def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_s
         gradient_accumulation_steps=accumulate, max_train_steps=total, resume=str(folder) if resume else None, **given
     )
     run, accelerator = TrainerResume(), Accelerator(accumulate)
-    run.take_arguments(arguments, counts=True)
+    run.arguments = arguments
     run.watch(accelerator)
     run.attach(sampler)
     counted = 0
@@ -72,11 +87,11 @@ def train(folder, accumulate, total, *, resume=False, stop=None, seed=5, batch_s
         counted = json.loads((folder / "train_state.json").read_text(encoding="utf-8"))["current_step"]
         accelerator.step = 1  # accelerate loads what it was at, which need not be where this run begins
     per_epoch = -(-len(sampler) // accumulate)
-    first, skip, updates = beginning(arguments, counted, per_epoch, len(sampler))
+    first, skip, updates = begin(arguments, counted, per_epoch, len(sampler))
     trained, images = [], []
     for number in range(first, -(-total // per_epoch)):
         epoch.value = number + 1
-        batches = list(accelerator.skip_first_batches(sampler, skip - 1) if skip > 0 else sampler)
+        batches = list(accelerator.skip_first_batches(sampler, to_skip(skip)) if skip > 0 else sampler)
         thrown_away, skip = int(skip > 0), 0
         for i, batch in enumerate(batches):
             current_step = updates
@@ -182,3 +197,32 @@ def test_a_state_without_a_place_goes_by_its_number_where_that_is_asked_for(tmp_
     per_epoch = -(-len(sampler_of({}, 2)) // 2)
     assert train(tmp_path, 2, 30, resume=True)[0][2] == whole[20 // per_epoch * per_epoch][2]
     assert "was saved without kohya_bucket: the epoch starts again from its first image" in caplog.text
+
+
+def another(change):
+    """The arithmetic of a trainer that makes another number of the first batch."""
+
+    def begin(arguments, counted, per_epoch, batches):
+        epoch, first, updates = beginning(arguments, counted, per_epoch, batches)
+        return *change(epoch, first), updates
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"begin": another(lambda epoch, first: (epoch, first + 0))},
+        {"begin": another(lambda epoch, first: (epoch, first % 7))},
+        {"begin": another(lambda epoch, first: (epoch + 1, first))},
+        {"begin": another(lambda epoch, _: (epoch, 0))},
+        {"to_skip": lambda first: first},
+    ],
+    ids=["added to", "rest", "another epoch", "nothing skipped", "none thrown away"],
+)
+@pytest.mark.parametrize("options", [{"resume": True}, {"initial_step": 13}])
+def test_a_trainer_that_computes_otherwise_trains_nothing(tmp_path, capsys, trainer, options):
+    train(tmp_path, 1, 40, stop=13)
+    with pytest.raises(SystemExit):
+        train(tmp_path, 1, 40, **trainer, **options)
+    assert "computes with its initial step in a way that is not known" in capsys.readouterr().err
