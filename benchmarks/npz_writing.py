@@ -22,7 +22,7 @@ from kohya_bucket.files import GroupedSync
 from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
-from kohya_bucket.trainers.sdscripts.npz.check import find_npz, holds_npz
+from kohya_bucket.trainers.sdscripts.npz.check import holds_npz, npz_entry
 from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, write_npz
 
 ARCH, BUCKET, GROUP = ARCHITECTURES["sdxl"], (1024, 1024), 64
@@ -67,7 +67,7 @@ def shapes_only(paths: list[Path], _: Path) -> None:
 
 def every_byte(paths: list[Path], image: Path) -> None:
     wanted = StoreEntry("a.png", PRINT, BUCKET, (0.0, 0.0, 1024.0, 1024.0))
-    assert not any(find_npz(path, wanted, ARCH, image).reasons for path in paths)
+    assert not any(npz_entry(path, wanted, ARCH, image).reasons for path in paths)
 
 
 def checking(files: int, rounds: int, folder: Path | None) -> list[str]:

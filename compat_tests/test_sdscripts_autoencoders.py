@@ -122,7 +122,7 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
         item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False, path=str(path))
         npz = NpzCache(family.arch)
-        assert (npz.why_missing(item), npz.moved) == ([], 0)
+        assert (npz.stale_reasons(item), npz.moved) == ([], 0)
         found = read_npz(path, info.bucket_reso, family.arch)
         cache.save(item, found.latents, found.crop_ltrb, found.flipped)
         items.append((item, path))

@@ -38,8 +38,8 @@ from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.read_write import (  # noqa: E402
     NpzLatents,
-    check_text_npz,
     read_npz,
+    text_stale_reasons,
     write_arrays,
     write_npz,
 )
@@ -157,10 +157,10 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     cache = ShardCache(tmp_path / "store", tmp_path, family.arch)
     wanted = CacheItem(str(image), BUCKET, SIZE, True, True)
     cache.refresh()
-    assert cache.why_missing(wanted) == [StaleReason(Stale.MISSING)]
+    assert cache.stale_reasons(wanted) == [StaleReason(Stale.MISSING)]
     cache.save(wanted, item.latents, item.crop_ltrb, item.flipped, item.alpha_mask)
     cache.finish()
-    assert cache.why_missing(wanted) == []
+    assert cache.stale_reasons(wanted) == []
     for ours, theirs in zip(
         cache.load(str(image), BUCKET), family.strategy.load_latents_from_disk(str(tmp_path / "a.npz"), BUCKET),
         strict=True,
@@ -168,7 +168,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
         assert type(ours) is type(theirs)
         assert np.array_equal(ours, theirs)
     os.utime(image, ns=(1, 1))
-    assert cache.why_missing(wanted) == [StaleReason(Stale.SOURCE, "its modification time differs")]
+    assert cache.stale_reasons(wanted) == [StaleReason(Stale.SOURCE, "its modification time differs")]
 
 
 def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path):
@@ -180,7 +180,7 @@ def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path)
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
 
     def reasons(**changes):
-        return as_text(NpzCache(family.arch).why_missing(replace(item, path=str(path), **changes)))
+        return as_text(NpzCache(family.arch).stale_reasons(replace(item, path=str(path), **changes)))
 
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)
@@ -301,4 +301,4 @@ def test_text_encoder_outputs_in_place_of_numpys(unpatched, tmp_path):
     write_arrays(tmp_path / "ours.npz", arrays)
     assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
     assert strategy.is_disk_cached_outputs_expected(str(tmp_path / "ours.npz"))
-    assert check_text_npz(tmp_path / "ours.npz") is None
+    assert text_stale_reasons(tmp_path / "ours.npz") == []

@@ -56,11 +56,11 @@ def why_npz_bad(path, bucket, arch, *, original_size=None, flip=False, mask=Fals
     def judge(file, keys):
         size = original_size or tuple(file.array(f"original_size{keys}").tolist()) if _there(file, keys) else (1, 1)
         parts = check._parts(arch, bucket, replace(PRINT, flip=flip, mask=mask))
-        bad = check._why_bad(file, keys, parts, size)
+        bad = check._why_unfit(file, keys, parts, size)
         damaged = file.damaged() if content and bad is None else None
         return [bad] if bad else [StaleReason(Stale.CHECKSUM, damaged)] if damaged else []
 
-    return next(iter(check._look(path, bucket, arch, judge).reasons), None)
+    return next(iter(check._entry_in(path, bucket, arch, judge).reasons), None)
 
 
 def _there(file, keys):

@@ -24,7 +24,7 @@ from kohya_bucket.latents.maintenance import prune, verify  # noqa: E402
 from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.check import find_npz  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.check import npz_entry  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles, NpzSink  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
@@ -145,7 +145,7 @@ def test_killed_at_random_instants_npz_are_whole_or_absent(tmp_path):
                 assert np.array_equal(found.latents, want[i].latents)
                 assert np.array_equal(found.flipped, want[i].flipped)
                 assert why_npz_bad(out / name, bucket, arch, flip=True, content=True) is None
-                if not find_npz(out / name, wanted.entry(i), arch, images[i]).reasons:
+                if not npz_entry(out / name, wanted.entry(i), arch, images[i]).reasons:
                     current.add(i)
             else:
                 assert not replacing

@@ -35,7 +35,7 @@ from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
-from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, find_npz, holds_npz
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz, npz_entry
 from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, export_text_npz, import_npz
 from kohya_bucket.trainers.sdscripts.npz.read_write import NOTE, TEXT_FAMILIES, note_of
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
@@ -275,7 +275,7 @@ class Npz:
 
         wanted = StoreEntry("a.png", self.print, (140, 64), (0.0, 0.0, 64.0, 32.0))
         bad = why_npz_bad(path, BUCKET, ARCH, original_size=(140, 64), flip=True, mask=True, content=True)
-        found = find_npz(path, wanted, ARCH, self.image)
+        found = npz_entry(path, wanted, ARCH, self.image)
         holds_npz(path, BUCKET, ARCH)
         stored_fingerprint(path, BUCKET, ARCH)
         allowed(lambda: npz.read_npz(path, BUCKET, ARCH))
@@ -422,7 +422,7 @@ def test_nothing_is_unpacked_that_is_no_part_of_such_a_file(tmp_path, name, meth
     assert attacked.path.stat().st_size < 100_000
     wanted = StoreEntry("a.png", attacked.print, (140, 64), (0.0, 0.0, 64.0, 32.0))
     reasons = []
-    assert peak_of(lambda: reasons.extend(find_npz(attacked.path, wanted, ARCH, attacked.image).reasons)) < 4_000_000
+    assert peak_of(lambda: reasons.extend(npz_entry(attacked.path, wanted, ARCH, attacked.image).reasons)) < 4_000_000
     assert reasons or name == attacked.note  # without its note a file counts as made by sd-scripts
 
 

@@ -26,7 +26,7 @@ from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.sdscripts.config import Config
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
-from kohya_bucket.trainers.sdscripts.npz.check import find_npz
+from kohya_bucket.trainers.sdscripts.npz.check import npz_entry
 from kohya_bucket.trainers.sdscripts.npz.names import paths_of_run, why_too_long
 from kohya_bucket.trainers.sdscripts.wanted_latents import items_of, wanted_by_config
 
@@ -100,7 +100,7 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
         wrong: list[LatentItems] = []
         for part, paths in zip(parts, files, strict=True):
             why = [
-                find_npz(path, part.entry(i), arch, Path(part.paths[i]), ignoring=_NOT_LOADED).reasons
+                npz_entry(path, part.entry(i), arch, Path(part.paths[i]), ignoring=_NOT_LOADED).reasons
                 for i, path in enumerate(paths)
             ]
             reasons.update(found[0].brief for found in why if found)

@@ -21,7 +21,7 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
     save_latents,
 )
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
-from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, text_marks, write_arrays
+from kohya_bucket.trainers.sdscripts.npz.read_write import text_marks, text_stale_reasons, write_arrays
 from tests.latents.latent_helpers import stored_fingerprint
 
 SIZE, BUCKET = (300, 150), (128, 64)
@@ -56,7 +56,7 @@ def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
     assert (known.source_bytes, known.source_mtime_ns, "") == source_identity(image)
 
     def reasons(**changes):
-        return NpzCache(SDXL).why_missing(replace(item, path=str(path), **changes))
+        return NpzCache(SDXL).stale_reasons(replace(item, path=str(path), **changes))
 
     assert reasons() == reasons(vae="") == reasons(flip=False) == []
     for changes, reason in (
@@ -118,17 +118,17 @@ def test_an_npz_is_what_numpy_writes(tmp_path):
 
 def test_text_encoder_outputs_are_checked(tmp_path):
     path = tmp_path / "te.npz"
-    assert check_text_npz(path) == StaleReason(Stale.MISSING)
+    assert text_stale_reasons(path) == [StaleReason(Stale.MISSING)]
     write_arrays(path, {"a": np.random.default_rng(0).random(500)} | text_marks("a cat, 猫"))
-    assert check_text_npz(path) is None
-    assert check_text_npz(path, Caption("a cat, 猫")) is None
-    assert check_text_npz(path, Caption("a dog")) == StaleReason(Stale.CAPTION)
+    assert text_stale_reasons(path) == []
+    assert text_stale_reasons(path, Caption("a cat, 猫")) == []
+    assert text_stale_reasons(path, Caption("a dog")) == [StaleReason(Stale.CAPTION)]
     data = bytearray(path.read_bytes())
     data[600] ^= 4
     path.write_bytes(data)
-    assert check_text_npz(path) == StaleReason(Stale.CHECKSUM, "a")
+    assert text_stale_reasons(path) == [StaleReason(Stale.CHECKSUM, "a")]
     path.write_bytes(data[:700])
-    assert check_text_npz(path).kind is Stale.BROKEN
+    assert kinds(text_stale_reasons(path)) == [Stale.BROKEN]
 
 
 @pytest.mark.long
@@ -139,7 +139,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 
     cache = ShardCache(tmp_path / "store", tmp_path, arch)
     item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
-    assert cache.why_missing(item) == [StaleReason(Stale.MISSING)]
+    assert cache.stale_reasons(item) == [StaleReason(Stale.MISSING)]
     with pytest.raises(LatentStoreError, match="cache again"):
         cache.load(str(image), BUCKET)
     mask = np.random.default_rng(0).integers(0, 256, BUCKET[::-1]).astype(np.float32) / np.float32(255)
@@ -152,10 +152,10 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     assert np.array_equal(alpha, mask)
     assert (size, box) == (list(SIZE), list(ltrb()))
     again = ShardCache(tmp_path / "store", tmp_path, arch)
-    assert again.why_missing(item) == []
-    assert kinds(again.why_missing(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))) == [Stale.VAE]
+    assert again.stale_reasons(item) == []
+    assert kinds(again.stale_reasons(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))) == [Stale.VAE]
     os.utime(image, ns=(1, 1))
-    assert kinds(again.why_missing(item)) == [Stale.SOURCE]
+    assert kinds(again.stale_reasons(item)) == [Stale.SOURCE]
 
 
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
@@ -178,17 +178,17 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     cache = caches["one"]
     cache.finish()
     first, second = items["one"], items["two"]
-    assert cache.why_missing(first) == cache.why_missing(second) == []
+    assert cache.stale_reasons(first) == cache.stale_reasons(second) == []
     assert len(LatentStore(tmp_path / "store")) == 3
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
     assert np.array_equal(cache.load(str(image), other)[0], small)
     os.utime(image, ns=(1, 1))
     cache.save(first, latents(), ltrb())
     cache.finish()
-    assert cache.why_missing(first) == []
+    assert cache.stale_reasons(first) == []
     assert len(LatentStore(tmp_path / "store")) == 3
     flux = ShardCache(tmp_path / "store", tmp_path, ARCHITECTURES["flux"])
-    assert flux.why_missing(first) == [StaleReason(Stale.MISSING)]
+    assert flux.stale_reasons(first) == [StaleReason(Stale.MISSING)]
     flux.save(first, latents(ARCHITECTURES["flux"]), ltrb())
     flux.finish()
     cache.refresh()
@@ -212,7 +212,7 @@ def test_what_precompute_stored_is_found(tmp_path):
         bucket, resized = (tuple(map(int, a[i])) for a in (data.placement.bucket_sizes, data.placement.resized_sizes))
         size = tuple(map(int, data.sizes[i]))
         item = CacheItem(str(path), bucket, size, resized_size=resized, vae="posterior")
-        assert cache.why_missing(item) == []
+        assert cache.stale_reasons(item) == []
         (at,) = store.find([path.name], "mine")
         assert np.array_equal(cache.load(str(path), bucket)[0], store.read(at))
 
@@ -232,5 +232,5 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
         writer.commit()
     assert len(LatentStore(tmp_path / "store")) == 2
     cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
-    assert cache.why_missing(CacheItem(str(image), BUCKET, SIZE)) == []
+    assert cache.stale_reasons(CacheItem(str(image), BUCKET, SIZE)) == []
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents(seed=1))

@@ -221,7 +221,7 @@ class CachingSession:
         item = self.items[place]
         if self.strategy.skip_disk_cache_validity_check and self.cache.holds(item):
             return True
-        reasons = self.cache.why_missing(item)
+        reasons = self.cache.stale_reasons(item)
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[item.image] = reasons
         if reasons:
@@ -243,7 +243,7 @@ class CachingSession:
         item = self.items[path, size]
         flip, mask = self.shared.get((path, size), (False, False))
         kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
-        if (kept.flip or kept.alpha_mask) and not self.cache.why_missing(kept):
+        if (kept.flip or kept.alpha_mask) and not self.cache.stale_reasons(kept):
             stored_flipped, stored_mask = self.cache.stored(item)
             flipped = stored_flipped if kept.flip else flipped
             alpha_mask = stored_mask if kept.alpha_mask else alpha_mask

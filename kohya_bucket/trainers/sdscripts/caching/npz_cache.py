@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kohya_bucket.buckets.sizes import as_pair
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
-from kohya_bucket.latents.fingerprint import Stale, StaleReason
+from kohya_bucket.latents.fingerprint import NOTE, Stale, StaleReason
 from kohya_bucket.trainers.door.ranks import wait_for_ranks
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_by_trainer, save_latents, why_npz_stale
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, finite_arrays, save_latents, temporary_folder
 from kohya_bucket.trainers.sdscripts.families import Family
-from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz
-from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz, origin_reasons
+from kohya_bucket.trainers.sdscripts.npz.read_write import (
+    BrokenNpzError,
+    OpenNpz,
+    file_reason,
+    note_of,
+    read_note,
+    read_npz,
+    write_arrays,
+)
 
 logger = logging.getLogger("kohya_bucket")
 
@@ -42,7 +55,7 @@ class NpzCache:
         """Whether there is anything on disk, good or not."""
         return holds_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
 
-    def why_missing(self, item: CacheItem) -> list[StaleReason]:
+    def stale_reasons(self, item: CacheItem) -> list[StaleReason]:
         """Why an item must be encoded; none if it is on disk as it should be.
 
         Also puts latents that serve where this sd-scripts finds them: another version may have written them.
@@ -62,8 +75,8 @@ class NpzCache:
         save_latents(item.path, item, arch, latents, crop_ltrb, flipped, alpha_mask, sync=False)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
-        found = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
-        return found.flipped, found.alpha_mask
+        latents = read_npz(Path(item.path), as_pair(item.bucket_reso), self.arch)
+        return latents.flipped, latents.alpha_mask
 
     def keep(self) -> None:
         """Where the loop ended half-way, by Ctrl-C or an error: put on disk what is encoded."""
@@ -99,8 +112,8 @@ class TrainersNpz(NpzCache):
     def holds(self, item: CacheItem) -> bool:
         return Path(item.path).exists()
 
-    def why_missing(self, item: CacheItem) -> list[StaleReason]:
-        if reasons := why_npz_stale(item.path, item):
+    def stale_reasons(self, item: CacheItem) -> list[StaleReason]:
+        if reasons := _noted_reasons(item):
             return reasons
         try:
             good = self._accepts(item.bucket_reso, item.path, item.flip, item.alpha_mask)
@@ -114,7 +127,7 @@ class TrainersNpz(NpzCache):
         def save(path: str) -> None:
             self._save(path, latents, list(item.original_size), crop_ltrb, flipped, alpha_mask, keys)
 
-        save_by_trainer(item.path, item, save, latents, flipped, keys)
+        _save_by_trainer(item.path, item, save, latents, flipped, keys)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
         import torch
@@ -123,3 +136,54 @@ class TrainersNpz(NpzCache):
             None if part is None else torch.as_tensor(part) for part in self._load(item.path, item.bucket_reso)[3:5]
         )
         return flipped, mask
+
+
+def _noted_reasons(item: CacheItem) -> list[StaleReason]:
+    """Why a file does not serve for an item, by all that is known without its family; none if it does, or may."""
+    entry, ignoring = item.to_compare()
+    try:
+        with OpenNpz(Path(item.path)) as file:
+            if damaged := file.damaged():
+                return [StaleReason(Stale.CHECKSUM, damaged)]
+            for name in (name for name in file.names if name.startswith("original_size")):
+                size = tuple(map(int, file.numbers(name, 2)))
+                if size != entry.original_size:
+                    return [StaleReason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
+            bucket = entry.fingerprint.bucket_size
+            ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
+            ends = [end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == bucket]
+            return origin_reasons(file, (ends or ["none"])[0], entry.fingerprint, Path(item.image), ignoring)
+    except (FileNotFoundError, BrokenNpzError) as error:
+        return [file_reason(error)]
+
+
+def _save_by_trainer(
+    path: str | os.PathLike[str], item: CacheItem, save: Callable[[str], object], latents: Any, flipped: Any, keys: str
+) -> None:
+    """Put in place whole what a trainer's `save` writes to the path that it is given, or adds to the file there, with
+    the fingerprint of the latents, whose arrays' names end in `keys`.
+
+    Raises:
+        LatentStoreError: latents that are not finite, or the disk refuses.
+    """
+    plain = finite_arrays(item, latents, flipped)[0]
+    with temporary_folder() as folder:
+        made = folder / Path(path).name
+        before = _arrays_in(Path(path))
+        if before:
+            write_arrays(made, before, sync=False)
+        save(str(made))
+        arrays = _arrays_in(made)
+    note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
+    new = {name: a for name, a in arrays.items() if name not in before or not np.array_equal(a, before[name])}
+    write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
+
+
+def _arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file that can be read: none of one that is missing or not an npz."""
+    arrays = {}
+    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
+        for name in file.names:
+            with suppress(BrokenNpzError):
+                arrays[name] = file.array(name)
+    return arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -19,19 +19,14 @@ from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import LatentStoreError, why_not_written
 from kohya_bucket.images.resize import choose_interpolation, resampler
-from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, source_identity, why_stale
+from kohya_bucket.latents.fingerprint import Fingerprint, Stale, source_identity
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.door.patching import Patches, Replacement
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
-from kohya_bucket.trainers.sdscripts.npz.check import made_from, why_unknown
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
-    BrokenNpzError,
     NpzLatents,
-    OpenNpz,
-    note_of,
-    read_note,
     write_arrays,
     write_npz,
 )
@@ -158,67 +153,6 @@ def save_latents(
     found = NpzLatents(plain, as_pair(item.original_size), (left, top, right, bottom), next(iter(mirrored), None), mask)
     name, bucket = Path(item.image).name, as_pair(item.bucket_reso)
     write_npz(Path(path), found, bucket, arch, item.fingerprint(), source_name=name, sync=sync)
-
-
-# Files of a family that is not known: which arrays are in them, the trainer alone knows.
-
-
-def why_npz_stale(path: str | os.PathLike[str], item: CacheItem) -> list[StaleReason]:
-    """Why a file does not serve for an item, by all that is known without its family; none if it does, or may."""
-    entry, unknown = item.to_compare()
-    fingerprint, image = entry.fingerprint, Path(item.image)
-    try:
-        with OpenNpz(Path(path)) as file:
-            if damaged := file.damaged():
-                return [StaleReason(Stale.CHECKSUM, damaged)]
-            for name in (name for name in file.names if name.startswith("original_size")):
-                size = tuple(map(int, file.numbers(name, 2)))
-                if size != entry.original_size:
-                    return [StaleReason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
-            ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
-            mine = [
-                end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == fingerprint.bucket_size
-            ]
-            known, reasons = made_from(file, next(iter(mine), "none"), image)
-    except FileNotFoundError:
-        return [StaleReason(Stale.MISSING)]
-    except BrokenNpzError as error:
-        return [StaleReason(Stale.BROKEN, error or type(error).__name__)]
-    if known is None:
-        return why_unknown(fingerprint) + ([] if Stale.SOURCE in unknown else reasons)
-    return why_stale(known, fingerprint, image, ignoring=(Stale.DTYPE, *unknown)) + reasons
-
-
-def save_by_trainer(
-    path: str | os.PathLike[str], item: CacheItem, save: Callable[[str], object], latents: Any, flipped: Any, keys: str
-) -> None:
-    """Put in place whole what a trainer's `save` writes to the path that it is given, or adds to the file there, with
-    the fingerprint of the latents, whose arrays' names end in `keys`.
-
-    Raises:
-        LatentStoreError: latents that are not finite, or the disk refuses.
-    """
-    plain = finite_arrays(item, latents, flipped)[0]
-    with temporary_folder() as folder:
-        made = folder / Path(path).name
-        before = arrays_in(Path(path))
-        if before:
-            write_arrays(made, before, sync=False)
-        save(str(made))
-        arrays = arrays_in(made)
-    note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
-    new = {name: a for name, a in arrays.items() if name not in before or not np.array_equal(a, before[name])}
-    write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
-
-
-def arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file that can be read: none of one that is missing or not an npz."""
-    arrays = {}
-    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
-        for name in file.names:
-            with suppress(BrokenNpzError):
-                arrays[name] = file.array(name)
-    return arrays
 
 
 def as_array(values: Any) -> npt.NDArray[np.float32]:

@@ -97,7 +97,7 @@ class ShardCache:
         """Whether the store has the image at that size, made from whatever."""
         return self._find(item.image, item.bucket_reso) is not None
 
-    def why_missing(self, item: CacheItem) -> list[StaleReason]:
+    def stale_reasons(self, item: CacheItem) -> list[StaleReason]:
         """Why the item must be encoded (again); none if the store has it as it should be."""
         i = self._find(item.image, item.bucket_reso)
         if i is None:

@@ -32,7 +32,7 @@ from kohya_bucket.trainers.door.ranks import (
 )
 from kohya_bucket.trainers.sdscripts.caching.session import replaced, shared_by, temporary_folder
 from kohya_bucket.trainers.sdscripts.npz.names import refuse_too_long
-from kohya_bucket.trainers.sdscripts.npz.read_write import check_text_npz, place_text_npz, text_marks
+from kohya_bucket.trainers.sdscripts.npz.read_write import place_text_npz, text_marks, text_stale_reasons
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.trainers.sdscripts.wording import say_recached
 
@@ -151,10 +151,10 @@ class TextSession:
             return False
         if self.strategy.skip_disk_cache_validity_check:
             return True
-        reason = check_text_npz(path, self.captions[path], self.encoding)
-        if reason is not None:
-            self.reasons[path] = [reason]
-        return reason is None and bool(self._accepts(path))
+        reasons = text_stale_reasons(path, self.captions[path], self.encoding)
+        if reasons:
+            self.reasons[path] = reasons
+        return not reasons and bool(self._accepts(path))
 
 
 def _caption_of(info: ImageRecord) -> Caption:

@@ -133,7 +133,7 @@ def _taken(
                 try:
                     parts = list(read(n, file))
                 except (FileNotFoundError, LatentStoreError) as error:
-                    parts = [f"is broken ({error or type(error).__name__}): delete it, it will be made again"]
+                    parts = [f"is broken ({error}): delete it, it will be made again"]
                 for part in parts:
                     if isinstance(part, str):
                         result.skipped.append((str(file.path), part))
@@ -399,5 +399,5 @@ def _outputs_to_add(path: Path, family: TextFamily, text: str | None) -> str | A
         packed = {name: pack(array) for name, array in arrays.items()}
         check_outputs(packed)
     except (FileNotFoundError, LatentStoreError) as error:
-        return str(error) or type(error).__name__
+        return str(error)
     return partial(StoreWriter.add_text, entry=caption.entry(family.name, Encoding(encoders)), arrays=packed)

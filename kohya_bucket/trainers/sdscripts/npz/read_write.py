@@ -43,6 +43,11 @@ class BrokenNpzError(LatentStoreError):
     """A file that is not an npz, or one that is damaged, or states what cannot be."""
 
 
+def file_reason(error: FileNotFoundError | BrokenNpzError) -> StaleReason:
+    """Why what a file should hold does not serve, where it could not be opened."""
+    return StaleReason(Stale.MISSING) if isinstance(error, FileNotFoundError) else StaleReason(Stale.BROKEN, error)
+
+
 _MOST = 1 << 32  # bytes, unpacked
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
@@ -365,7 +370,7 @@ def rekey(source: Path, keys: str, path: Path, bucket_size: Size, arch: Family) 
         with OpenNpz(source) as file:
             parts = {part: file.array(part + keys) for part in _PARTS if part + keys in file.names}
     except (FileNotFoundError, BrokenNpzError) as error:
-        return StaleReason(Stale.BROKEN, error or type(error).__name__)
+        return file_reason(error)
     if "latents" in parts:  # or else another process was faster
         _put(path, parts, bucket_size, arch)
     return None
@@ -551,10 +556,10 @@ def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "
     return {key: np.frombuffer(text, dtype=np.uint8) for key, text in said.items() if text or key == CAPTION_KEY}
 
 
-def check_text_npz(
+def text_stale_reasons(
     path: str | os.PathLike[str], caption: Caption | None = None, encoding: Encoding | None = None
-) -> StaleReason | None:
-    """Why cached outputs cannot be used, or None: every byte is read, so what is broken shows.
+) -> list[StaleReason]:
+    """Why cached outputs cannot be used; none if they can. Every byte is read, so what is broken shows.
 
     With `caption`, those of another one, or saved with another `caption_dropout_rate`, which is trained with, are
     refused; with `encoding` those of other encoders or tokens. What a file does not say is believed.
@@ -562,24 +567,21 @@ def check_text_npz(
     try:
         with OpenNpz(Path(path)) as file:
             if damaged := file.damaged():
-                return StaleReason(Stale.CHECKSUM, damaged)
+                return [StaleReason(Stale.CHECKSUM, damaged)]
             said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
             rate = None
             if caption is not None and DROPOUT_KEY in file.names:
                 with as_damage(DROPOUT_KEY, error=BrokenNpzError):
                     rate = float(file.array(DROPOUT_KEY))
-    except FileNotFoundError:
-        return StaleReason(Stale.MISSING)
-    except BrokenNpzError as error:
-        return StaleReason(Stale.BROKEN, error or type(error).__name__)
+    except (FileNotFoundError, BrokenNpzError) as error:
+        return [file_reason(error)]
     stored = {
         "source_hash": content_hash(said[CAPTION_KEY]) if CAPTION_KEY in said else "",
         "vae": said.get(ENCODERS_KEY, b"").decode("ascii", "replace"),
         "interpolation": said.get(TOKENS_KEY, b"").decode("ascii", "replace"),
     }
     wanted = (encoding or Encoding()).columns | {"source_hash": "" if caption is None else caption.text_hash}
-    for reason in why_different(stored, wanted):
-        return reason
+    reasons = why_different(stored, wanted)
     if caption is not None and rate not in (None, float(np.float32(caption.dropout))):
-        return StaleReason(Stale.DROPOUT, rate, caption.dropout)
-    return None
+        reasons.append(StaleReason(Stale.DROPOUT, rate, caption.dropout))
+    return reasons

@@ -15,7 +15,7 @@ from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
-from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, find_npz
+from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, npz_entry
 from kohya_bucket.trainers.sdscripts.npz.names import further_path
 from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
 from tests.latents.latent_helpers import PRINT, why_npz_bad
@@ -92,7 +92,7 @@ def test_what_another_version_wrote_is_moved_and_not_encoded(tmp_path, image, ar
         assert ensure_current(path, wanted(image, bucket), arch, image) == ([], False)
     for bucket, want in made.items():
         assert equal(npz.read_npz(path, bucket, arch), want)
-        assert find_npz(path, wanted(image, bucket), arch, image).reasons == []
+        assert npz_entry(path, wanted(image, bucket), arch, image).reasons == []
 
 
 def test_plain_keys_of_the_right_shape_stay_as_they_are(tmp_path, image):
