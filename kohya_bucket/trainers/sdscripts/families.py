@@ -89,8 +89,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _family(name: str, suffix: str, trainers: Mapping[str, int], plain_until: str = "", values: str = "raw") -> Family:
-    known, its = vars(MODEL_FAMILIES[name]), tuple(trainers.items())
-    return Family(**known, suffix=suffix, plain_until=plain_until, values=values, trainers=its)
+    common, files = vars(MODEL_FAMILIES[name]), tuple(trainers.items())
+    return Family(**common, suffix=suffix, plain_until=plain_until, values=values, trainers=files)
 
 
 # the Flux autoencoder scales in its own encode, SD3 and HunyuanImage scale when they train, Anima's normalizes
@@ -125,18 +125,18 @@ ANY_TRAINER = Programs("", {file: step for a in ARCHITECTURES.values() for file,
 def trainer_named(word: str) -> Programs:
     """The trainers that a family's name (`sdxl`, `SD 1.5`) or a trainer's file (`flux_train.py`) stands for. Raises
     `ConfigError` with the nearest name where there is none."""
-    known: dict[str, Programs] = {}
+    by_name: dict[str, Programs] = {}
     for arch in ARCHITECTURES.values():
         for name in (arch.name, arch.title):
-            known[_plain(name)] = Programs(f"{arch.title} trainers", dict(arch.trainers), arch.name)
+            by_name[_plain(name)] = Programs(f"{arch.title} trainers", dict(arch.trainers), arch.name)
         for file, step in arch.trainers:
-            known[_plain(file)] = Programs(file, {file: step}, arch.name)
-    found = known.get(_plain(word.replace("\\", "/").rpartition("/")[2]))
-    if found is None:
-        near = difflib.get_close_matches(_plain(word), known, n=1)
+            by_name[_plain(file)] = Programs(file, {file: step}, arch.name)
+    programs = by_name.get(_plain(word.replace("\\", "/").rpartition("/")[2]))
+    if programs is None:
+        near = difflib.get_close_matches(_plain(word), by_name, n=1)
         hint = f"did you mean {near[0]}?" if near else "or a trainer's file, such as flux_train.py"
         raise ConfigError(f"--arch {word!r}: use one of {', '.join(ARCHITECTURES)}; {hint}")
-    return found
+    return programs
 
 
 def families_refusing(step: int) -> str:

@@ -192,5 +192,5 @@ class TextStrategy(Protocol):
 
 def inner_of(dataset: Any) -> Dataset:
     """The dataset that has the images: `dataset` itself, or the one that does its work."""
-    found: Dataset = getattr(dataset, "dreambooth_dataset_delegate", dataset)
-    return found
+    inner: Dataset = getattr(dataset, "dreambooth_dataset_delegate", dataset)
+    return inner

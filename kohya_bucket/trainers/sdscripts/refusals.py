@@ -92,16 +92,16 @@ def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions) -> No
     Raises:
         ConfigError: with what is asked for, and what is not known.
     """
-    given = given_options(sys.argv[1:])
+    on_command_line = given_options(sys.argv[1:])
     needs: dict[str, list[str]] = {"caching": []}
     if options.latent_cache == "shards":
         needs["caching"].append(_SHARDS)
     if options.several_sizes:
-        several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in given]
+        several = [name for name in ("cache_latents", "cache_latents_to_disk") if name in on_command_line]
         needs["caching"].extend(f"--{name} with several sizes for an image" for name in several)
     if options.focus:
         needs["caching"].append("[kohya_bucket] focus")
-    needs["resuming"] = [f"--{name}" for name in ("resume", *OPTIONS) if name in given]
+    needs["resuming"] = [f"--{name}" for name in ("resume", *OPTIONS) if name in on_command_line]
     for subject, asked in needs.items():
         if subject in unknown and asked:
             raise ConfigError(
@@ -119,11 +119,11 @@ def given_options(arguments: Sequence[str]) -> set[str]:
 
     A switch that is off in that file counts as not given.
     """
-    given = {argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")}
+    names = {argument[2:].partition("=")[0] for argument in arguments if argument.startswith("--")}
     for here, after in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         if here.startswith("--config_file"):
-            given |= _of_file(here.partition("=")[2] or after)
-    return given
+            names |= _of_file(here.partition("=")[2] or after)
+    return names
 
 
 def _of_file(name: str) -> set[str]:

@@ -64,8 +64,8 @@ OBJECTS = SeamGroup(
 
 def _glob_images(seam: Replaced, directory: str, base: str = "*") -> list[str]:
     if base != "*" or glob.has_magic(directory):
-        found: list[str] = seam.original(directory, base)
-        return found
+        paths: list[str] = seam.original(directory, base)
+        return paths
     try:
         return read_folder(directory, seam.door.owners.named("IMAGE_EXTENSIONS")).images
     except OSError:

@@ -51,8 +51,8 @@ def wanted_by_config(
             refuse_lost_focus(dataset.config, options, config.release)
             scan = images.sizes(options.metadata_cache, progress)
             for part in _cached_sizes(dataset, images, scan, options, gpus, collection):
-                found = _of_dataset(dataset, images, scan.sizes, encoding, images_root, content_hash, *part)
-                out += [replace(wanted, dataset=number) for wanted in found]
+                wanted = _of_dataset(dataset, images, scan.sizes, encoding, images_root, content_hash, *part)
+                out += [replace(items, dataset=number) for items in wanted]
     return _with_shared_requests(out)
 
 
@@ -98,14 +98,14 @@ def _of_dataset(
         rows = rows_of_part[members]
         paths = [images.paths[i] for i in rows.tolist()]
         flip, mask, interpolation = way
-        own = replace(
+        encoding_of_group = replace(
             encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation,
             collection=collection,
         )  # fmt: skip
         captions = [images.captions[i] for i in rows.tolist()] if images.captions else None
         out.append(
             LatentItems.from_placement(
-                paths, sizes[rows], placement.select(members), own, images_root, captions=captions,
+                paths, sizes[rows], placement.select(members), encoding_of_group, images_root, captions=captions,
                 content_hash=content_hash, further=further,
             )
         )  # fmt: skip
@@ -148,8 +148,8 @@ def _cached_sizes(
     placing = images.place(scan, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.placements, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
-    there = np.stack([column.placed for column in columns])
-    own = np.where(there.any(axis=0), np.argmax(there, axis=0), -1)  # the first resolution with a bucket
+    placed_at = np.stack([column.placed for column in columns])
+    own = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)  # the first resolution with a bucket
     for number, column in enumerate(columns):
         here = own == number
         for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):

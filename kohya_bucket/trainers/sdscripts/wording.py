@@ -63,8 +63,8 @@ def skipped_lines(failures: Sequence[tuple[str, str]]) -> list[str]:
 def say_recached(reasons: Mapping[str, Sequence[StaleReason]]) -> None:
     """Name the caches that were there and could not be used, each with its reason."""
     if reasons and is_first_process():
-        found = [(path, as_text(why)) for path, why in reasons.items()]
-        lines = _listed(f"{counted(len(found), 'cache')} could not be used and were made again:", found)
+        texts = [(path, as_text(why)) for path, why in reasons.items()]
+        lines = _listed(f"{counted(len(texts), 'cache')} could not be used and were made again:", texts)
         logger.warning("\n".join(lines))
 
 

@@ -141,11 +141,11 @@ def _variants(dataset: Dataset) -> list[_Variant]:
     if not isinstance(table, BatchTable) or not table.options.several_sizes:
         return []
     images = table.images
-    found: list[_Variant] = []
+    variants: list[_Variant] = []
     for members, buckets in (images.pairs, moved_images(images, table.options, [world()[0]])):
         for i, k in zip(members.tolist(), buckets.tolist(), strict=True):
             info: ImageRecord = dataset.image_data[images.keys[i]]
             size, resized = _size_at(images, i, k, info)
             if tuple(info.bucket_reso) != size:
-                found.append(_Variant(info, size, resized))
-    return found
+                variants.append(_Variant(info, size, resized))
+    return variants

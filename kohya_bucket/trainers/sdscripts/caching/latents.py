@@ -120,10 +120,11 @@ def _hash_of(model: Any) -> str:
         return ""
     # these numbers change with any change of the weights
     state = [(tensor.data_ptr(), tensor._version) for tensor in model.state_dict().values()]
-    known = _hashes.get(model)
-    if known is None or known[0] != state:
-        known = _hashes[model] = (state, module_hash(model))
-    return known[1]
+    hashed_state, digest = _hashes.get(model, (None, ""))
+    if hashed_state != state:
+        digest = module_hash(model)
+        _hashes[model] = state, digest
+    return digest
 
 
 # One caching call. For its time, methods of sd-scripts' strategy *object* are replaced; its classes are not touched.
@@ -158,8 +159,8 @@ class CachingSession:
         infos = list(self.dataset.image_data.values())
         shared = shared_by(self.strategy)
         earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
-        mine: Requested = {}
-        shared.requested.append((ref(self.dataset), mine))
+        requested_here: Requested = {}
+        shared.requested.append((ref(self.dataset), requested_here))
         images = paths = [str(info.absolute_path) for info in infos]
         in_shards = self.options.latent_cache == "shards"
         if not in_shards:
@@ -182,9 +183,9 @@ class CachingSession:
                 path=path,
             )
             file = file_key(image), bucket
-            mine[file] = item.flip, item.alpha_mask
-            if known := [requested[file] for requested in earlier if file in requested]:
-                self.shared[path, bucket] = any(flip for flip, _ in known), any(mask for _, mask in known)
+            requested_here[file] = item.flip, item.alpha_mask
+            if before := [requested[file] for requested in earlier if file in requested]:
+                self.shared[path, bucket] = any(flip for flip, _ in before), any(mask for _, mask in before)
         self.cache: NpzCache | ShardCache
         if in_shards:
             self.cache = cache_of_run(images, self.arch, self.dataset, self.options)

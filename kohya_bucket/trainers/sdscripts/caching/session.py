@@ -97,9 +97,8 @@ class CacheItem:
 def architecture_read_by(strategy: Any) -> Family:
     """The model family of a caching strategy, with the kind of keys that its reader asks for first.
 
-    The reader is asked, since families have had two kinds and forks have their own: it is given a file that has both.
-    Of a family that is not known, whose `channels` are 0 here, nothing is supposed but that a file has room for one
-    size.
+    The reader itself decides, since families have had two kinds and forks have their own: it reads a file that has
+    both. Of an unknown family, whose `channels` are 0 here, only this is supposed: a file has room for one size.
     """
     arch = next((arch for arch in ARCHITECTURES.values() if arch.suffix == strategy.cache_suffix), None)
     if arch is None:
@@ -115,8 +114,9 @@ def architecture_read_by(strategy: Any) -> Family:
         write_arrays(path, arrays, sync=False)
         latents = type(strategy).load_latents_from_disk(strategy, str(path), bucket)[0]
     sized = bool(latents.ravel()[0])
-    own = sized == arch.multi_resolution
-    return arch if own else replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
+    if sized == arch.multi_resolution:
+        return arch
+    return replace(arch, multi_resolution=sized, plain_until=arch.plain_until or "0")
 
 
 @contextmanager
@@ -150,9 +150,9 @@ def save_latents(
     plain, *mirrored = finite_arrays(item, latents, flipped)
     left, top, right, bottom = (float(side) for side in crop_ltrb)
     mask = None if alpha_mask is None else as_array(alpha_mask)
-    found = NpzLatents(plain, as_pair(item.original_size), (left, top, right, bottom), next(iter(mirrored), None), mask)
-    name, bucket = Path(item.image).name, as_pair(item.bucket_reso)
-    write_npz(Path(path), found, bucket, arch, item.fingerprint(), source_name=name, sync=sync)
+    crop, name, bucket = (left, top, right, bottom), Path(item.image).name, as_pair(item.bucket_reso)
+    made = NpzLatents(plain, as_pair(item.original_size), crop, next(iter(mirrored), None), mask)
+    write_npz(Path(path), made, bucket, arch, item.fingerprint(), source_name=name, sync=sync)
 
 
 def as_array(values: Any) -> npt.NDArray[np.float32]:
@@ -175,7 +175,7 @@ Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (fl
 
 @dataclass
 class Shared:
-    """What the datasets of a run have in common while they cache, of which there is a row for each image.
+    """What the datasets of a run share while they cache.
 
     Attributes:
         requested: what each dataset has needed so far.

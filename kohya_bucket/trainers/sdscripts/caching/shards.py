@@ -253,8 +253,7 @@ def shard_numbers(datasets: Sequence[HeldDataset], images: Sequence[PlacedDatase
             )
         cache.opened().keep_shards(open_shards)
         records = dataset.image_data
-        for key, size, there in zip(
-            placed.keys, placed.placement.bucket_sizes.tolist(), placed.placement.placed, strict=True
-        ):
-            names.append(cache.shard_of(records[key].absolute_path, (size[0], size[1])) if there else "")
+        placement = placed.placement
+        for key, size, is_placed in zip(placed.keys, placement.bucket_sizes.tolist(), placement.placed, strict=True):
+            names.append(cache.shard_of(records[key].absolute_path, (size[0], size[1])) if is_placed else "")
     return np.unique(np.array(names, dtype=object), return_inverse=True)[1].astype(np.int32)

@@ -71,7 +71,7 @@ def cache_text_outputs(
             raise
         writer.close()
     wait_for_ranks()
-    ahead.there.update(session.captions)
+    ahead.files.update(session.captions)
     ahead.encoded += len(session.saved)
     say_recached(session.reasons)
 
@@ -104,11 +104,11 @@ class TextSession:
         self._encode_and_save = strategy.cache_batch_outputs
         self._numbers = itertools.count()
         self._paths: dict[str, str] = {}
-        taken = shared_by(strategy).captions
+        captions_of_file = shared_by(strategy).captions
         records: list[ImageRecord] = list(dataset.image_data.values())
         for info in records:
             caption = _caption_of(info)
-            path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), caption, taken)
+            path = _file_of(_npz(strategy.get_outputs_npz_path(info.absolute_path)), caption, captions_of_file)
             self._paths[info.absolute_path] = path
             self.captions[path] = caption
         refuse_too_long(self._paths.items(), "leave --cache_text_encoder_outputs_to_disk out")
@@ -163,11 +163,11 @@ def _caption_of(info: ImageRecord) -> Caption:
     return Caption(text, float(getattr(info, "caption_dropout_rate", 0.0)))
 
 
-def _file_of(usual: str, caption: Caption, taken: dict[str, list[Caption]]) -> str:
-    known = taken.setdefault(file_key(usual), [])
-    if caption not in known:
-        known.append(caption)
-    number = known.index(caption) + 1
+def _file_of(usual: str, caption: Caption, captions_of_file: dict[str, list[Caption]]) -> str:
+    captions = captions_of_file.setdefault(file_key(usual), [])
+    if caption not in captions:
+        captions.append(caption)
+    number = captions.index(caption) + 1
     return usual if number == 1 else f"{usual.removesuffix('.npz')}_{number}.npz"
 
 
@@ -193,23 +193,23 @@ class EncodedAhead:
 
     Attributes:
         asked: this process encodes captions, and does not train.
-        there: files of the captions whose outputs are there.
+        files: those of the captions whose outputs are on disk.
         encoded: how many of them this process has encoded.
     """
 
     asked: bool = False
-    there: set[str] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
     encoded: int = 0
 
     def end_before_training(self) -> None:
         """Called where a trainer makes its loader, with all of its caches made: a run that only encodes ends here."""
         if not self.asked:
             return
-        if not self.there:
+        if not self.files:
             end_run(_NOTHING)
         if is_first_process():
             print(
-                f"kohya_bucket: the outputs of {counted(len(self.there), 'caption')} are there, {self.encoded} of them "
+                f"kohya_bucket: the outputs of {counted(len(self.files), 'caption')} are there, {self.encoded} of them "
                 "encoded by this process",
                 file=sys.stderr,
             )

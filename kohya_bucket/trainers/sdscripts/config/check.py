@@ -91,24 +91,24 @@ class _Reader:
         for name in [name for name in data if name not in _TOP]:
             self.error((name,), "", *self.unknown(name, "the top level"), (name,))
         general = self.keys(data.get("general", {}), Level.GENERAL, None, ("general",), "[general]")
-        found = [self.dataset(i, one, general) for i, one in self.listed(data, "datasets", (), "")]
-        return [dataset for dataset in found if dataset is not None]
+        datasets = [self.dataset(i, table, general) for i, table in self.listed(data, "datasets", (), "")]
+        return [dataset for dataset in datasets if dataset is not None]
 
     def listed(
         self, holder: Mapping[str, Any], name: str, at: TablePath, where: str
     ) -> list[tuple[int, dict[str, Any]]]:
         """The tables of a list, with their numbers from 0."""
-        found = holder.get(name, [])
-        if not isinstance(found, list):
-            what, found = ("one table", [found]) if isinstance(found, dict) else (repr(found), [])
+        tables = holder.get(name, [])
+        if not isinstance(tables, list):
+            what, tables = ("one table", [tables]) if isinstance(tables, dict) else (repr(tables), [])
             header = "[[datasets]]" if name == "datasets" else "[[datasets.subsets]]"
             message = f"{name} is {what}, not a list of tables"
             self.error((*at, name), where, "not-a-table", message, f"write {header} in double brackets")
-        for i, table in enumerate(found):
+        for i, table in enumerate(tables):
             if not isinstance(table, dict):
                 title = f"{where}, {name[:-1]} {i + 1}".lstrip(", ")
                 self.error((*at, name, i), title, "not-a-table", f"{table!r} is not a table")
-        return [(i, table) for i, table in enumerate(found) if isinstance(table, dict)]
+        return [(i, table) for i, table in enumerate(tables) if isinstance(table, dict)]
 
     def dataset(self, i: int, table: dict[str, Any], general: Mapping[str, Any]) -> DatasetConfig | None:
         at: TablePath = ("datasets", i)
@@ -120,36 +120,35 @@ class _Reader:
             message += "cannot share a dataset"
             self.error(at, where, "mixed-kinds", message, "give each kind a [[datasets]] of its own")
             return None
-        own = self.keys({k: v for k, v in table.items() if k != "subsets"}, Level.DATASET, kind, at, where)
+        keys = self.keys({k: v for k, v in table.items() if k != "subsets"}, Level.DATASET, kind, at, where)
         subsets = []
         for number, (j, subset) in enumerate(listed, 1):
             inner: TablePath = (*at, "subsets", j)
             name = f"{where}, subset {j + 1}"
             clean = self.keys(subset, Level.SUBSET, kind, inner, name)
-            given = {**subset, **clean}
-            for key in sorted(required_keys(kind) - set(given)):
+            for key in sorted(required_keys(kind) - subset.keys()):
                 message = f"{key!r} is missing: every subset of a {kind.value} dataset needs it"
-                meant = next((one for one in given if near_key(str(one), {key}, _ELSEWHERE)), None)
+                meant = next((one for one in subset if near_key(str(one), {key}, _ELSEWHERE)), None)
                 remedy = f"is {meant!r} meant to be {key!r}?" if meant else f"add {key} = '...'"
                 self.error(inner, name, "missing-key", message, remedy)
-            values = _inherited(SubsetConfig, kind, clean, own, general, self.arguments)
+            values = _inherited(SubsetConfig, kind, clean, keys, general, self.arguments)
             extension = values.get("caption_extension")
             if extension and not extension.startswith("."):
                 values["caption_extension"] = "." + extension
             subsets.append(SubsetConfig(number, self.source.line_of(*inner) + name, kind, **values))
-        values = _inherited(DatasetConfig, kind, own, general, self.arguments)
+        values = _inherited(DatasetConfig, kind, keys, general, self.arguments)
         readable = self.unread.isdisjoint((("general",), at))
         return DatasetConfig(i + 1, self.source.line_of(*at) + where, kind, tuple(subsets), readable, **values)
 
     def keys(self, table: Any, level: Level, kind: DatasetKind | None, at: TablePath, where: str) -> dict[str, Any]:
         """The usable keys of one table."""
         allowed = known_keys(level, kind, self.release)
-        known = {name: KEYS[name].type if name in KEYS else ANYTHING for name in allowed}
-        if own := sorted(allowed - KEYS.keys() & set(table if isinstance(table, dict) else ())):
-            message = f"{', '.join(own)}: only {self.release.name} has such keys, and what they do is not known here"
-            self.findings.note("own-key", where, message, names=own)
+        types = {name: KEYS[name].type if name in KEYS else ANYTHING for name in allowed}
+        if unknown := sorted(allowed - KEYS.keys() & set(table if isinstance(table, dict) else ())):
+            message = f"{', '.join(unknown)}: only {self.release.name} has such keys; what they do is not known here"
+            self.findings.note("own-key", where, message, names=unknown)
         read = read_table(
-            table, known, at, where, self.source, self.findings, lambda name: self.unknown(name, level.value, kind)
+            table, types, at, where, self.source, self.findings, lambda name: self.unknown(name, level.value, kind)
         )
         self.tables.append(read)
         if isinstance(table, dict) and any(
@@ -193,8 +192,8 @@ def _shown(value: Any) -> str:
 def _inherited(of: type, kind: DatasetKind, *tables: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the keys that sd-scripts' class for this kind takes; [general] may hold others."""
     names = {one.name for one in dataclasses.fields(of) if one.name in KEYS and kind in KEYS[one.name].kinds}
-    given = [(name, value) for table in reversed(tables) for name, value in table.items()]
-    return {name: value for name, value in given if name in names and value is not None}
+    values = [(name, value) for table in reversed(tables) for name, value in table.items()]
+    return {name: value for name, value in values if name in names and value is not None}
 
 
 def check_values(dataset: DatasetConfig, findings: Findings, trainer: Programs = ANY_TRAINER) -> None:
@@ -214,9 +213,9 @@ def check_values(dataset: DatasetConfig, findings: Findings, trainer: Programs =
 
 def buckets_follow(dataset: DatasetConfig) -> bool:
     """Whether the images of a dataset can be placed, though a trainer may stop at something else in its config."""
-    found = Findings()
-    check_values(dataset, found)
-    return dataset.readable and {finding.code for finding in found.of(Severity.ERROR)} <= {"bucket-steps"}
+    findings = Findings()
+    check_values(dataset, findings)
+    return dataset.readable and {finding.code for finding in findings.of(Severity.ERROR)} <= {"bucket-steps"}
 
 
 def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:

@@ -56,8 +56,8 @@ def list_dreambooth(dataset: DatasetConfig, reading: ReadContext, training: bool
             entry.repeats, entry.subset, entry.is_reg = repeats, subset.number, subset.is_reg
         (regular if subset.is_reg else ordinary).extend(images)
     folders = [(subset, folder, [e.path for e in images]) for subset, folder, images in captioned]
-    found = read_captions(dataset, folders, reading.findings)
-    for (_, _, images), captions in zip(captioned, found, strict=True):
+    captions_of_folders = read_captions(dataset, folders, reading.findings)
+    for (_, _, images), captions in zip(captioned, captions_of_folders, strict=True):
         for entry, caption in zip(images, captions, strict=True):
             entry.caption = caption
     wanted = sum(entry.repeats for entry in ordinary)
@@ -155,8 +155,8 @@ def _cached(
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
         findings.error("broken-cache", where, message, remedy, (path,))
         return [Entry(image, image) for image in folder.images]
-    known, present = ({os.path.abspath(p) for p in paths} for paths in ([e.path for e in listed], folder.images))
-    new = [image for image in folder.images if os.path.abspath(image) not in known]
+    in_file, present = ({os.path.abspath(p) for p in paths} for paths in ([e.path for e in listed], folder.images))
+    new = [image for image in folder.images if os.path.abspath(image) not in in_file]
     small = skipped_images(new, [None] * len(new), dataset.skip_image_resolution, reading.metadata_cache)
     new = [image for i, image in enumerate(new) if i not in small.reasons]
     if new:
@@ -280,7 +280,7 @@ def balanced(repeats: Sequence[int], wanted: int) -> list[int]:
         wanted: training images, counted with repeats.
     """
     before = [0, *itertools.accumulate(repeats)]
-    out = [own if count < wanted else 0 for own, count in zip(repeats, before, strict=False)]
+    out = [times if count < wanted else 0 for times, count in zip(repeats, before, strict=False)]
     whole, rest = divmod(max(0, wanted - before[-1]), max(1, len(out)))
     return [n + whole + (i < rest) for i, n in enumerate(out)]
 

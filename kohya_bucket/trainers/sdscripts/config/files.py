@@ -81,7 +81,7 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
     Raises:
         OSError: the folder cannot be listed.
     """
-    known = supported_extensions() if extensions is None else frozenset(extensions)
+    read = supported_extensions() if extensions is None else frozenset(extensions)
     # The prefix that glob gives its results: without doubled or trailing separators.
     prefix = os.path.split(os.path.join(path, "*"))[0]
     start = os.path.join(prefix, "")
@@ -94,9 +94,9 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
                 continue
             extension = name[dot:] if (dot := name.rfind(".")) > 0 else ""
             lower = extension.lower()
-            if (lower if os.name == "nt" else extension) in known:
+            if (lower if os.name == "nt" else extension) in read:
                 images.append(start + name)
-            elif lower in known or lower in _NOT_READ:
+            elif lower in read or lower in _NOT_READ:
                 ignored.append(name)
             elif entry.is_dir():
                 folders.append(name)
@@ -119,11 +119,11 @@ def missing_folder(key: str, path: str, findings: Findings, where: str, base: Pa
     if os.path.isfile(path):
         what, remedy = "is a file, not a folder", "give the folder that holds it"
     else:
-        remedy = why_missing(path, base)
+        remedy = remedy_for_missing(path, base)
     findings.error("missing-folder", where, f"{key} {quoted(path)} {what}", remedy, (path,))
 
 
-def why_missing(path: str, base: Path | None) -> str:
+def remedy_for_missing(path: str, base: Path | None) -> str:
     """What to do about a path that leads nowhere. `base` is the config file's folder."""
     if any(ord(c) < 32 for c in path):
         escapes = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\b": r"\b", "\f": r"\f"}
@@ -161,19 +161,19 @@ def read_captions(
     captions: list[list[str | None]] = [[] for _ in folders]
     settings = [(subset.caption_extension, subset.enable_wildcard) for subset, _, _ in folders]
     for extension, whole in dict.fromkeys(settings):
-        same = [i for i, own in enumerate(settings) if own == (extension, whole)]
+        same = [i for i, setting in enumerate(settings) if setting == (extension, whole)]
         paths = [path for i in same for path in folders[i][2]]
         job = Job(ScanTask(partial(_caption_row, extension=extension, whole=whole), _CAPTION_COLUMNS), paths).run()
         end = 0
         for i in same:
             subset, folder, images = folders[i]
             start, end = end, end + len(images)
-            found = job.rows["caption"][start:end].tolist()
+            read = job.rows["caption"][start:end].tolist()
             check_broken(_broken(job.rows[start:end]), "sd-scripts", subset.place, findings)
-            if missing := [path for path, caption in zip(images, found, strict=True) if caption is None]:
+            if missing := [path for path, caption in zip(images, read, strict=True) if caption is None]:
                 _report_missing(missing, folder.names, len(images), subset, findings)
             # 0 of a broken one
-            captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in found]
+            captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in read]
             cut = [image for image, one in zip(images, job.rows["cut"][start:end].tolist(), strict=True) if one]
             check_captions(dataset, subset, list(zip(images, captions[i], strict=True)), cut, findings)
     return captions

@@ -19,7 +19,7 @@ from kohya_bucket.trainers.sdscripts.config.files import (
     check_stems,
     image_named,
     missing_folder,
-    why_missing,
+    remedy_for_missing,
 )
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
@@ -82,7 +82,7 @@ def _read_metadata(subset: SubsetConfig, reading: ReadContext) -> dict[str, Any]
         missing_folder("image_dir", subset.image_dir, findings, where, reading.base)
     if not os.path.isfile(path):
         message = f"metadata_file {quoted(path)} does not exist"
-        findings.error("missing-metadata", where, message, why_missing(path, reading.base), (path,))
+        findings.error("missing-metadata", where, message, remedy_for_missing(path, reading.base), (path,))
         return {}
     try:
         metadata = _parse(path, reading.release)

@@ -79,8 +79,8 @@ _SHARE = Type("from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _key(type_: Type, default: Any, levels: tuple[Level, ...], **more: Any) -> Any:
-    given = {"default_factory": dict} if default is MISSING else {"default": default}
-    return field(**given, metadata={"key": Key(type_, levels, **more)})
+    usual: dict[str, Any] = {"default_factory": dict} if default is MISSING else {"default": default}
+    return field(**usual, metadata={"key": Key(type_, levels, **more)})
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,14 @@ def _schema_in(file: Path) -> Mapping[str, frozenset[str]] | None:
         tree = ast.parse(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, SyntaxError):
         return None
-    found = {
+    schemas = {
         target.id: frozenset(_keys_of(node.value))
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
         for target in node.targets
         if isinstance(target, ast.Name) and target.id.endswith("_SCHEMA")
     }
-    return found if found.keys() >= _NEEDED else None
+    return schemas if schemas.keys() >= _NEEDED else None
 
 
 def _keys_of(table: ast.Dict) -> Iterator[str]:

@@ -119,9 +119,9 @@ _OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "out
 
 def without_settings(source: ConfigSource, findings: Findings) -> ConfigSource:
     """A dataset config without the settings of a trainer that stand in it, which are one mistake."""
-    own = {name: value for name, value in source.data.items() if name in ("general", "datasets", "kohya_bucket")}
-    others = {name: value for name, value in source.data.items() if name not in own}
-    if "datasets" not in own or not _OF_RUNS & without_headings(others).keys():
+    of_datasets = {name: source.data[name] for name in source.data if name in ("general", "datasets", "kohya_bucket")}
+    others = {name: value for name, value in source.data.items() if name not in of_datasets}
+    if "datasets" not in of_datasets or not _OF_RUNS & without_headings(others).keys():
         return source
     message = (
         f"{some(list(others))}: settings of a trainer, which a dataset config (--dataset_config) does not have; and in "
@@ -129,7 +129,7 @@ def without_settings(source: ConfigSource, findings: Findings) -> ConfigSource:
     message += "a file for --config_file sd-scripts does not read [[datasets]]"
     remedy = "make two files: one with [general] and [[datasets]] for --dataset_config, and one with the rest"
     findings.error("misplaced-key", source.line_of(next(iter(others))).rstrip(", "), message, remedy, list(others))
-    return replace(source, data=own)
+    return replace(source, data=of_datasets)
 
 
 def without_headings(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,31 +147,31 @@ def _taken(
 
 
 def _latents_to_add(
-    image: str, source: str, found: CacheFile, arch: Family, encoding: EncodeOptions
+    image: str, source: str, cache: CacheFile, arch: Family, encoding: EncodeOptions
 ) -> Iterator[str | Add]:
     sizes: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
-    with OpenNpz(found.path) as file:
+    with OpenNpz(cache.path) as file:
         for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            known, reasons = made_from(file, keys, Path(image))
+            noted, reasons = made_from(file, keys, Path(image))
             # of two kinds of keys for one bucket those that are to be trusted, or else those that are read first
             if bucket not in sizes or (sizes[bucket][2] and not reasons):
-                sizes[bucket] = read_keys(file, keys, arch), known, as_text(reasons)
+                sizes[bucket] = read_keys(file, keys, arch), noted, as_text(reasons)
     if not sizes:
         yield f"has no latents of {arch.name}"
     elif not is_text(source):
         yield "the image's name is not UTF-8, and a store cannot hold such names: rename it"
         return
-    for rank, (bucket, (item, known, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
+    for rank, (bucket, (item, noted, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
         if why:
             yield why
             continue
         name = encoding.collection if rank == 0 else f"{encoding.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
-        if found.further:
+        if cache.further:
             name = f"{encoding.collection} to {bucket[0]}x{bucket[1]}".strip()
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
-        fingerprint = _fingerprint(image, bucket, item, known, encoding)
+        fingerprint = _fingerprint(image, bucket, item, noted, encoding)
         yield partial(
             StoreWriter.add,
             entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, None, name),
@@ -182,11 +182,11 @@ def _latents_to_add(
 
 
 def _fingerprint(
-    image: str, bucket: tuple[int, int], item: NpzLatents, known: Fingerprint | None, encoding: EncodeOptions
+    image: str, bucket: tuple[int, int], item: NpzLatents, noted: Fingerprint | None, encoding: EncodeOptions
 ) -> Fingerprint:
     flip, mask = item.flipped is not None, item.alpha_mask is not None
-    if known is not None:
-        return replace(known, dtype=encoding.dtype, kind="latents", flip=flip, mask=mask)
+    if noted is not None:
+        return replace(noted, dtype=encoding.dtype, kind="latents", flip=flip, mask=mask)
     nbytes, mtime, _ = source_identity(image)
     resized = as_pair(covering_sizes(np.array([item.original_size]), np.array([bucket]))[0])
     crop = ((resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
@@ -373,8 +373,7 @@ def _text_files(image: str, family: TextFamily) -> list[CacheFile]:
     """The usual file of an image, and those that the adapter adds for further captions."""
     first = Path(os.path.splitext(image)[0] + family.suffix)
     further = (first.with_name(f"{first.stem}_{n}.npz") for n in itertools.count(2))
-    found = [*filter(Path.is_file, [first]), *itertools.takewhile(Path.is_file, further)]
-    return list(map(CacheFile, found))
+    return list(map(CacheFile, [*filter(Path.is_file, [first]), *itertools.takewhile(Path.is_file, further)]))
 
 
 _MOST_HASH = 128  # signs

@@ -131,20 +131,20 @@ class NpzSink:
         self._groups = GroupedSync(self._pool)
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        found: list[list[StaleReason]] = []
+        reasons_of: list[list[StaleReason]] = [[] for _ in self.paths]
         for i, (path, image) in enumerate(zip(self.paths, map(Path, self._wanted.paths), strict=True)):
-            found.append([])
             if why := why_too_long(path):
                 self.refused[i] = why
                 continue
             try:
-                found[i] = ensure_current(path, self._wanted.entry(i), self._arch, image)[0]
-                if any(reason.kind is Stale.BROKEN for reason in found[i]):
+                reasons = ensure_current(path, self._wanted.entry(i), self._arch, image)[0]
+                if any(reason.kind is Stale.BROKEN for reason in reasons):
                     refuse_foreign(path)
+                reasons_of[i] = reasons
             except (LatentStoreError, UnreadableError) as error:
-                found[i], self.refused[i] = [], str(error)
-        counts = Counter(str(reason) for reasons in found for reason in reasons)
-        return np.array([bool(reasons) for reasons in found], dtype=bool), dict(counts)
+                self.refused[i] = str(error)
+        counts = Counter(str(reason) for reasons in reasons_of for reason in reasons)
+        return np.array([bool(reasons) for reasons in reasons_of], dtype=bool), dict(counts)
 
     def write(self, batch: EncodedBatch) -> None:
         plain = self._values(batch.plain)

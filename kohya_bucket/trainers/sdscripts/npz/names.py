@@ -57,11 +57,11 @@ def usual_name(further: str) -> str | None:
 
 def collisions(images: Sequence[str], sizes: Sequence[Size]) -> set[int]:
     """Positions of images that would share a cache file with an earlier one (by name): same stem, same size."""
-    taken: dict[tuple[str, int, int], int] = {}
+    first: dict[tuple[str, int, int], int] = {}
     shared = set()
     for i in sorted(range(len(images)), key=lambda i: images[i]):
         key = (os.path.splitext(images[i])[0], int(sizes[i][0]), int(sizes[i][1]))
-        if taken.setdefault(key, i) != i:
+        if first.setdefault(key, i) != i:
             shared.add(i)
     return shared
 
@@ -129,8 +129,8 @@ def paths_of_run(parts: Sequence[LatentItems], arch: Family, root: Path | None, 
             for name in ("original_sizes", "bucket_sizes", "resized_sizes")
         )
         further = [part.further for part in here.values() for _ in part.paths]
-        found = iter(names.add(images, original, bucket, resized, further))
-        out |= {k: [next(found) for _ in part.paths] for k, part in here.items()}
+        paths = iter(names.add(images, original, bucket, resized, further))
+        out |= {k: [next(paths) for _ in part.paths] for k, part in here.items()}
     return [out[k] for k in range(len(parts))]
 
 

@@ -222,10 +222,10 @@ def _rewrite(path: Path, plan: Plan, *, made: bytes = b"", sync: bool) -> None:
 
     def change(content: bytes | None) -> bytes:
         out = io.BytesIO(made)
-        with zipfile.ZipFile(out, "a") as new, _opened(path, content) as there:
-            renamed, arrays = plan(there)
-            if there is not None:
-                there.copy_to(new, content or b"", renamed)
+        with zipfile.ZipFile(out, "a") as new, _opened(path, content) as before:
+            renamed, arrays = plan(before)
+            if before is not None:
+                before.copy_to(new, content or b"", renamed)
             for name, array in arrays.items():  # as numpy does
                 with new.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
@@ -381,7 +381,7 @@ def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch
 
     Plain keys have room for one size: what they hold of another gets keys with its size.
     """
-    own = arch.key_suffix(bucket_size)
+    new_keys = arch.key_suffix(bucket_size)
 
     def plan(file: OpenNpz | None) -> tuple[dict[str, str], dict[str, Array]]:
         plain = () if file is None else _plain_shape(file)
@@ -389,12 +389,12 @@ def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch
         for keys in arch.key_suffixes(bucket_size):
             if keys or plain == arch.shape(bucket_size):
                 renamed |= {f"{part}{keys}.npy": "" for part in _PARTS}
-        if not own and file is not None:
+        if not new_keys and file is not None:
             keys = f"_{plain[-2]}x{plain[-1]}" if len(plain) == 3 and plain[0] == arch.channels else ""
             kept = keys if "latents" in file.names and f"latents{keys}" not in file.names else ""
             for part in _PARTS:
                 renamed.setdefault(f"{part}.npy", kept and f"{part}{kept}.npy")
-        return renamed, {part + own: parts[part] for part in _PARTS if part in parts}
+        return renamed, {part + new_keys: parts[part] for part in _PARTS if part in parts}
 
     _rewrite(path, plan, sync=sync)
 
@@ -419,10 +419,10 @@ def read_npz(path: Path, bucket_size: Size, arch: Family) -> NpzLatents:
         with OpenNpz(path) as file:
             for keys in arch.key_suffixes(bucket_size):
                 if f"latents{keys}" in file.names:
-                    found = read_keys(file, keys, arch)
-                    if found.latents.shape == arch.shape(bucket_size):
-                        return found
-                    other = other or found.latents.shape
+                    item = read_keys(file, keys, arch)
+                    if item.latents.shape == arch.shape(bucket_size):
+                        return item
+                    other = other or item.latents.shape
     except FileNotFoundError as error:
         raise LatentStoreError(f"{path} does not exist") from error
     except BrokenNpzError as error:
