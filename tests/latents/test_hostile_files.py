@@ -36,8 +36,8 @@ from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz, npz_entry
-from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, export_text_npz, import_npz
-from kohya_bucket.trainers.sdscripts.npz.read_write import NOTE, TEXT_FAMILIES, note_of
+from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, import_npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import NOTE, note_of
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill, stored_fingerprint, why_npz_bad
 from tests.latents.text_outputs import fill_texts
@@ -220,9 +220,6 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
         if texts:
             for use in (store.arrays, store.scalars, store.names):
                 allowed(lambda i=i, use=use: use(i))
-    if texts:
-        images = [str(root / "a.png")]
-        allowed(lambda: export_text_npz(store, images, ["caption 0"], TEXT_FAMILIES["flux"]))
     named |= bool(allowed(lambda: verify(store)))
     allowed(lambda: status(store))
     allowed(lambda: export_npz(store, ARCHITECTURES["sd"], root / "npz"))

@@ -453,3 +453,22 @@ def test_killed_at_random_instants_a_store_keeps_what_was_committed(tmp_path):
     print(f"{kills} killed; captions there: {counts}")
     write_until_killed(tmp_path / "text", captions)
     assert len(LatentStore(tmp_path / "text")) == captions
+
+
+def test_damage_is_found_and_put_right_by_the_commands(tmp_path, command_line):
+    fill_texts(tmp_path, 3)
+    [shard] = (tmp_path / "shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    data[LatentStore(tmp_path).info(0).tensors["pooled"].offset] ^= 1
+    shard.write_bytes(data)
+    assert "3 items" in command_line("cache", "status", tmp_path)[1]
+    code, said, errors = command_line("cache", "verify", tmp_path)
+    assert (code, "its checksum is wrong" in said, "3 items read, 1 damaged" in said) == (1, True, True)
+    assert "--damaged takes that out, and training encodes these captions again" in errors
+    code, said, _ = command_line("cache", "prune", tmp_path, "--damaged")
+    assert (code, "1 item dropped" in said) == (0, True)
+    code, said, _ = command_line("cache", "verify", tmp_path)
+    assert (code, "2 items read, 0 damaged" in said) == (0, True)
+    fill_texts(tmp_path, 3)
+    code, said, _ = command_line("cache", "verify", tmp_path)
+    assert (code, "3 items read, 0 damaged" in said) == (0, True)

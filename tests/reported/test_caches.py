@@ -16,7 +16,7 @@ from kohya_bucket.latents import precompute_latents  # noqa: E402
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.read_write import text_stale_reasons, write_text_npz  # noqa: E402
+from kohya_bucket.trainers.sdscripts.npz.read_write import text_stale_reasons, write_arrays  # noqa: E402
 from tests.command_line import Command  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
 from tests.reported.case import reported  # noqa: E402
@@ -58,7 +58,7 @@ def test_a_byte_that_changed_is_found(tmp_path: Path) -> None:
         assert (run().encoded, run().current) == (1, 2)
         assert path.read_bytes() == good
     text = tmp_path / "a_flux_te.npz"
-    write_text_npz(text, {"t5_out": np.arange(64, dtype=np.float32)})
+    write_arrays(text, {"t5_out": np.arange(64, dtype=np.float32)})
     assert text_stale_reasons(text) == []
     with_a_changed_byte(text, "t5_out")
     assert list(map(str, text_stale_reasons(text))) == ["the checksum of t5_out is wrong"]

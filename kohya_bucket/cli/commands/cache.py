@@ -32,14 +32,12 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from kohya_bucket.latents import LatentStore
     from kohya_bucket.latents.maintenance import MaintenanceReport, StoreStatus
-    from kohya_bucket.trainers.door.cache_files import CacheFiles, Exchange
+    from kohya_bucket.trainers.door.cache_files import Exchange
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
-_Text = Annotated[bool, typer.Option("--text", help="Outputs of text encoders instead of latents.")]
-_Captions = Annotated[str, typer.Option(help="With --text: ending of the caption files, e.g. .txt.")]
 _Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(FAMILIES)}.")]
 SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
 
@@ -153,8 +151,6 @@ def import_(
     dtype: str = opt("float32", "float32 keeps every bit."),
     vae: str = opt("", "The VAE of files that do not name theirs: hub name, folder or .safetensors.", "--vae"),
     collection: _Collection = "",
-    text: _Text = False,
-    caption_extension: _Captions = "",
     quiet: Quiet = False,
 ) -> None:
     """Take sd-scripts' npz into a store.
@@ -165,28 +161,19 @@ def import_(
     from kohya_bucket.cli.encoding import vae_hash_of
     from kohya_bucket.images import list_images
     from kohya_bucket.latents.dtypes import dtype_name
-    from kohya_bucket.latents.items import TEXT_FOLDER
     from kohya_bucket.latents.store.layout import common_root
     from kohya_bucket.trainers.door.registry import usual_trainer
 
     caches = usual_trainer().cache_files()
-    if text:
-        texts, output = _family(arch, caches.text_families, "--arch with --text"), output / TEXT_FOLDER
-    else:
-        family = _family(arch, caches.families)
+    family = _family(arch, caches.families)
     images = list_images(path)
     root = common_root(images, output)
     with scan_progress("importing", quiet=quiet) as progress:
-        if text:
-            ending = caption_extension
-            captions = [_older_caption(caches, image, texts.suffix, ending) if ending else None for image in images]
-            done = caches.import_texts(images, captions, output, texts, images_root=root, progress=progress)
-        else:
-            done = caches.import_latents(
-                images, output, family, images_root=root, dtype=dtype_name(dtype),
-                vae=vae_hash_of(vae, family.name) if vae else "", collection=collection, progress=progress,
-            )  # fmt: skip
-    _print_exchange(done, "imported", text)
+        done = caches.import_latents(
+            images, output, family, images_root=root, dtype=dtype_name(dtype),
+            vae=vae_hash_of(vae, family.name) if vae else "", collection=collection, progress=progress,
+        )  # fmt: skip
+    _print_exchange(done, "imported")
     if done.skipped:
         raise typer.Exit(1)
 
@@ -200,35 +187,19 @@ def export(
     images: Path | None = opt(None, "Where the images are; npz go beside them without --output.", "--images"),
     collection: _Collection = "",
     for_: str = opt("", FOR_HELP, "--for"),
-    text: _Text = False,
-    caption_extension: _Captions = ".txt",
     quiet: Quiet = False,
 ) -> None:
-    """Write a store's latents, or outputs of text encoders, as npz that unmodified sd-scripts trains from."""
-    from kohya_bucket.images import list_images
-    from kohya_bucket.latents.items import TEXT_FOLDER
+    """Write a store's latents as npz that unmodified sd-scripts trains from."""
     from kohya_bucket.trainers.door.registry import usual_trainer
 
     caches = usual_trainer().cache_files()
-    if text:
-        texts = _family(arch, caches.text_families, "--arch with --text")
-        if images is None:
-            what = "a store does not know which images have its captions"
-            raise ConfigError(f"--text: {what}: name their folder by --images")
-        store = captions_of if (captions_of := store / TEXT_FOLDER).is_dir() else store
-        paths = list_images([str(images)])
-    else:
-        family = _family(arch, caches.families).read_by(caches.version(for_))
+    family = _family(arch, caches.families).read_by(caches.version(for_))
     opened = _open(store)
     with scan_progress("exporting", quiet=quiet) as progress:
-        if text:
-            captions = [caches.caption(image, caption_extension) for image in paths]
-            done = caches.export_texts(opened, paths, captions, texts, progress=progress)
-        else:
-            done = caches.export_latents(
-                opened, family, output, images_root=images, collection=collection, progress=progress
-            )
-    _print_exchange(done, "exported", text)
+        done = caches.export_latents(
+            opened, family, output, images_root=images, collection=collection, progress=progress
+        )
+    _print_exchange(done, "exported")
     _end_if_damaged(opened, store, "so what they hold was not exported")
     if done.skipped:
         raise typer.Exit(1)
@@ -287,8 +258,8 @@ def _open(store: Path) -> LatentStore:
     return LatentStore(store)
 
 
-def _family(name: str, families: Mapping[str, Any], option: str = "--arch") -> Any:
-    return families[one_of(option, name, families, ConfigError)]
+def _family(name: str, families: Mapping[str, Any]) -> Any:
+    return families[one_of("--arch", name, families, ConfigError)]
 
 
 def _print_status(found: StoreStatus, store: Path) -> None:
@@ -335,9 +306,9 @@ def _end_if_not_removed(done: MaintenanceReport) -> None:
         raise typer.Exit(1)
 
 
-def _print_exchange(done: Exchange, verb: str, text: bool) -> None:
+def _print_exchange(done: Exchange, verb: str) -> None:
     say_first([f"{name}: {why}" for name, why in done.skipped])
-    say(f"{done.done} {'outputs' if text else 'latents'} {verb}, {len(done.skipped)} skipped")
+    say(f"{done.done} latents {verb}, {len(done.skipped)} skipped")
 
 
 def _end_if_damaged(opened: LatentStore, store: Path, so: str) -> None:
@@ -347,15 +318,3 @@ def _end_if_damaged(opened: LatentStore, store: Path, so: str) -> None:
         files = counted(len(lacking), "file", "is", "are")
         say(f"{files} gone or damaged, {so}; what to do: kohya-bucket cache status {argument(store)}", err=True)
         raise typer.Exit(1)
-
-
-def _older_caption(caches: CacheFiles, image: str, suffix: str, ending: str) -> str | None:
-    """The caption in the file beside an image, if its npz was made from that and not from what stood there before."""
-    file = Path(image)
-    try:
-        npz = file.with_name(file.stem + suffix).stat()
-        if file.with_name(file.stem + ending).stat().st_mtime_ns > npz.st_mtime_ns:
-            return None
-    except OSError:
-        return None
-    return caches.caption(image, ending)

@@ -13,7 +13,7 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 
 @dataclass
 class Exchange:
-    """What was converted: `done` latents or outputs; `skipped` lists (file, reason)."""
+    """What was converted: `done` latents; `skipped` lists (file, reason)."""
 
     done: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -24,28 +24,23 @@ class CacheFiles:
     """The caches that a trainer keeps beside images, and the way from and to stores.
 
     Attributes:
-        families: by name the model families of which latents are cached; text_families: outputs of text encoders.
+        families: by name the model families of which latents are cached.
         version: of a version's name or a checkout's folder, or "" for the checkout at hand, the version that reads
             caches like it; "" for the newest.
         check_kind: refuses a kind of latents that the files cannot hold, and a folder that cannot have them.
         check_encoder: refuses a VAE that is not of a family.
         writer: of (family, folder, version) a `LatentOutput` with the method `with_files`.
-        import_latents, import_texts, export_latents, export_texts: between files and a store.
-        caption: of an image, by the ending of its caption file.
+        import_latents, export_latents: between files and a store.
         end_with_captions: lets the trainer that runs next in this process end once its captions are encoded.
     """
 
     families: Mapping[str, Any]
-    text_families: Mapping[str, Any]
     version: Callable[[str], str]
     check_kind: Callable[[str, Path | None], None]
     check_encoder: Callable[[Any, str], None]
     writer: Callable[[str, Path | None, str], Any]
     import_latents: Callable[..., Exchange]
-    import_texts: Callable[..., Exchange]
     export_latents: Callable[..., Exchange]
-    export_texts: Callable[..., Exchange]
-    caption: Callable[[str, str], str | None]
     end_with_captions: Callable[[], None]
 
 

@@ -65,15 +65,12 @@ class SdScripts(Trainer):
     def cache_files(self) -> CacheFiles:
         from kohya_bucket.trainers.door.cache_files import CacheFiles
         from kohya_bucket.trainers.sdscripts.caching.text import ahead
-        from kohya_bucket.trainers.sdscripts.config.files import read_caption
         from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
         from kohya_bucket.trainers.sdscripts.npz import exchange, files
-        from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_FAMILIES
 
         return CacheFiles(
-            ARCHITECTURES, TEXT_FAMILIES, _npz_version, files.check_npz, files.check_family, files.NpzFiles,
-            exchange.import_npz, exchange.import_text_npz, exchange.export_npz, exchange.export_text_npz, read_caption,
-            lambda: setattr(ahead, "asked", True),
+            ARCHITECTURES, _npz_version, files.check_npz, files.check_family, files.NpzFiles,
+            exchange.import_npz, exchange.export_npz, lambda: setattr(ahead, "asked", True),
         )  # fmt: skip
 
     def plan(

@@ -233,16 +233,6 @@ def _report_missing(
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 
-def read_caption(image: str, extension: str) -> str | None:
-    """The caption in an image's file; None without a file.
-
-    Raises:
-        BrokenCaptionError: a file that is not UTF-8, empty, or cannot be read: sd-scripts stops at it.
-    """
-    lines = _caption_lines(image, extension)
-    return None if lines is None else lines[0]
-
-
 def _caption_lines(image: str, extension: str) -> list[str] | None:
     """The lines of a caption file, without space around them."""
     stem = os.path.splitext(image)[0]

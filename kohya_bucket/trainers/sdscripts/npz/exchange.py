@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,18 +14,16 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import as_pair
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError, as_damage
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.extras import argument
 from kohya_bucket.files import GroupedSync, make_folder
-from kohya_bucket.images.listing import file_key
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
-from kohya_bucket.latents.items import Caption, EncodeOptions, Encoding
+from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.latents.maintenance import source_paths
 from kohya_bucket.latents.store.entries import StoreEntry
-from kohya_bucket.latents.store.exact_arrays import check_outputs, pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -36,20 +32,14 @@ from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
 from kohya_bucket.trainers.sdscripts.npz.check import made_from
 from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
-    DROPOUT_KEY,
-    MARKS,
-    BrokenNpzError,
     NpzLatents,
     OpenNpz,
-    TextFamily,
     convert_values,
     mask_values,
     read_keys,
     refuse_foreign,
     sizes_in,
-    text_marks,
     write_npz,
-    write_text_npz,
 )
 
 Progress = Callable[[int, int], None]
@@ -90,58 +80,23 @@ def import_npz(
         raise KohyaBucketError(f"{far}: npz files are read from folders, not from object storage: copy them here first")
     choose_interpolation((1, 1), (1, 1), interpolation)
     encoding = EncodeOptions(vae, dtype, interpolation=interpolation, collection=collection)
-
-    def read(n: int, file: CacheFile) -> Iterator[str | Add]:
-        source = relative_source([images[n]], images_root)[0]
-        return _latents_to_add(images[n], source, file, arch, encoding)
-
-    return _taken(cache_files(images, arch), read, output, images_root, len(images), progress)
-
-
-def import_text_npz(
-    images: Sequence[str], captions: Sequence[str | None], output: str | os.PathLike[str], family: TextFamily, *,
-    images_root: Path, progress: Progress | None = None,
-) -> Exchange:  # fmt: skip
-    """Take the outputs of text encoders beside `images` into a store of captions.
-
-    A file that says its caption and its text encoders, as those of the adapter do, is taken at its word. Of one that
-    sd-scripts made itself the encoders are unknown: it is trusted, as it is where it lies.
-
-    Args:
-        captions: for each image the text that files are of which do not say theirs; None: those are skipped.
-
-    Raises:
-        LatentStoreError: the store cannot be written.
-    """
-
-    def read(n: int, file: CacheFile) -> Iterator[str | Add]:
-        yield _outputs_to_add(file.path, family, captions[n])
-
-    files = (_text_files(image, family) for image in images)
-    return _taken(files, read, output, images_root, len(images), progress)
-
-
-def _taken(
-    files: Iterable[Sequence[CacheFile]], read: Callable[[int, CacheFile], Iterator[str | Add]],
-    output: str | os.PathLike[str], images_root: Path, total: int, progress: Progress | None,
-) -> Exchange:  # fmt: skip
-    """Add to a store what `read` gives of the files of each image, or skip it for the reason it gives."""
     result = Exchange()
     with StoreWriter(output, images_root=images_root) as writer:
-        for n, its in enumerate(files):
-            for file in its:
+        for n, (image, caches) in enumerate(zip(images, cache_files(images, arch), strict=True), 1):
+            source = relative_source([image], images_root)[0]
+            for cache in caches:
                 try:
-                    parts = list(read(n, file))
+                    parts = list(_latents_to_add(image, source, cache, arch, encoding))
                 except (FileNotFoundError, LatentStoreError) as error:
                     parts = [f"is broken ({error}): delete it, it will be made again"]
                 for part in parts:
                     if isinstance(part, str):
-                        result.skipped.append((str(file.path), part))
+                        result.skipped.append((str(cache.path), part))
                     else:
                         part(writer)
                         result.done += 1
             if progress is not None:
-                progress(n + 1, total)
+                progress(n, len(images))
     write_manifest(LatentStore(output))
     return result
 
@@ -258,16 +213,21 @@ def export_npz(
             f"npz there, add --images {argument(root)}; or name another folder by --output"
         )
     sources, paths = store.strings("source"), source_paths(store, root)
-    all_items, outside = items, [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
+    outside = [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
     items = [i for i in items if i not in set(outside)]
     _refuse_unfit(store, {i: sources[i] for i in items}, arch)
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
 
-    def written() -> Iterator[Path | tuple[str, str]]:
-        for i in outside:
-            yield sources[i], f"its image is not in {root}: give a folder that holds all images by --images"
+    result = Exchange(
+        skipped=[
+            (sources[i], f"its image is not in {root}: give a folder that holds all images by --images")
+            for i in outside
+        ]
+    )
+    with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
+        groups = GroupedSync(pool)  # what is written is safe on disk a group at a time
         for n, i in enumerate(items):
             entry = entries[i]
             target = npz_path(beside[n], entry.original_size, arch, shared=n in shared)
@@ -275,16 +235,18 @@ def export_npz(
                 item = npz_item(store, i, arch)
                 refuse_foreign(target)
             except LatentStoreError as error:
-                yield sources[i], str(error).removeprefix(f"{sources[i]}: ")
-                continue
-            make_folder(target.parent)
-            write_npz(
-                target, item, entry.fingerprint.bucket_size, arch, entry.fingerprint,
-                source_name=os.path.basename(sources[i]), sync=False,
-            )  # fmt: skip
-            yield target
-
-    return _given(written(), len(all_items), progress)
+                result.skipped.append((sources[i], str(error).removeprefix(f"{sources[i]}: ")))
+            else:
+                make_folder(target.parent)
+                name = os.path.basename(sources[i])
+                bucket, made_from = entry.fingerprint.bucket_size, entry.fingerprint
+                write_npz(target, item, bucket, arch, made_from, source_name=name, sync=False)
+                groups.add(target)
+                result.done += 1
+            if progress is not None:
+                progress(len(outside) + n + 1, len(outside) + len(items))
+        groups.finish()
+    return result
 
 
 def _refuse_unfit(store: LatentStore, sources: Mapping[int, str], arch: Family) -> None:
@@ -301,102 +263,3 @@ def _refuse_unfit(store: LatentStore, sources: Mapping[int, str], arch: Family) 
                 f"{source} was encoded by a VAE of {made_for.name}, which {arch.name} is not trained with: "
                 "choose that --arch, or encode with its VAE"
             )
-
-
-def export_text_npz(
-    store: LatentStore, images: Sequence[str], captions: Sequence[str | None], family: TextFamily, *,
-    progress: Progress | None = None,
-) -> Exchange:  # fmt: skip
-    """Write sd-scripts' npz of outputs of text encoders beside `images`, each with those of its caption.
-
-    Raises:
-        LatentStoreError: the store has nothing of this family, or a file cannot be written.
-        UnreadableError: a file cannot be read now.
-    """
-    sources = store.strings("source")
-    at = {sources[i]: i for i in store.in_collection(family.name).tolist()}
-    if not at:
-        raise LatentStoreError(
-            f"{store.layout.root} has no outputs of {family.name} to export: it holds {store.collections()}"
-        )
-    by_hash = {store.table["source_hash"][i].as_py(): i for i in at.values()}
-    taken: dict[str, str] = {}
-
-    def written() -> Iterator[Path | tuple[str, str]]:
-        for image, text in zip(images, captions, strict=True):
-            path = Path(os.path.splitext(image)[0] + family.suffix)
-            caption = None if text is None else Caption(text)
-            # one that is left out now and then has a key of its own, and the same text
-            i = None if caption is None else at.get(caption.key, by_hash.get(caption.text_hash))
-            if caption is None or i is None:
-                why = "its caption is not known" if caption is None else "the store has no outputs of its caption"
-                yield image, why
-            elif taken.setdefault(file_key(str(path)), caption.key) != caption.key:
-                yield image, f"{path.name} is that of another image, with another caption"
-            else:
-                made = store.entry(i).fingerprint
-                tokens = _TOKENS.search(made.interpolation)
-                marks = text_marks(caption.text, made.vae, tokens[1] if tokens else "")
-                try:
-                    arrays = store.arrays(i)
-                    refuse_foreign(path)
-                except LatentStoreError as error:
-                    yield image, str(error)
-                    continue
-                write_text_npz(path, arrays | marks, sync=False)
-                yield path
-
-    return _given(written(), len(images), progress)
-
-
-_TOKENS = re.compile(r"\btokens=(\w+)")
-
-
-def _given(written: Iterable[Path | tuple[str, str]], total: int, progress: Progress | None) -> Exchange:
-    """Wait until what is written is safe on disk, a group at a time."""
-    result = Exchange()
-    with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
-        groups = GroupedSync(pool)
-        for n, done in enumerate(written, 1):
-            if isinstance(done, Path):
-                groups.add(done)
-                result.done += 1
-            else:
-                result.skipped.append(done)
-            if progress is not None:
-                progress(n, total)
-        groups.finish()
-    return result
-
-
-def _text_files(image: str, family: TextFamily) -> list[CacheFile]:
-    """The usual file of an image, and those that the adapter adds for further captions."""
-    first = Path(os.path.splitext(image)[0] + family.suffix)
-    further = (first.with_name(f"{first.stem}_{n}.npz") for n in itertools.count(2))
-    return list(map(CacheFile, [*filter(Path.is_file, [first]), *itertools.takewhile(Path.is_file, further)]))
-
-
-_MOST_HASH = 128  # signs
-
-
-def _outputs_to_add(path: Path, family: TextFamily, text: str | None) -> str | Add:
-    try:
-        with as_damage("what it says cannot be read", error=BrokenNpzError), OpenNpz(path) as file:
-            if missing := [name for name in family.arrays if name not in file.names]:
-                return f"it has no {missing[0]}, so it does not belong to {family.name}"
-            if damaged := file.damaged():
-                return f"the checksum of {damaged} is wrong"
-            arrays = {name: file.array(name) for name in file.names}
-            said, made_by, _ = (arrays.pop(name, None) for name in MARKS)
-            text = text if said is None else said.tobytes().decode("utf-8", "surrogatepass")
-            encoders = "" if made_by is None else made_by.tobytes().decode("ascii")
-            if text is None:
-                return "it does not say its caption, and none that is older is beside it"
-            if not encoders.isprintable() or len(encoders) > _MOST_HASH:
-                return "its entry for the text encoders is not a hash"
-            caption = Caption(text, float(arrays.get(DROPOUT_KEY, 0.0)))
-        packed = {name: pack(array) for name, array in arrays.items()}
-        check_outputs(packed)
-    except (FileNotFoundError, LatentStoreError) as error:
-        return str(error)
-    return partial(StoreWriter.add_text, entry=caption.entry(family.name, Encoding(encoders)), arrays=packed)

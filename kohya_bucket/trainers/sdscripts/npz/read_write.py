@@ -207,13 +207,13 @@ Plan = Callable[["OpenNpz | None"], tuple[Mapping[str, str], Mapping[str, Array]
 """Of what is there: which members are renamed, or to go (""), and which arrays are added."""
 
 
-def write_arrays(path: Path, arrays: Mapping[str, Array], *, instead_of: Iterable[str] = (), sync: bool = True) -> None:
-    """`np.savez` in place of these arrays and those of the same names; all else in the file stays, byte for byte.
+def write_arrays(path: Path, arrays: Mapping[str, Array], *, sync: bool = True) -> None:
+    """`np.savez` in place of those of the same names; all else in the file stays, byte for byte.
 
     Raises:
         LatentStoreError: as `update_file`; or what is there is neither an npz nor what is left of one of ours.
     """
-    gone = {f"{name}.npy": "" for name in (*instead_of, *arrays)}
+    gone = {f"{name}.npy": "" for name in arrays}
     _rewrite(path, lambda _: (gone, arrays), sync=sync)
 
 
@@ -501,41 +501,21 @@ def mask_values(mask: npt.NDArray[np.uint8] | None, bucket_size: tuple[int, int]
     return np.ones(bucket_size[::-1], np.float32) if mask is None else mask.astype(np.float32) / np.float32(255)
 
 
-@dataclass(frozen=True)
-class TextFamily:
-    """How sd-scripts caches one family's outputs: its name here and in `--arch`, what stands in place of an image's
-    ending, and the arrays that its files must have."""
-
-    name: str
-    suffix: str
-    arrays: tuple[str, ...]
-
-
-TEXT_FAMILIES = {
-    family.name: family
-    for family in (
-        TextFamily("sdxl", "_te_outputs.npz", ("hidden_state1", "hidden_state2", "pool2")),
-        TextFamily("sd3", "_sd3_te.npz", ("lg_out", "lg_pooled", "t5_out", "clip_l_attn_mask", "clip_g_attn_mask",
-                                          "t5_attn_mask", "apply_lg_attn_mask", "apply_t5_attn_mask")),
-        TextFamily("flux", "_flux_te.npz", ("l_pooled", "t5_out", "txt_ids", "t5_attn_mask", "apply_t5_attn_mask")),
-        TextFamily("lumina", "_lumina_te.npz", ("hidden_state", "attention_mask", "input_ids")),
-        TextFamily("hunyuan_image", "_hi_te.npz", ("vlm_embed", "vlm_mask", "byt5_embed", "byt5_mask", "ocr_mask")),
-        TextFamily("anima", "_anima_te.npz", ("prompt_embeds", "attn_mask", "t5_input_ids", "t5_attn_mask",
-                                              "caption_dropout_rate")),
-    )
+# names of outputs in the caches of SDXL, SD3, Flux, Lumina, HunyuanImage and Anima
+TEXT_ARRAYS = {
+    "hidden_state1", "hidden_state2", "pool2",
+    "lg_out", "lg_pooled", "t5_out", "clip_l_attn_mask", "clip_g_attn_mask", "t5_attn_mask", "apply_lg_attn_mask",
+    "apply_t5_attn_mask",
+    "l_pooled", "txt_ids",
+    "hidden_state", "attention_mask", "input_ids",
+    "vlm_embed", "vlm_mask", "byt5_embed", "byt5_mask", "ocr_mask",
+    "prompt_embeds", "attn_mask", "t5_input_ids",
 }  # fmt: skip
-
-TEXT_ARRAYS = {name for family in TEXT_FAMILIES.values() for name in family.arrays}
 MARKS = ("kohya_bucket_caption", "kohya_bucket_text_encoders", "kohya_bucket_tokens")
 CAPTION_KEY, ENCODERS_KEY, TOKENS_KEY = MARKS
 DROPOUT_KEY = "caption_dropout_rate"  # sd-scripts' own, for some model families
 # members that a cache of latents or of text outputs has
 _OURS = re.compile(rf"(({'|'.join(_PARTS)})(_\d+x\d+)?|{'|'.join(sorted({*TEXT_ARRAYS, *MARKS, DROPOUT_KEY}))})\.npy")
-
-
-def write_text_npz(path: Path, arrays: Mapping[str, Array], *, sync: bool = True) -> None:
-    """Outputs of one caption in place of those that the file has; as `write_arrays`."""
-    write_arrays(path, arrays, instead_of=(*TEXT_ARRAYS, *MARKS, DROPOUT_KEY), sync=sync)
 
 
 def place_text_npz(path: Path, made: Path, marks: Mapping[str, Array]) -> None:

@@ -20,7 +20,7 @@ from kohya_bucket.errors import LatentStoreError, UnreadableError
 from kohya_bucket.files import remove_leftovers, update_file
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
-from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_ARRAYS, write_text_npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import TEXT_ARRAYS, write_arrays
 from tests.faults import PASSING, Faults
 from tests.thinned import one_in
 
@@ -192,7 +192,6 @@ def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
     arch = rng.choice([FLUX, SD, SD.read_by("0.10.1")])
     put(path, 3, arch)
     put(path, 3, arch)
-    write_text_npz(path, {"t5_out": np.zeros((2, 3), np.float32)})
     np.savez(tmp_path / "made.npz", t5_out=np.ones(3, np.float32))
     npz.place_text_npz(path, tmp_path / "made.npz", npz.text_marks("a cat"))
     with np.load(path) as outputs:
@@ -209,7 +208,7 @@ def test_what_is_not_ours_stays_byte_for_byte(tmp_path, seed):
 def test_a_file_that_is_no_npz_is_refused_by_name(tmp_path, content):
     path = tmp_path / "a.npz"
     path.write_bytes(content)
-    for write in (lambda: put(path, 1), lambda: write_text_npz(path, {"pool2": np.zeros(3, np.float32)})):
+    for write in (lambda: put(path, 1), lambda: write_arrays(path, {"pool2": np.zeros(3, np.float32)})):
         with pytest.raises(LatentStoreError, match=r"a\.npz is left as it is: it is not an npz"):
             write()
     assert path.read_bytes() == content
@@ -228,9 +227,10 @@ def test_what_is_left_of_a_cache_is_replaced(tmp_path, left):
 def test_outputs_of_another_caption_leave_none_behind(tmp_path):
     path = tmp_path / "a_sd3_te.npz"
     np.savez(path, **{name: np.zeros(1) for name in TEXT_ARRAYS}, mine=np.ones(2))
-    write_text_npz(path, {"lg_out": np.zeros(3, np.float32)})
+    np.savez(tmp_path / "made.npz", lg_out=np.zeros(3, np.float32))
+    npz.place_text_npz(path, tmp_path / "made.npz", npz.text_marks("a cat"))
     with np.load(path) as file:
-        assert sorted(file) == ["lg_out", "mine"]
+        assert sorted(file) == [npz.CAPTION_KEY, "lg_out", "mine"]
 
 
 @pytest.mark.posix("links and permissions of another kind")
