@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.geometry import covering_sizes
-from kohya_bucket.buckets.sizes import as_pair
+from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.extras import argument
 from kohya_bucket.files import GroupedSync, make_folder
@@ -43,7 +42,6 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import (
 )
 
 Progress = Callable[[int, int], None]
-Add = Callable[[StoreWriter], None]
 
 
 def import_npz(
@@ -85,40 +83,37 @@ def import_npz(
         for n, (image, caches) in enumerate(zip(images, cache_files(images, arch), strict=True), 1):
             source = relative_source([image], images_root)[0]
             for cache in caches:
-                try:
-                    parts = list(_latents_to_add(image, source, cache, arch, encoding))
-                except (FileNotFoundError, LatentStoreError) as error:
-                    parts = [f"is broken ({error}): delete it, it will be made again"]
-                for part in parts:
-                    if isinstance(part, str):
-                        result.skipped.append((str(cache.path), part))
-                    else:
-                        part(writer)
-                        result.done += 1
+                reasons = _add_latents(writer, image, source, cache, arch, encoding)
+                result.skipped += [(str(cache.path), reason) for reason in reasons if reason]
+                result.done += reasons.count("")
             if progress is not None:
                 progress(n, len(images))
     write_manifest(LatentStore(output))
     return result
 
 
-def _latents_to_add(
-    image: str, source: str, cache: CacheFile, arch: Family, encoding: EncodeOptions
-) -> Iterator[str | Add]:
-    sizes: dict[tuple[int, int], tuple[NpzLatents, Fingerprint | None, str]] = {}
-    with OpenNpz(cache.path) as file:
-        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            noted, reasons = made_from(file, keys, Path(image))
-            # of two kinds of keys for one bucket those that are to be trusted, or else those that are read first
-            if bucket not in sizes or (sizes[bucket][2] and not reasons):
-                sizes[bucket] = read_keys(file, keys, arch), noted, as_text(reasons)
+def _add_latents(
+    writer: StoreWriter, image: str, source: str, cache: CacheFile, arch: Family, encoding: EncodeOptions
+) -> list[str]:
+    """Add what a file holds to a store; for each of its sizes, or for the file, "" or why it is not added."""
+    sizes: dict[Size, tuple[NpzLatents, Fingerprint | None, str]] = {}
+    try:
+        with OpenNpz(cache.path) as file:
+            for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+                noted, reasons = made_from(file, keys, Path(image))
+                # of two kinds of keys for one bucket those that are to be trusted, or else those that are read first
+                if bucket not in sizes or (sizes[bucket][2] and not reasons):
+                    sizes[bucket] = read_keys(file, keys, arch), noted, as_text(reasons)
+    except (FileNotFoundError, LatentStoreError) as error:
+        return [f"is broken ({error}): delete it, it will be made again"]
     if not sizes:
-        yield f"has no latents of {arch.name}"
-    elif not is_text(source):
-        yield "the image's name is not UTF-8, and a store cannot hold such names: rename it"
-        return
-    for rank, (bucket, (item, noted, why)) in enumerate(sorted(sizes.items(), key=lambda s: -s[0][0] * s[0][1])):
+        return [f"has no latents of {arch.name}"]
+    if not is_text(source):
+        return ["the image's name is not UTF-8, and a store cannot hold such names: rename it"]
+    # The largest has the collection's own name, so that a store holds no image twice in one.
+    by_area = sorted(sizes.items(), key=lambda size: -size[0][0] * size[0][1])
+    for rank, (bucket, (item, noted, why)) in enumerate(by_area):
         if why:
-            yield why
             continue
         name = encoding.collection if rank == 0 else f"{encoding.collection}@{round((bucket[0] * bucket[1]) ** 0.5)}"
         if cache.further:
@@ -127,13 +122,11 @@ def _latents_to_add(
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
         fingerprint = _fingerprint(image, bucket, item, noted, encoding)
-        yield partial(
-            StoreWriter.add,
-            entry=StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, None, name),
-            plain=from_float32(item.latents, encoding.dtype),
-            flipped=None if item.flipped is None else from_float32(item.flipped, encoding.dtype),
-            mask=mask, space=arch.space,
-        )  # fmt: skip
+        entry = StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, None, name)
+        plain = from_float32(item.latents, encoding.dtype)
+        flipped = None if item.flipped is None else from_float32(item.flipped, encoding.dtype)
+        writer.add(entry, plain, flipped=flipped, mask=mask, space=arch.space)
+    return [why for _, (_, _, why) in by_area]
 
 
 def _fingerprint(
@@ -219,13 +212,8 @@ def export_npz(
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
-
-    result = Exchange(
-        skipped=[
-            (sources[i], f"its image is not in {root}: give a folder that holds all images by --images")
-            for i in outside
-        ]
-    )
+    why = f"its image is not in {root}: give a folder that holds all images by --images"
+    result = Exchange(skipped=[(sources[i], why) for i in outside])
     with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
         groups = GroupedSync(pool)  # what is written is safe on disk a group at a time
         for n, i in enumerate(items):
@@ -238,9 +226,8 @@ def export_npz(
                 result.skipped.append((sources[i], str(error).removeprefix(f"{sources[i]}: ")))
             else:
                 make_folder(target.parent)
-                name = os.path.basename(sources[i])
-                bucket, made_from = entry.fingerprint.bucket_size, entry.fingerprint
-                write_npz(target, item, bucket, arch, made_from, source_name=name, sync=False)
+                name, bucket = os.path.basename(sources[i]), entry.fingerprint.bucket_size
+                write_npz(target, item, bucket, arch, entry.fingerprint, source_name=name, sync=False)
                 groups.add(target)
                 result.done += 1
             if progress is not None:
