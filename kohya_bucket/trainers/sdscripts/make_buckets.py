@@ -81,11 +81,13 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
 
     Returns the images in their buckets, and (key, reason) of those that were taken out.
     """
+    # Sizes that may be trusted as they are, and the headers' for all others: one row for each image.
     infos: list[ImageRecord] = list(dataset.image_data.values())
     table = table_of(dataset, infos)
     scan = table.sizes(options.metadata_cache)
     if not scan.read.all():
         raise KeyboardInterrupt
+    # What skip_image_resolution leaves out goes from sd-scripts' tables too: below, all rows are of images to place.
     kept = _large_enough(dataset, table, scan)
     if len(kept) < len(infos):
         for i in sorted(set(range(len(infos))) - set(kept)):
@@ -94,18 +96,19 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
     dataset.bucket_manager = _new_manager(dataset)
     placing = table.place(scan, dataset.batch_size, _keys_of(dataset, options), options)
     placement = placing.placement
+    # Each record gets its place; those of one bucket share one tuple, since there may be millions.
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
     resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
     pairs = map(_pairs, (scan.sizes, placement.bucket_sizes))
     columns = zip(placement.placed.tolist(), infos, *pairs, resized_sizes, strict=True)
-    for keep, info, size, bucket, resized in columns:
-        if keep:
+    for is_placed, info, size, bucket, resized in columns:
+        if is_placed:
             bucket = buckets.setdefault(bucket, bucket)
             info.image_size, info.bucket_reso, info.resized_size = size, bucket, resized
     for i, _ in placing.left_out:
         _take_out(dataset, infos[i])
     if placing.trained.mode == "all":
-        # in the numbers that sd-scripts prints and writes into metadata, an image counts once for each resolution
+        # sd-scripts prints these counts and writes them into metadata: there an image counts once per resolution
         more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
         regular = table.is_reg[placement.placed]
         dataset.num_train_images += int(more[~regular].sum())
@@ -116,7 +119,7 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
 def _large_enough(dataset: Dataset, table: DatasetTable, scan: SizeScan) -> Sequence[int]:
     """The rows of metadata that `skip_image_resolution` does not leave out; it is obeyed here.
 
-    sd-scripts would go by caches whose names begin like an image's, and would count what it leaves out.
+    sd-scripts itself goes by caches whose names begin like an image's, and counts what it leaves out.
     """
     limit = getattr(dataset, "skip_image_resolution", None)
     if limit is None or not _is_listed(dataset, table):

@@ -32,10 +32,10 @@ class TrainerResume(ResumeHooks):
         self._not_taken_up = False  # an initial step was handed over, and the trainer has not skipped to it yet
 
     def attach(self, sampler: PlanSampler) -> None:
-        waiting = self._loaded is not None
+        has_state = self._loaded is not None or self._argument("resume")  # which says the place, now or later
         super().attach(sampler)
         asked = self._asked()
-        if asked and not waiting and not self._argument("resume"):
+        if asked and not has_state:
             self._begin_at(sampler, asked)
 
     @property

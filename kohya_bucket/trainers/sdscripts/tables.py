@@ -123,6 +123,7 @@ def compact(group: Group) -> None:
         table, records = inner.buckets_indices, inner.image_data
         if isinstance(records, ImageColumns) and not records.changed:
             continue
+        # Rows of columns are the table's: where sd-scripts' records are not in its order, they stay as they are.
         if not isinstance(table, BatchTable) or list(records) != list(table.images.keys):
             continue
         keys = TextColumn.from_texts(table.images.keys)
@@ -254,6 +255,7 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
     few = Few.of(values)
     if few is not None:
         return few
+    # All texts, all sizes, or all rows of as many small whole numbers; anything else stays a list.
     kinds = {type(value) for value in values}
     if kinds == {str}:
         texts = TextColumn.from_texts(values)

@@ -60,6 +60,7 @@ def _with_shared_requests(parts: list[LatentItems]) -> list[LatentItems]:
     """Flips and masks of an item for all datasets that share it: of two ways of making it, the later would win."""
     if len({(part.encoding.flip, part.encoding.mask) for part in parts}) < 2:
         return parts
+    # What any part asks for an item, all parts ask for: so each part falls into pieces that ask alike.
     flipped, masked = (
         {item for part in parts if getattr(part.encoding, name) for item in items_of(part)} for name in ("flip", "mask")
     )
@@ -148,8 +149,9 @@ def _cached_sizes(
     placing = images.place(scan, dataset.config.batch_size, dataset.config.dataset_keys, options)
     columns, trained = placing.placements, placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
+    # At the first resolution with a bucket for it, an image is in sd-scripts' usual file; at others in further ones.
     placed_at = np.stack([column.placed for column in columns])
-    own = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)  # the first resolution with a bucket
+    own = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)
     for number, column in enumerate(columns):
         here = own == number
         for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):
@@ -157,6 +159,7 @@ def _cached_sizes(
                 yield np.flatnonzero(rows), column.select(rows), names[number], further
     if not options.moving:
         return
+    # Sizes that remainders are moved to in some epoch, each in a collection of its own.
     placed = np.flatnonzero(placing.placement.placed)
     image, bucket = moved_images(trained, options, gpus)
     for target in np.unique(bucket).tolist():

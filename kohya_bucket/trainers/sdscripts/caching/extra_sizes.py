@@ -114,6 +114,7 @@ def caching_all_sizes(dataset: Dataset) -> Iterator[None]:
             f"beforehand, {ready[0]} first: train from the images, or leave resolutions and remainder = 'merge' or "
             "'catch_all' out"
         )
+    # sd-scripts caches by record and path: each further size is a record of its own, whose path says the size.
     entries = [variant.entry() for variant in variants]
     for entry, variant in zip(entries, variants, strict=True):
         path = SizedPath(entry.absolute_path)
@@ -128,6 +129,7 @@ def caching_all_sizes(dataset: Dataset) -> Iterator[None]:
         yield
     finally:
         dataset.image_data = own
+    # What was cached goes with the dataset, by image and size; `at_planned_size` takes it up.
     kept = {}
     for entry, variant in zip(entries, variants, strict=True):
         latents = {slot: getattr(entry, slot, None) for slot in _SLOTS}

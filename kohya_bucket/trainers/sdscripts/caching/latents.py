@@ -157,6 +157,7 @@ class CachingSession:
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
+        # What the datasets before this one asked for stays in files that they share.
         shared = shared_by(self.strategy)
         earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
         requested_here: Requested = {}
@@ -165,6 +166,7 @@ class CachingSession:
         in_shards = self.options.latent_cache == "shards"
         if not in_shards:
             paths = self._npz_paths(images, infos)
+        # One item for each image and size; a file may hold several.
         for info, image, path in zip(infos, images, paths, strict=True):
             subset = self.dataset.image_to_subset[info.image_key]
             self.paths[image, _variant_size(info.absolute_path)] = path
@@ -238,10 +240,12 @@ class CachingSession:
         self, path: str, latents: Any, original_size: Any, crop_ltrb: Any, flipped: Any = None, alpha_mask: Any = None,
         key_reso_suffix: str = "",
     ) -> None:  # fmt: skip
+        # The strategy does not say the bucket: the latents' shape does.
         sizes = self.sizes[path]
         size = next((one for one in sizes if self.arch.shape(one)[-2:] == tuple(latents.shape[-2:])), sizes[0])
         self.unsaved.pop((path, size), None)
         item = self.items[path, size]
+        # An earlier dataset's flipped latents and masks, which this one does not ask for, are kept if they still serve.
         flip, mask = self.shared.get((path, size), (False, False))
         kept = replace(item, flip=flip and flipped is None, alpha_mask=mask and alpha_mask is None)
         if (kept.flip or kept.alpha_mask) and not self.cache.stale_reasons(kept):

@@ -79,6 +79,7 @@ class ShardCache:
         if store.is_remote and not self._names_from.is_dir():  # it was made on another machine
             self._names_from = self.images_root
         sources, sizes = store.strings("source"), store.bucket_sizes.tolist()
+        # A folder may hold stores of several families; only those of this one are looked at.
         fits = {name: self._fits(info.tensors, info.space) for name, info in store.shards.items()}
         self._known = {}
         # Of an image that several collections hold at one size, the item that was written last counts.

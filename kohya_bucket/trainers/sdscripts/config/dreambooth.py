@@ -55,11 +55,13 @@ def list_dreambooth(dataset: DatasetConfig, reading: ReadContext, training: bool
         for entry in images:
             entry.repeats, entry.subset, entry.is_reg = repeats, subset.number, subset.is_reg
         (regular if subset.is_reg else ordinary).extend(images)
+    # All captions at once: files are opened on threads.
     folders = [(subset, folder, [e.path for e in images]) for subset, folder, images in captioned]
     captions_of_folders = read_captions(dataset, folders, reading.findings)
     for (_, _, images), captions in zip(captioned, captions_of_folders, strict=True):
         for entry, caption in zip(images, captions, strict=True):
             entry.caption = caption
+    # Regularization images are repeated, or left out, until there are as many as training images.
     wanted = sum(entry.repeats for entry in ordinary)
     counts = balanced([entry.repeats for entry in regular], wanted)
     for entry in ordinary:
@@ -100,6 +102,7 @@ def _images_of(
         findings.error("unreadable-folder", where, f"{quoted(subset.image_dir)} cannot be listed: {error.strerror}")
         return []
     note_ignored(folder, findings, where)
+    # Which images there are: those of its metadata cache, where one is used, or else of the folder.
     cache = os.path.join(subset.image_dir, CACHE_FILE)
     images = _cached(cache, subset, folder, dataset, reading) if subset.cache_info else None
     fresh = images is None
@@ -117,6 +120,7 @@ def _images_of(
     elif reading.captions:
         captioned.append((subset, folder, images))
     check_stems(paths, where, findings)
+    # Which of them are trained and which are held back.
     # a share above 1 trains nothing, as in sd-scripts; one at which it overflows and stops is reported with the values
     if 0 < dataset.validation_split * len(images) < math.inf:
         if subset.is_reg:

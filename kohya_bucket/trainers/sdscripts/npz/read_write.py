@@ -161,8 +161,10 @@ class OpenNpz:
         out.comment = self._archive.comment
         for name, member in self._members.items():
             new = renamed.get(name, name)
+            # What of ours is damaged can be made again: it is left out.
             if new and _OURS.fullmatch(name) and self.damaged([name[:-4]]):
                 continue
+            # Where its bytes lie: behind the header, and the name and extra field that follow it.
             at = member.header_offset
             begin = at + _LOCAL.size
             whole = content[at : at + 4] == b"PK\3\4" and begin <= len(content)
@@ -170,6 +172,7 @@ class OpenNpz:
                 begin += sum(_LOCAL.unpack_from(content, at)[-2:])
             data = content[begin : begin + member.compress_size]
             if new and whole and len(data) == member.compress_size:
+                # The bytes are copied as they are packed, and the new directory says where they lie.
                 copied = copy.copy(member)
                 copied.filename, copied.header_offset = new, out.fp.tell()
                 copied.flag_bits &= ~8  # its length stands before it
@@ -386,9 +389,11 @@ def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch
     def plan(file: OpenNpz | None) -> tuple[dict[str, str], dict[str, Array]]:
         plain = () if file is None else _plain_shape(file)
         renamed: dict[str, str] = {}
+        # What the file has of this size goes, with keys of either kind.
         for keys in arch.key_suffixes(bucket_size):
             if keys or plain == arch.shape(bucket_size):
                 renamed |= {f"{part}{keys}.npy": "" for part in _PARTS}
+        # Plain keys are taken: those of another size get keys that say it, unless there are such already.
         if not new_keys and file is not None:
             keys = f"_{plain[-2]}x{plain[-1]}" if len(plain) == 3 and plain[0] == arch.channels else ""
             kept = keys if "latents" in file.names and f"latents{keys}" not in file.names else ""
