@@ -19,9 +19,9 @@ def said(table, **more):
     return rule_text(placing.trained, options, **{"enable_bucket": True, **more})
 
 
-@pytest.mark.parametrize("rule", ["kohya", "preset:sdxl"])
-def test_the_rule_is_named(rule):
-    assert said({"rule": rule}) == f"rule {rule}"
+@pytest.mark.parametrize(("rule", "text"), [("kohya", "sd-scripts' buckets"), ("preset:sdxl", "rule preset:sdxl")])
+def test_the_rule_is_named(rule, text):
+    assert said({"rule": rule}) == text
 
 
 def test_auto_says_what_it_chose():
