@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 else:
     __getattr__ = importer(
         __name__,
-        {
-            "kohya_bucket.trainers.sdscripts.door": ["install", "is_active", "left_alone", "uninstall", "why_inactive"],
-        },
+        {"kohya_bucket.trainers.sdscripts.door": ["install", "is_active", "left_alone", "uninstall", "why_inactive"]},
     )
 
 __all__ = ["install", "is_active", "left_alone", "uninstall", "why_inactive"]

@@ -25,11 +25,7 @@ from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.door.patching import Patches, Replacement
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
-from kohya_bucket.trainers.sdscripts.npz.read_write import (
-    NpzLatents,
-    write_arrays,
-    write_npz,
-)
+from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, write_arrays, write_npz
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,7 @@ from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import json_mistake, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
-from kohya_bucket.trainers.sdscripts.config.files import (
-    check_stems,
-    image_named,
-    missing_folder,
-    remedy_for_missing,
-)
+from kohya_bucket.trainers.sdscripts.config.files import check_stems, image_named, missing_folder, remedy_for_missing
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
 from kohya_bucket.trainers.sdscripts.config.releases import Feature, Release
