@@ -71,7 +71,7 @@ def test_precompute_encodes_what_the_training_looks_for(sd_scripts_dir, data, tm
     for name, encoded in (("ahead", 5), ("ahead again", 0)):
         run = training.npz(name, door=AHEAD)
         assert run.status == 0, run.log[-3000:]
-        assert f"outputs of 5 captions are there, {encoded} of them encoded by this process" in run.log
+        assert f"5 captions cached, {encoded} of them encoded by this process" in run.log
         assert run.batches == []
         assert not run.weights.exists()
     written = training.written()

@@ -1,4 +1,4 @@
-"""What a training is refused for before its first step, and what it is told that it does not get."""
+"""Why a training is refused before its first step, and what it is told it does not get."""
 
 from __future__ import annotations
 
@@ -78,8 +78,7 @@ def say_what_is_in_no_store(datasets: Sequence[HeldDataset], options: AdapterOpt
     """Name the store that is asked for and that this run, whose caches are all made, does not have."""
     if options.latent_cache == "shards" and not all(map(is_in_store, datasets)):
         warn_once(
-            f"{_SHARDS} is set, but this run caches no latents on disk, so there is no store of them: add "
-            "--cache_latents and --cache_latents_to_disk"
+            f"{_SHARDS} is set, but this run caches no latents on disk: add --cache_latents and --cache_latents_to_disk"
         )
 
 
@@ -105,7 +104,7 @@ def refuse_what_needs(unknown: Mapping[str, str], options: AdapterOptions) -> No
     for subject, asked in needs.items():
         if subject in unknown and asked:
             raise ConfigError(
-                f"{asked[0]} needs a part of sd-scripts that looks different from every known version: "
+                f"{asked[0]} needs a part of sd-scripts that differs from every known version: "
                 f"{unknown[subject]}. Leave it out, or update kohya-bucket"
             )
     if options.latent_cache == "shards" and importlib.util.find_spec("pyarrow") is None:

@@ -1,4 +1,4 @@
-"""Latents by the trainer's own strategy, which never waits for images, nor for the disk.
+"""Latents by the trainer's own strategy, which never waits for images or for the disk.
 
 - Threads load, resize and normalize images ahead of the encoder, by the trainer's own function, one image a call.
 - One thread puts neighbours of one bucket together, and copies them to the device, while the batch before them runs.

@@ -82,7 +82,7 @@ def _in_batches(dataset: Any, infos: Iterable[Any]) -> list[tuple[Any, Condition
 
 
 def _check_what_is_asked(strategy: Any, arch: Family, options: AdapterOptions) -> None:
-    """Say, once for all datasets, what a family or a switch of the trainer takes from caches on disk.
+    """Say, once for all datasets, which checks of caches on disk a family or a switch of the trainer rules out.
 
     Raises:
         ConfigError: options that would be without effect.
@@ -90,24 +90,24 @@ def _check_what_is_asked(strategy: Any, arch: Family, options: AdapterOptions) -
     ending = strategy.cache_suffix
     if not arch.channels and options.latent_cache == "shards":
         raise ConfigError(
-            f"[kohya_bucket] latent_cache = 'shards' is for the model families that are known here, and caches that "
-            f"end in {ending} are of none: leave it out, and they stay npz, or update kohya-bucket"
+            f"[kohya_bucket] latent_cache = 'shards' needs a model family that kohya_bucket knows, and caches that "
+            f"end in {ending} belong to none: leave it out to keep npz, or update kohya-bucket"
         )
     skips = bool(strategy.skip_disk_cache_validity_check)
     if skips and options.focus:
         raise ConfigError(
-            "[kohya_bucket] focus is set, but with --skip_cache_check no cache is looked into, so that latents of "
-            "other crops would be trained: leave --skip_cache_check out, or focus"
+            "[kohya_bucket] focus is set, but --skip_cache_check trains cached latents unchecked, those of other crops "
+            "too: leave out one of them"
         )
     if not arch.channels:
         warn_once(
-            f"caches that end in {ending} are of a model family that kohya_bucket does not know: they are compared "
-            "with image, size, crop and VAE, but whether their shape is right is left to sd-scripts"
+            f"caches that end in {ending} belong to a model family that kohya_bucket does not know: image, size, crop "
+            "and VAE are compared, and sd-scripts alone checks their shape"
         )
     if skips:
         warn_once(
-            "--skip_cache_check: cached latents are trained without a look at them, also of images that were edited "
-            "since, of another VAE, or cut off"
+            "--skip_cache_check: cached latents are trained unchecked, even if an image was edited since, the VAE "
+            "changed, or a file is cut off"
         )
 
 
@@ -211,8 +211,8 @@ class CachingSession:
             self.cache.serve(self.dataset, self.strategy, self.items)
         if elsewhere := [path for (path, _), written in self.unsaved.items() if written_ns(path) != written]:
             logger.warning(
-                "%d latents were written by this sd-scripts in a way of its own, without what they were made from: "
-                "only an image that is newer than its cache is encoded again", len(elsewhere),
+                "this sd-scripts wrote %d latents by itself, without a note of what they were made from: only an "
+                "image that is newer than its cache is encoded again", len(elsewhere),
             )  # fmt: skip
 
     def path_of(self, info: Any) -> str:

@@ -1,7 +1,7 @@
 """sd-scripts' own loop over captions, with whole and checked files under it.
 
 sd-scripts names a file for the image alone. Where images of one stem, or datasets that share an image, have different
-captions, the one that comes first has the usual file and the others have further ones.
+captions, the first one gets the usual file and the others get further ones.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def cache_text_outputs(
         return
     if strategy.skip_disk_cache_validity_check:
         warn_once(
-            "--skip_cache_check: cached text-encoder outputs are trained without a look at them, also of captions "
-            "that were edited since, of other text encoders, or cut off"
+            "--skip_cache_check: cached text-encoder outputs are trained unchecked, even if a caption was edited, "
+            "the text encoders changed, or a file is cut off"
         )
     encoding = Encoding(encoders_hash(models), tokens_of(tokenizing))
     with temporary_folder() as folder:
@@ -208,11 +208,8 @@ class EncodedAhead:
         if not self.files:
             end_run(_NOTHING)
         if is_first_process():
-            print(
-                f"kohya_bucket: the outputs of {counted(len(self.files), 'caption')} are there, {self.encoded} of them "
-                "encoded by this process",
-                file=sys.stderr,
-            )
+            captions = counted(len(self.files), "caption")
+            print(f"kohya_bucket: {captions} cached, {self.encoded} of them encoded by this process", file=sys.stderr)
         raise SystemExit(0)
 
 

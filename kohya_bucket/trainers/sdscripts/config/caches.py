@@ -1,8 +1,8 @@
-"""What sd-scripts refuses beside its caches, and what it leaves out there in silence.
+"""Settings that sd-scripts refuses together with its caches, and those that it silently ignores there.
 
-Source: `is_latent_cacheable` and `is_text_encoder_output_cacheable` of its datasets, the trainers that ask them, and
-what else its trainers assert of `--cache_latents` and `--cache_text_encoder_outputs`. The outputs of text encoders are
-made of each caption as it stands in its file: `process_caption` is not called.
+Source: `is_latent_cacheable` and `is_text_encoder_output_cacheable` of its datasets, and what its trainers assert of
+`--cache_latents` and `--cache_text_encoder_outputs`. Captions are encoded as they stand in their files:
+`process_caption` is not called.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _LATENTS, _TEXT = "cache_latents", "cache_text_encoder_outputs"
 _ANIMA = tuple(file for file, _ in ARCHITECTURES["anima"].trainers)
 _SD = tuple(file for file, _ in ARCHITECTURES["sd"].trainers)
 NO_TEXT_CACHE = (*_SD, "sdxl_train_textual_inversion.py")
-"""Trainers that cannot cache outputs of text encoders."""
+"""Trainers that cannot cache text-encoder outputs."""
 IGNORING = ("lumina_train_network.py",)
-"""Trainers that cache these and do not ask what else is set."""
+"""Trainers that cache them without checking other settings."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """One pair of settings.
+    """One pair of settings that exclude each other.
 
     Attributes:
         cache: which cache.
-        setting: what cannot stand beside it.
-        takes: trainers that do take it; refused by all others that have such a cache.
+        setting: the other setting.
+        why: what follows "because".
+        takes: trainers that accept the pair; all others with such a cache refuse it.
         only: the trainers that refuse it; empty for all.
         of: the trainers that have this setting; empty for all.
-        why: what follows "because".
         must: the setting is refused where it is missing.
-        unless: an option with which it is taken.
+        unless: an option that lifts the refusal.
     """
 
     cache: str
@@ -79,7 +79,7 @@ def check_caches(dataset: DatasetConfig, findings: Findings, trainer: Programs) 
 
 
 def _set_at(refusal: Refusal, dataset: DatasetConfig) -> Iterable[str]:
-    """Where both are set: places of subsets, or that of the dataset."""
+    """Places where both are set: subsets, or the dataset."""
     caches = dataset.caches_latents if refusal.cache == _LATENTS else dataset.caches_text
     if not caches or (refusal.unless and getattr(dataset, refusal.unless)):
         return []
@@ -117,7 +117,7 @@ def check_captions(
     dataset: DatasetConfig, subset: SubsetConfig, captions: Sequence[tuple[str, str | None]], cut: Sequence[str],
     findings: Findings,
 ) -> None:  # fmt: skip
-    """Say what is not trained of captions, or not as it is meant.
+    """Name captions that are trained only in part, or not as meant.
 
     Args:
         captions: (name, what is trained) of each image, before `process_caption`.
@@ -140,7 +140,7 @@ def check_captions(
 
 
 def _check_cached(subset: SubsetConfig, texts: Sequence[tuple[str, str]], findings: Findings) -> None:
-    """What is done to captions as they are trained, and not before their outputs are cached."""
+    """Name settings that change captions during training, and do nothing where their outputs are cached."""
     why = f"with {_TEXT} each caption is cached as it stands in its file"
     drawn = [name for name, text in texts if "\n" in text or "{" in text or "}" in text]
     if subset.enable_wildcard and drawn:

@@ -1,4 +1,4 @@
-"""Which files of a folder sd-scripts takes for images, and what to say about a folder that is not there.
+"""Which files of a folder sd-scripts takes for images, their captions, and what to say of a missing folder.
 
 Source: sd-scripts' `IMAGE_EXTENSIONS` and `glob_images`: one level, no hidden files, extensions in all lower or all
 upper case (on Windows in any case), sorted by path.
@@ -105,7 +105,7 @@ def read_folder(path: str, extensions: Collection[str] | None = None) -> Folder:
 
 
 def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
-    """Say which files of a folder look like images and are passed over."""
+    """Name files that look like images and are not read."""
     endings = {os.path.splitext(name)[1].lower() for name in folder.ignored}
     plugins = [plugin for ending, (plugin, _) in _WITH_PLUGIN.items() if ending in endings]
     otherwise = f"; or pip install {' '.join(plugins)}" if plugins else ""
@@ -114,7 +114,7 @@ def note_ignored(folder: Folder, findings: Findings, where: str) -> None:
 
 
 def missing_folder(key: str, path: str, findings: Findings, where: str, base: Path | None) -> None:
-    """Say that a folder is not there, and why that may be. `base` is the config file's folder."""
+    """Name a missing folder, and what the mistake may be. `base` is the config file's folder."""
     what = "is not a folder"
     if os.path.isfile(path):
         what, remedy = "is a file, not a folder", "give the folder that holds it"

@@ -1,4 +1,4 @@
-"""The images of a dataset, and what the readers of the three kinds of datasets share."""
+"""The images of a dataset, and what its three readers (DreamBooth, fine-tuning, ControlNet) share."""
 
 from __future__ import annotations
 

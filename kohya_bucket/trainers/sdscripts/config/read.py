@@ -41,14 +41,14 @@ class ReadDataset:
 
 @dataclass(frozen=True)
 class Config:
-    """All that a dataset config says.
+    """Everything a dataset config says.
 
     Attributes:
-        datasets: its datasets, in order. Those that sd-scripts could not build are there with what is known.
-        options: those of its `[kohya_bucket]` table, over the environment's; None where a finding says what is wrong.
-        findings: everything that is wrong or notable.
-        trainer: what it was checked for; a trainer's settings may show its family.
-        release: the version of sd-scripts that it was read as.
+        datasets: in order; those that sd-scripts could not build too, as far as they could be read.
+        options: its `[kohya_bucket]` table over the environment's; None where a finding says what is wrong.
+        findings: everything wrong or notable.
+        trainer: what it was checked for; a trainer's settings may name its family.
+        release: the version of sd-scripts whose rules it was read by.
         length: how long a trainer's settings let it train; None for a dataset config, which does not say.
     """
 
@@ -182,14 +182,12 @@ def _read(
 def _check_release(release: Release, findings: Findings) -> None:
     if release.is_known:
         return
-    message = (
-        f"sd-scripts {release.name} is not among the versions that are known here, {KNOWN}: not all that it refuses "
-    )
+    message = f"kohya_bucket knows sd-scripts {KNOWN}, not {release.name}: it may refuse more than is named here"
     remedy = "give its checkout, whose keys are read from its source: --sd-scripts DIR"
     if not release.version:
-        message = f"the keys that {release.name} takes cannot be read from its source: not all that it refuses "
+        message = f"the keys of {release.name} cannot be read from its source: it may refuse more than is named here"
         remedy = "see what it says when it starts"
-    findings.warning("unknown-version", "", message + "may be named", remedy)
+    findings.warning("unknown-version", "", message, remedy)
 
 
 def _list(dataset: DatasetConfig, reading: ReadContext, training: bool = True) -> DatasetTable:
