@@ -27,7 +27,6 @@ from kohya_bucket.trainers.sdscripts.caching.session import (
     shared_by,
 )
 from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache, cache_of_run
-from kohya_bucket.trainers.sdscripts.config.files import written_ns
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames, refuse_too_long
 from kohya_bucket.trainers.sdscripts.wording import say_recached
@@ -140,7 +139,6 @@ class CachingSession:
         paths: cache path by image, and by size where that is not the image's own.
         shared: what datasets before this one need of an item that is theirs too, by cache path and bucket.
         reasons: why an image is encoded again.
-        unsaved: when the files were written of what is to be encoded, by path and bucket, until it is saved.
     """
 
     dataset: Any
@@ -153,7 +151,6 @@ class CachingSession:
     sizes: dict[str, list[Size]] = field(default_factory=dict)
     shared: Requested = field(default_factory=dict)
     reasons: dict[str, list[StaleReason]] = field(default_factory=dict)
-    unsaved: dict[tuple[str, Size], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         infos = list(self.dataset.image_data.values())
@@ -209,26 +206,18 @@ class CachingSession:
         self.cache.finish()
         if isinstance(self.cache, ShardCache):
             self.cache.serve(self.dataset, self.strategy, self.items)
-        if elsewhere := [path for (path, _), written in self.unsaved.items() if written_ns(path) != written]:
-            logger.warning(
-                "this sd-scripts wrote %d latents by itself, without a note of what they were made from: only an "
-                "image that is newer than its cache is encoded again", len(elsewhere),
-            )  # fmt: skip
 
     def path_of(self, info: Any) -> str:
         return self.paths[str(info.absolute_path), _variant_size(info.absolute_path)]
 
     def is_expected(self, info: Any) -> bool:
         """Whether an image has the latents on disk that it should have; if not, why is noted."""
-        place = info.latents_npz, as_pair(info.bucket_reso)
-        item = self.items[place]
+        item = self.items[info.latents_npz, as_pair(info.bucket_reso)]
         if self.strategy.skip_disk_cache_validity_check and self.cache.holds(item):
             return True
         reasons = self.cache.stale_reasons(item)
         if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[item.image] = reasons
-        if reasons:
-            self.unsaved[place] = written_ns(place[0])
         return not reasons
 
     def save_all(self, images: Iterable[tuple[Any, ...]]) -> None:
@@ -243,7 +232,6 @@ class CachingSession:
         # The strategy does not say the bucket: the latents' shape does.
         sizes = self.sizes[path]
         size = next((one for one in sizes if self.arch.shape(one)[-2:] == tuple(latents.shape[-2:])), sizes[0])
-        self.unsaved.pop((path, size), None)
         item = self.items[path, size]
         # An earlier dataset's flipped latents and masks, which this one does not ask for, are kept if they still serve.
         flip, mask = self.shared.get((path, size), (False, False))
