@@ -57,8 +57,8 @@ def cache_section(read: Config) -> Section:
             first = first_image.setdefault(part.dataset, str(part.paths[0]))
             stores.setdefault(store_folder(options, first), []).append(part)
         try:
-            for folder, mine in stores.items():
-                _shards(section, _distinct(mine), folder)
+            for folder, parts_in_store in stores.items():
+                _shards(section, _distinct(parts_in_store), folder)
         except (LatentStoreError, StorageError, UnreadableError) as error:
             section.findings.error("store", "", str(error))
     else:
@@ -99,12 +99,12 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
         reasons: Counter[str] = Counter()
         wrong: list[LatentItems] = []
         for part, paths in zip(parts, files, strict=True):
-            why = [
+            reasons_of = [
                 npz_entry(path, part.entry(i), arch, Path(part.paths[i]), ignoring=_NOT_LOADED).reasons
                 for i, path in enumerate(paths)
             ]
-            reasons.update(found[0].brief for found in why if found)
-            wrong.append(part.subset([i for i, found in enumerate(why) if found]))
+            reasons.update(why[0].brief for why in reasons_of if why)
+            wrong.append(part.subset([i for i, why in enumerate(reasons_of) if why]))
         _say(section, arch.name, sum(map(len, parts)), reasons)
         lacking += wrong
         needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))
@@ -129,9 +129,9 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -
         reasons: Counter[str] = Counter()
         lacking = []
         for part in parts:
-            found = _in_store(store, part)
-            reasons.update(found.counts())
-            lacking.append(part.subset(np.flatnonzero(found.to_do).tolist()))
+            comparison = _in_store(store, part)
+            reasons.update(comparison.counts())
+            lacking.append(part.subset(np.flatnonzero(comparison.to_do).tolist()))
         _say(section, str(folder), sum(map(len, parts)), reasons)
     if isinstance(folder, Path):
         _say_room(section, _of_any_family(lacking, npz=False), [folder], "another latent_cache_dir")
@@ -140,15 +140,15 @@ def _shards(section: Section, parts: Sequence[LatentItems], folder: StorePath) -
 def _in_store(store: LatentStore, part: LatentItems) -> Comparison:
     """As training looks: by an image's name there and its bucket, in whatever collection and type of numbers."""
     sources = relative_source(part.paths, store.layout.images_root())
-    found = Comparison(np.full(len(part), -1, dtype=np.int64), {})
+    best = Comparison(np.full(len(part), -1, dtype=np.int64), {})
     for name in store.collections():
         asked = replace(part, sources=sources, encoding=replace(part.encoding, collection=name))
         seen = compare(store, asked, ignoring=(Stale.VAE, Stale.DTYPE))
-        better = (seen.at >= 0) & ~seen.differs[Stale.BUCKET] & ~seen.differs[Stale.KIND] & found.to_do
-        found.at[better] = seen.at[better]
+        better = (seen.at >= 0) & ~seen.differs[Stale.BUCKET] & ~seen.differs[Stale.KIND] & best.to_do
+        best.at[better] = seen.at[better]
         for kind, differs in seen.differs.items():
-            found.differs.setdefault(kind, np.zeros(len(part), dtype=np.bool_))[better] = differs[better]
-    return found
+            best.differs.setdefault(kind, np.zeros(len(part), dtype=np.bool_))[better] = differs[better]
+    return best
 
 
 def _say(section: Section, name: str, total: int, reasons: Counter[str]) -> None:
@@ -208,7 +208,7 @@ def human(nbytes: int) -> str:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
-    there = folder.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    return there
+    nearest = folder.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    return nearest

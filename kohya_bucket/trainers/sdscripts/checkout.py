@@ -61,8 +61,8 @@ def find_checkout(folder: Path) -> Path:
             return candidate
     submodule = folder / "sd-scripts"
     if _has_submodule(folder) and not (submodule.is_dir() and any(submodule.iterdir())):
-        there = (folder / ".git").exists()
-        remedy = f"git -C {folder} submodule update --init" if there else "git clone --recursive, not a .zip file"
+        is_clone = (folder / ".git").exists()
+        remedy = f"git -C {folder} submodule update --init" if is_clone else "git clone --recursive, not a .zip file"
         raise CheckoutError(f"{submodule} is empty: the GUI's sd-scripts was not fetched; get it with {remedy}")
     if not folder.exists():
         raise CheckoutError(f"{folder} does not exist: {path_meant(folder)}")
@@ -108,13 +108,13 @@ def npz_version(root: Path) -> str:
 
 def steps_in(root: Path) -> dict[str, int]:
     """{trainer's file: what `bucket_reso_steps` must be a multiple of there}, by its source; nothing is imported."""
-    found = {}
+    steps_of = {}
     for file in root.glob("*.py"):
         steps = map(int, _VERIFIED.findall(file.read_text(encoding="utf-8", errors="replace")))
         least = math.lcm(*(step for step in steps if step))
         if least > 1:
-            found[file.name] = least
-    return found
+            steps_of[file.name] = least
+    return steps_of
 
 
 def describe_folder(root: Path) -> str:

@@ -119,20 +119,20 @@ def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None)
         section.findings.warning("enlarged", config.place, message, remedy, names)
 
 
-def _decode(section: Section, read: Config, known: set[str], show: ShowProgress, *, stops: bool) -> None:
-    read_lists = [(d.config, found) for d in read.datasets for found in (d.images, d.validation) if found is not None]
+def _decode(section: Section, read: Config, left_out: set[str], show: ShowProgress, *, stops: bool) -> None:
+    tables = [(d.config, table) for d in read.datasets for table in (d.images, d.validation) if table is not None]
     then = '; training stops at the first of them, as on_bad_image = "stop" asks' if stops else (
         "; sd-scripts alone stops at the first of them, and with kohya_bucket each is named and left out when its turn "
         "comes, and another image of its bucket trains in its place"
     )  # fmt: skip
-    every = (p for _, found in read_lists for p in (*found.paths, *found.conditioning) if p and p not in known)
+    paths = (p for _, table in tables for p in (*table.paths, *table.conditioning) if p and p not in left_out)
     masked = {
         path
-        for config, found in read_lists
-        for path, subset in zip(found.paths, found.subset.tolist(), strict=True)
+        for config, table in tables
+        for path, subset in zip(table.paths, table.subset.tolist(), strict=True)
         if config.subsets[subset - 1].alpha_mask
     }
-    section.decode(every, show, then, stops=stops, masked=masked)
+    section.decode(paths, show, then, stops=stops, masked=masked)
 
 
 # A checkout of sd-scripts: its version, how the adapter comes into it, whether it knows it, what it needs.
@@ -181,10 +181,10 @@ def _remedy(root: Path) -> str:
     for name in ("venv", ".venv"):
         for python in (root / name / "bin" / "python", root / name / "Scripts" / "python.exe"):
             if python.is_file() and Path(sys.prefix).resolve() != (root / name).resolve():
-                there = f"{argument(python)} -m"
+                command = f"{argument(python)} -m"
                 return (
-                    f"check the environment that you train in: {there} pip install {where_this_came_from()}, then "
-                    f"{there} kohya_bucket doctor"
+                    f"check the environment that you train in: {command} pip install {where_this_came_from()}, then "
+                    f"{command} kohya_bucket doctor"
                 )
     needed = f"pip install -r requirements.txt in {root}"
     return f"run doctor in the environment that you train in, or install here what it needs ({needed})"

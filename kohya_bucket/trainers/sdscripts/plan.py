@@ -63,11 +63,9 @@ class DatasetOverview:
     def focus_cuts(self) -> list[FocusCuts]:
         """What the crops of each resolution cut off the images' focus; none where no focus is set."""
         focus = self.images.focus
-        return (
-            []
-            if focus is None
-            else [FocusCuts.from_placement(placement, focus) for placement in self.images.placements]
-        )
+        if focus is None:
+            return []
+        return [FocusCuts.from_placement(placement, focus) for placement in self.images.placements]
 
     def enlarged_per_bucket(self) -> list[tuple[int, float]]:
         """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
@@ -145,10 +143,10 @@ class DatasetOverview:
     def _subset_lines(self) -> list[str]:
         lines, images = [], self.read.images
         for subset in self.read.config.subsets:
-            mine = images.subset == subset.number
-            times = times_text(np.unique(images.repeats[mine]).tolist())
+            in_subset = images.subset == subset.number
+            times = times_text(np.unique(images.repeats[in_subset]).tolist())
             source = subset.image_dir if subset.metadata_file is None else subset.metadata_file
-            count = counted(int(np.count_nonzero(mine)), "image")
+            count = counted(int(np.count_nonzero(in_subset)), "image")
             lines.append(f"{source}: {count}{times}{', regularization' * subset.is_reg}")
         return lines
 
@@ -214,7 +212,7 @@ def overview(
     except ConfigError as error:
         config.findings.error("focus", "", str(error))
     counts, rows = epoch_of([d.images for d in placed], options, gpus, accumulate)
-    datasets = (replace(d, rows=tuple(d.images.rows(mine))) for d, mine in zip(placed, counts, strict=True))
+    datasets = (replace(d, rows=tuple(d.images.rows(trained))) for d, trained in zip(placed, counts, strict=True))
     return Overview(options, tuple(datasets), rows, frozenset(unreadable))
 
 
@@ -243,22 +241,22 @@ def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, traine
 
     `sizes` are [N, 2] of these images; (0, 0) where unreadable. `trainer` is whose steps are tried.
     """
-    found: list[dict[str, Any]] = [{} for _ in sizes]
+    mends: list[dict[str, Any]] = [{} for _ in sizes]
     if not len(sizes) or named_rule(options.rule).from_images:
-        return found
+        return mends
     smaller = [s for s in (32, 16, 8) if keys.bucket_reso_steps % s == 0 and s < keys.bucket_reso_steps]
     fitting = [s for s in smaller if not (trainer.family and trainer.refusing(s))]
     tried: list[dict[str, Any]] = [{"bucket_reso_steps": step} for step in fitting]
     tried = [{"bucket_no_upscale": False}, *tried] if keys.bucket_no_upscale else tried
     for mend in tried:
-        open_ = [i for i, one in enumerate(found) if not one]
+        open_ = [i for i, mend_of_image in enumerate(mends) if not mend_of_image]
         try:
             placed = np.logical_or.reduce([p.placed for p in place_all(replace(keys, **mend), options, sizes[open_])])
         except KohyaBucketError:
             continue
         for k in np.flatnonzero(placed).tolist():
-            found[open_[k]] = mend
-    return found
+            mends[open_[k]] = mend
+    return mends
 
 
 def _check_limits(seen: DatasetOverview, options: AdapterOptions, trainer: Programs, findings: Findings) -> None:

@@ -79,8 +79,8 @@ class TrainerResume(ResumeHooks):
 
     def _skip_first_batches(self, loader: Any, count: Any = 0) -> Any:
         # The trainer asks for one batch less than it skips, and throws the first one away.
-        known = isinstance(count, InitialStep) and count.taken_off == 1
-        if self.sampler is None or not known or self.sampler.epoch != count.epoch + 1:
+        as_known = isinstance(count, InitialStep) and count.taken_off == 1
+        if self.sampler is None or not as_known or self.sampler.epoch != count.epoch + 1:
             return type(self.accelerator).skip_first_batches(self.accelerator, loader, count)
         self.sampler.repeat_first, self._not_taken_up = True, False
         return loader

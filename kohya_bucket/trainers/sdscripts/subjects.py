@@ -29,8 +29,8 @@ def subjects_of(
     for dataset, images in read:
         refuse_lost_focus(dataset.config, options, config.release)
         batch = batch_size or dataset.config.batch_size
-        known = SizeScan.stated(images.paths, images.sizes)
-        placed.append(dataset.images.place(known, batch, dataset.config.dataset_keys, options))
+        scan = SizeScan.stated(images.paths, images.sizes)
+        placed.append(dataset.images.place(scan, batch, dataset.config.dataset_keys, options))
     subjects = []
     for number, (dataset, images) in enumerate(read):
         focus = focus_of(options, images.paths)

@@ -151,10 +151,10 @@ def _cached_sizes(
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     # At the first resolution with a bucket for it, an image is in sd-scripts' usual file; at others in further ones.
     placed_at = np.stack([column.placed for column in columns])
-    own = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)
+    usual = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)
     for number, column in enumerate(columns):
-        here = own == number
-        for rows, further in ((here if number else here | (own < 0), False), (column.placed & ~here, True)):
+        here = usual == number
+        for rows, further in ((here if number else here | (usual < 0), False), (column.placed & ~here, True)):
             if rows.any():
                 yield np.flatnonzero(rows), column.select(rows), names[number], further
     if not options.moving:

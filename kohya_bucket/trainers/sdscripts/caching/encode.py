@@ -107,9 +107,9 @@ class EncodingLoop:
         self._device = device if isinstance(device, torch.device) and device.type == "cuda" else torch.device("cpu")
         self._side_stream = SideStream(self._device)
         self._seed = torch.initial_seed()
-        given = int(self.strategy.batch_size or 1)
+        batch_size = int(self.strategy.batch_size or 1)
         is_known = self.strategy.cache_suffix in {family.suffix for family in ARCHITECTURES.values()}
-        self._limit = BatchLimit(self._device, None if is_known and given == 1 else given)
+        self._limit = BatchLimit(self._device, None if is_known and batch_size == 1 else batch_size)
 
     def run(self, to_do: Sequence[tuple[Any, Condition]], processes: int) -> None:
         """Encode images; neighbours in one bucket share a batch.
@@ -303,8 +303,8 @@ def noise_of_images(seeds: Sequence[int]) -> Iterator[None]:
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             drawn = function(*args, **(kwargs or {}))
             if function in (torch.randn, torch.randn_like) and drawn.shape[:1] == (len(generators),):
-                own = [torch.randn(drawn.shape[1:], generator=generator) for generator in generators]
-                drawn.copy_(torch.stack(own))
+                noise = [torch.randn(drawn.shape[1:], generator=generator) for generator in generators]
+                drawn.copy_(torch.stack(noise))
             return drawn
 
     with OwnNoise():

@@ -62,18 +62,18 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
         LatentStoreError: latents are cached, but not for that size.
     """
     owner = inner_of(dataset)
-    images, own = dataset.buckets_indices.images, owner.image_data
+    images, records = dataset.buckets_indices.images, owner.image_data
     shown: dict[str, Any] = {}
     for i, key in zip(index.images.tolist(), owner.bucket_manager.buckets[index], strict=True):
-        info = own[key]
+        info = records[key]
         size, resized = _size_at(images, i, index.bucket, info)
         if tuple(info.bucket_reso) != size:
             shown[key] = _with_latents(_Variant(info, size, resized), getattr(owner, _KEPT, {}))
-    owner.image_data = ChainMap(shown, own) if shown else own
+    owner.image_data = ChainMap(shown, records) if shown else records
     try:
         yield
     finally:
-        owner.image_data = own
+        owner.image_data = records
 
 
 def _size_at(images: PlacedDataset, image: int, bucket: int, info: ImageRecord) -> tuple[Size, Size]:
@@ -123,12 +123,12 @@ def caching_all_sizes(dataset: Dataset) -> Iterator[None]:
     if is_first_process():
         images = len({id(v.info) for v in variants})
         logger.info("%d images are cached at other sizes too, %d latents more", images, len(variants))
-    own = dataset.image_data
-    dataset.image_data = {**own, **{(v.info.image_key, v.size): e for v, e in zip(variants, entries, strict=True)}}
+    records = dataset.image_data
+    dataset.image_data = {**records, **{(v.info.image_key, v.size): e for v, e in zip(variants, entries, strict=True)}}
     try:
         yield
     finally:
-        dataset.image_data = own
+        dataset.image_data = records
     # What was cached goes with the dataset, by image and size; `at_planned_size` takes it up.
     kept = {}
     for entry, variant in zip(entries, variants, strict=True):

@@ -83,18 +83,18 @@ def read_config(
     Raises:
         ConfigError: the file cannot be read at all. Everything else is in `findings`.
     """
-    source, findings, given = load_source(path, "sd-scripts"), Findings(), dict(given or {})
-    folders = {name: given.pop(name, None) for name in FOLDERS}
+    source, findings, arguments = load_source(path, "sd-scripts"), Findings(), dict(given or {})
+    folders = {name: arguments.pop(name, None) for name in FOLDERS}
     source = without_settings(source, findings)
     run = run_file(source, findings)
     if run is None:
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
             raise ConfigError(f"{source.path} {_beside_folders(source, ' and '.join(named))}")
-        return _read(source, given, findings, release, trainer, check_captions)
+        return _read(source, arguments, findings, release, trainer, check_captions)
     paths, options, family, length = run
     trainer = trainer if trainer.title or not family else trainer_named(family).as_in(trainer.steps)
-    given = {**options, **{name: value for name, value in given.items() if value is not None}}
+    arguments = {**options, **{name: value for name, value in arguments.items() if value is not None}}
     dataset_config = paths["dataset_config"] if folders["train_data_dir"] is None else None
     data_dir, reg_data_dir, in_json = (folders[name] or paths[name] for name in FOLDERS)
     if dataset_config is not None:
@@ -111,7 +111,7 @@ def read_config(
             f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
             f"or `kohya-bucket plan {argument(source.path)} --train-data-dir FOLDER`"
         )
-    read = _read(source, given, findings, release, trainer, check_captions)
+    read = _read(source, arguments, findings, release, trainer, check_captions)
     if length.computed and dataset_config is None:
         times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
         times *= 2 if paths["reg_data_dir"] else 1
