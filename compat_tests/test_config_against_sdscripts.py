@@ -264,7 +264,7 @@ def test_the_same_images_are_skipped(there: Path, real: SimpleNamespace) -> None
 
 def test_the_keys_are_those_of_the_schemas(real: SimpleNamespace) -> None:
     schemas = real.config_util.ConfigSanitizer(*FULL)
-    version = Release.of(real.root.name) if real.root.name.startswith("v") else NEWEST
+    version = Release.from_version(real.root.name) if real.root.name.startswith("v") else NEWEST
     assert real.release.schema is not None
     assert version.is_known
     for release in (real.release, version):
@@ -282,7 +282,7 @@ def test_the_keys_are_those_of_the_schemas(real: SimpleNamespace) -> None:
 def test_the_same_configs_are_refused(there: Path, real: SimpleNamespace) -> None:
     refusals = 0
     for seed in range(300):
-        config = random_config(10_000 + seed, NEWEST if seed % 3 else Release.of("0.10.1"), slips=True)
+        config = random_config(10_000 + seed, NEWEST if seed % 3 else Release.from_version("0.10.1"), slips=True)
         mine = {f.code for f in ours(config, there, real).findings}
         expected = refused(real, config)
         refusals += expected

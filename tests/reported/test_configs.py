@@ -83,7 +83,7 @@ def test_a_key_that_an_older_version_refuses(command_line: Command, tmp_path: Pa
 
 def test_the_keys_of_every_version() -> None:
     """As the tags of sd-scripts have them in `config_util.py`."""
-    before, after = (known_keys(Level.GENERAL, None, Release.of(version)) for version in ("0.10.1", "0.10.6"))
+    before, after = (known_keys(Level.GENERAL, None, Release.from_version(version)) for version in ("0.10.1", "0.10.6"))
     assert after - before == {name for name, key in KEYS.items() if key.since} == {"skip_image_resolution"}
     assert after == known_keys(Level.GENERAL, None)
 

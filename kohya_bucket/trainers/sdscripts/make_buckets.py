@@ -98,7 +98,7 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
     placement = placing.placement
     # Each record gets its place; those of one bucket share one tuple, since there may be millions.
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
-    resized_sizes = ResizedSize.of(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
+    resized_sizes = ResizedSize.from_placement(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
     pairs = map(_pairs, (scan.sizes, placement.bucket_sizes))
     columns = zip(placement.placed.tolist(), infos, *pairs, resized_sizes, strict=True)
     for is_placed, info, size, bucket, resized in columns:

@@ -27,7 +27,7 @@ class ResizedSize(tuple[int, int]):
     is_stated: bool = False
 
     @classmethod
-    def of_row(cls, row: list[int]) -> Size:
+    def from_row(cls, row: list[int]) -> Size:
         """Of width, height, left, top (-1: in the middle) and whether it is stated; a plain size if that tells all."""
         width, height, left, top, is_stated = row
         if left < 0 and not is_stated:
@@ -38,12 +38,12 @@ class ResizedSize(tuple[int, int]):
 
     @staticmethod
     def row_of(size: Size) -> list[int]:
-        """What `of_row` makes the size of."""
+        """What `from_row` makes the size of."""
         crop = getattr(size, "crop", None) or (-1, -1)
         return [*size, *crop, getattr(size, "is_stated", False)]
 
     @classmethod
-    def of(cls, placement: Placement, is_stated: npt.ArrayLike = False) -> list[Size]:
+    def from_placement(cls, placement: Placement, is_stated: npt.ArrayLike = False) -> list[Size]:
         """The resized size of each image, with its cut where a focus moves that out of the middle.
 
         Args:
@@ -55,7 +55,7 @@ class ResizedSize(tuple[int, int]):
             middle = cut_pixels(placement.resized_sizes, placement.bucket_sizes)[:, :2]
             moved = (placement.crops != middle).any(axis=1)
             rows[moved, 2:4] = placement.crops[moved]
-        return list(map(cls.of_row, rows.tolist()))
+        return list(map(cls.from_row, rows.tolist()))
 
     def crop_ltrb(self, bucket: Size) -> tuple[float, float, float, float]:
         """What SDXL is told of a cut that is not in the middle, see `buckets.focus.moved_crops`."""

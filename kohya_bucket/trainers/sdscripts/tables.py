@@ -127,7 +127,7 @@ def compact(group: Group) -> None:
         if not isinstance(table, BatchTable) or list(records) != list(table.images.keys):
             continue
         keys = TextColumn.from_texts(table.images.keys)
-        subsets = Few.of([inner.image_to_subset[key] for key in records], by_identity=True)
+        subsets = Few.from_values([inner.image_to_subset[key] for key in records], by_identity=True)
         infos = list(records.values())
         if subsets is None or len({type(info) for info in infos}) != 1 or set(inner.image_to_subset) - set(records):
             continue
@@ -252,7 +252,7 @@ _FEW = 256
 
 def column_of(values: list[Any], keys: TextColumn) -> Any:
     """The smallest column that gives back equal values of the same types."""
-    few = Few.of(values)
+    few = Few.from_values(values)
     if few is not None:
         return few
     # All texts, all sizes, or all rows of as many small whole numbers; anything else stays a list.
@@ -262,7 +262,7 @@ def column_of(values: list[Any], keys: TextColumn) -> Any:
         return keys if texts == keys else texts
     if ResizedSize in kinds and kinds <= {tuple, ResizedSize}:
         rows = list(map(ResizedSize.row_of, values))
-        return Numbers(np.array(rows, dtype=np.int32), ResizedSize.of_row)
+        return Numbers(np.array(rows, dtype=np.int32), ResizedSize.from_row)
     if kinds not in ({tuple}, {list}) or len({len(row) for row in values}) > 1:
         return values
     numbers = np.array(values) if {type(part) for row in values for part in row} == {int} else np.empty(0)
@@ -278,7 +278,7 @@ class Few:
     values: list[Any]
 
     @classmethod
-    def of(cls, values: list[Any], *, by_identity: bool = False) -> Few | None:
+    def from_values(cls, values: list[Any], *, by_identity: bool = False) -> Few | None:
         """None if the values are too many, or cannot be compared."""
         kept: dict[Any, tuple[int, Any]] = {}
         codes = np.empty(len(values), dtype=np.uint8)

@@ -206,7 +206,7 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     if given is not None and _VERSION.fullmatch(given):
         if is_version(given) and is_too_old(given):
             raise ConfigError(f"--sd-scripts is {given!r}: {NEEDED}")
-        return Release.of(given), None
+        return Release.from_version(given), None
     checkout = checkout_named("--sd-scripts", given)
     return (Release.in_checkout(checkout), checkout) if checkout else (NEWEST, None)
 

@@ -62,8 +62,8 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
     found = placing(tmp_path, options(tmp_path)).placement
     plain = placing(tmp_path, AdapterOptions()).placement
     assert found.cuts[2].tolist() == plain.cuts[2].tolist()
-    sizes = ResizedSize.of(found)
-    assert sizes == ResizedSize.of(plain)  # as sizes they are the same; some know of a cut besides
+    sizes = ResizedSize.from_placement(found)
+    assert sizes == ResizedSize.from_placement(plain)  # as sizes they are the same; some know of a cut besides
     moved = (found.cuts != plain.cuts).any(axis=1)
     assert [isinstance(size, ResizedSize) for size in sizes] == moved.tolist()
     assert moved.tolist() == [True, True, False, True]
@@ -75,7 +75,7 @@ def test_images_without_a_focus_are_placed_to_the_bit_as_without_the_option(tmp_
         (size, getattr(size, "crop", None)) for size in sizes
     ]
     assert [type(column[i]) for i in range(4)] == list(map(type, sizes))
-    assert not any(isinstance(size, ResizedSize) for size in ResizedSize.of(plain))
+    assert not any(isinstance(size, ResizedSize) for size in ResizedSize.from_placement(plain))
 
 
 def test_images_that_the_file_names_and_that_are_not_there_are_named_once(tmp_path, caplog) -> None:

@@ -79,7 +79,7 @@ def at_planned_size(dataset: HeldDataset, index: PlannedBatch) -> Iterator[None]
 def _size_at(images: PlacedDataset, image: int, bucket: int, info: ImageRecord) -> tuple[Size, Size]:
     """(bucket, resized size) of an image in any bucket."""
     placement = images.placed_at(image, bucket)
-    (resized,) = ResizedSize.of(placement, getattr(info.resized_size, "is_stated", False))
+    (resized,) = ResizedSize.from_placement(placement, getattr(info.resized_size, "is_stated", False))
     return as_pair(placement.bucket_sizes[0]), resized
 
 

@@ -70,7 +70,7 @@ class Release:
         return _numbers(version) <= max((_numbers(change.since) for change in self.changes), default=(0, 10, 1))
 
     @classmethod
-    def of(cls, version: str) -> Release:
+    def from_version(cls, version: str) -> Release:
         """That of a version such as `v0.10.6`, or the last of a series such as `0.10`; else the newest."""
         numbers = _numbers(version)
         changes = frozenset(change for change in Feature if _numbers(change.since)[: len(numbers)] <= numbers)

@@ -59,7 +59,7 @@ class RunLength:
     processes: int = 1
 
     @classmethod
-    def of(cls, source: ConfigSource, settings: Mapping[str, Any], preset: bool) -> RunLength:
+    def from_settings(cls, source: ConfigSource, settings: Mapping[str, Any], preset: bool) -> RunLength:
         """Of the settings in a file, of which a preset may have numbers as text."""
         names = ("epoch", "max_train_epochs", "max_train_steps", "gradient_accumulation_steps", "num_processes")
         numbers = (_number(source, name, settings.get(name, 0) or 0, preset, 0) for name in names)
@@ -111,7 +111,7 @@ def run_file(
         if config_name(name) in DEFAULTS and name not in _NO_OPTIONS
     }
     paths = {name: _path(source, name, settings) for name in ("dataset_config", *FOLDERS)}
-    return paths, options, family, RunLength.of(source, settings, preset)
+    return paths, options, family, RunLength.from_settings(source, settings, preset)
 
 
 _OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}

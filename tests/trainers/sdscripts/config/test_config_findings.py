@@ -150,7 +150,7 @@ def test_keys_of_another_kind_of_dataset() -> None:
 def test_keys_newer_than_the_release() -> None:
     text = GOOD.replace("resolution = 512", "resolution = 512\nskip_image_resolution = 8")
     assert not len(read(text).findings)
-    finding = found(read(text, release=Release.of("0.10.1")), "misplaced-key")
+    finding = found(read(text, release=Release.from_version("0.10.1")), "misplaced-key")
     assert "new in sd-scripts 0.10.2, and 0.10.1" in finding.text
 
 

@@ -95,7 +95,7 @@ def test_every_key_has_a_level_and_a_default_of_its_type() -> None:
      ("0.12", 4), ("1.0", 4), ("main", 4)],
 )  # fmt: skip
 def test_a_version_has_the_changes_up_to_it(version: str, count: int) -> None:
-    assert Release.of(version).changes == frozenset(list(Feature)[:count])
+    assert Release.from_version(version).changes == frozenset(list(Feature)[:count])
 
 
 def test_a_checkout_is_judged_by_its_words(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def picture(path: str) -> None:
 def read(subset: str, version: str = "main", keys: str = "") -> Config:
     text = f"[[datasets]]\nresolution = 64\nenable_bucket = true\nmin_bucket_reso = 64\n{keys}\n[[datasets.subsets]]\n"
     Path("config.toml").write_text(text + subset, encoding="utf-8")
-    return read_config("config.toml", release=Release.of(version), check_captions=False)
+    return read_config("config.toml", release=Release.from_version(version), check_captions=False)
 
 
 def found(config: Config, code: str) -> list[Finding]:
