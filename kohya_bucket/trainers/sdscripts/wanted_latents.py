@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,6 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import placed_in
 from kohya_bucket.trainers.sdscripts.config import Config, DatasetTable, ReadDataset, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import refuse_lost_focus
-
-Rows = npt.NDArray[np.intp]
 
 
 def wanted_by_config(
@@ -51,7 +50,7 @@ def wanted_by_config(
             refuse_lost_focus(dataset.config, options, config.release)
             scan = images.sizes(options.metadata_cache, progress)
             for part in _cached_sizes(dataset, images, scan, options, gpus, collection):
-                wanted = _of_dataset(dataset, images, scan.sizes, encoding, images_root, content_hash, *part)
+                wanted = _of_dataset(dataset, images, scan.sizes, encoding, images_root, content_hash, part)
                 out += [replace(items, dataset=number) for items in wanted]
     return _with_shared_requests(out)
 
@@ -83,40 +82,56 @@ def items_of(part: LatentItems) -> Iterator[tuple[str, int, int]]:
     return zip(map(file_key, part.paths), *part.bucket_sizes.T.tolist(), strict=True)
 
 
+class _CachedSize(NamedTuple):
+    """What the trainer caches of a dataset, at one size for each image.
+
+    Attributes:
+        rows: positions of the images in the dataset.
+        placement: where they are cached.
+        collection: the part of a store that their latents go into, which holds no image twice.
+        further: these are sizes besides the bucket that sd-scripts knows of.
+    """
+
+    rows: npt.NDArray[np.intp]
+    placement: Placement
+    collection: str
+    further: bool
+
+
 def _of_dataset(
     dataset: ReadDataset, images: DatasetTable, sizes: IntArray, encoding: EncodeOptions, images_root: Path,
-    content_hash: bool, rows_of_part: Rows, placement: Placement, collection: str, further: bool,
+    content_hash: bool, part: _CachedSize,
 ) -> list[LatentItems]:  # fmt: skip
+    """The latents of a part, by the ways in which subsets have theirs cached."""
+    placement, encoding = part.placement, replace(encoding, collection=part.collection)
     subsets = {subset.number: subset for subset in dataset.config.subsets}
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
-    for at, i in enumerate(rows_of_part.tolist()):
+    for at, i in enumerate(part.rows.tolist()):
         groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(at)
     out = []
     for way, group in groups.items():
         if way is None:
             continue
         members = np.array(group)
-        rows = rows_of_part[members]
+        rows = part.rows[members]
         paths = [images.paths[i] for i in rows.tolist()]
         flip, mask, interpolation = way
         encoding_of_group = replace(
-            encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation,
-            collection=collection,
-        )  # fmt: skip
+            encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation
+        )
         captions = [images.captions[i] for i in rows.tolist()] if images.captions else None
         out.append(
             LatentItems.from_placement(
                 paths, sizes[rows], placement.select(members), encoding_of_group, images_root, captions=captions,
-                content_hash=content_hash, further=further,
+                content_hash=content_hash, further=part.further,
             )
         )  # fmt: skip
-    left_out = [] if further else groups.get(None, [])
+    left_out = [] if part.further else groups.get(None, [])
     if left_out and not out:  # a part without items says why there are none
         none = placement.select(np.zeros(0, dtype=np.intp))
-        encoding = replace(encoding, collection=collection)
         out.append(LatentItems.from_placement([], sizes[:0], none, encoding, images_root, content_hash=content_hash))
     if left_out:
-        out[0].without_bucket += [(images.paths[i], _AT_RANDOM) for i in rows_of_part[left_out].tolist()]
+        out[0].without_bucket += [(images.paths[i], _AT_RANDOM) for i in part.rows[left_out].tolist()]
     return out
 
 
@@ -135,10 +150,8 @@ def _way(subset: SubsetConfig, dataset: ReadDataset) -> tuple[bool, bool, str] |
 def _cached_sizes(
     dataset: ReadDataset, images: DatasetTable, scan: SizeScan, options: AdapterOptions, gpus: Iterable[int],
     collection: str,
-) -> Iterator[tuple[Rows, Placement, str, bool]]:  # fmt: skip
-    """What the trainer caches for some images of a dataset, at one size each: their positions in it, their placement,
-    the collection of a store that their latents go into, which holds no image twice, and whether these are sizes
-    besides the bucket that sd-scripts knows of. Those without a bucket are in the first part.
+) -> Iterator[_CachedSize]:  # fmt: skip
+    """What the trainer caches for some images of a dataset. Those without a bucket are in the first part.
 
     `images` are those that are trained, or those that are held back for validation. `collection` is the dataset's; with
     `resolutions`, each has its own.
@@ -156,7 +169,7 @@ def _cached_sizes(
         here = usual == number
         for rows, further in ((here if number else here | (usual < 0), False), (column.placed & ~here, True)):
             if rows.any():
-                yield np.flatnonzero(rows), column.select(rows), names[number], further
+                yield _CachedSize(np.flatnonzero(rows), column.select(rows), names[number], further)
     if not options.moving:
         return
     # Sizes that remainders are moved to in some epoch, each in a collection of its own.
@@ -167,4 +180,4 @@ def _cached_sizes(
         size = trained.buckets[target]
         focus = None if trained.focus is None else trained.focus[image[bucket == target]]
         name = "{} to {}x{}".format(names[int(trained.resolution_of_bucket[target])], *size).strip()
-        yield rows, placed_in(size, scan.sizes[rows], focus), name, True
+        yield _CachedSize(rows, placed_in(size, scan.sizes[rows], focus), name, True)
