@@ -186,12 +186,20 @@ def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | int | N
     """What is trained of a caption (0 of a broken one), whether it has further lines that are not, the file of a broken
     one, and why it is; "" for one that is not UTF-8.
     """
+    stem = os.path.splitext(image)[0]
+    file = stem + extension
     try:
-        lines = _caption_lines(image, extension)
+        text = caption_text(file)
+        if text is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
+            file = parts[0] + extension
+            text = caption_text(file)
     except BrokenCaptionError as error:
         return 0, False, error.file, error.why
-    if lines is None:
+    if text is None:
         return None, False, "", ""
+    if not text:
+        return 0, False, file, "it is empty"
+    lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     return ("\n".join(filter(None, lines)), False, "", "") if whole else (lines[0], any(lines[1:]), "", "")
 
 
@@ -231,21 +239,6 @@ def _report_missing(
         findings.note("missing-captions", subset.place, f"{message} ({some(missing)})", names=missing)
     elif subset.class_tokens is None and not subset.is_reg:
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
-
-
-def _caption_lines(image: str, extension: str) -> list[str] | None:
-    """The lines of a caption file, without space around them."""
-    stem = os.path.splitext(image)[0]
-    file = stem + extension
-    text = caption_text(file)
-    if text is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
-        file = parts[0] + extension
-        text = caption_text(file)
-    if text is None:
-        return None
-    if not text:
-        raise BrokenCaptionError(file, "it is empty")
-    return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
 def check_stems(images: Sequence[str], place: str, findings: Findings) -> None:
