@@ -52,7 +52,6 @@ def import_npz(
     images_root: Path,
     dtype: str = "float32",
     vae: str = "",
-    interpolation: str = "auto",
     collection: str = "",
     progress: Progress | None = None,
 ) -> Exchange:
@@ -67,17 +66,14 @@ def import_npz(
         dtype: storage type; float32 keeps every bit.
         vae: hash of the VAE where the files do not say; "": unknown, which no VAE's hash equals, so that these
             latents are read but count as stale wherever one wants them from a certain VAE.
-        interpolation: with which sd-scripts resized where the files do not say; counts with `vae` only. "auto" is
-            what it does by itself.
 
     Raises:
         LatentStoreError: the store cannot be written.
-        KohyaBucketError: an interpolation that does not exist, or images in object storage.
+        KohyaBucketError: images in object storage.
     """
     if far := next((image for image in images if is_url(image)), None):
         raise KohyaBucketError(f"{far}: npz files are read from folders, not from object storage: copy them here first")
-    choose_interpolation((1, 1), (1, 1), interpolation)
-    encoding = EncodeOptions(vae, dtype, interpolation=interpolation, collection=collection)
+    encoding = EncodeOptions(vae, dtype, collection=collection)
     result = Exchange()
     with StoreWriter(output, images_root=images_root) as writer:
         for n, (image, caches) in enumerate(zip(images, cache_files(images, arch), strict=True), 1):
@@ -140,17 +136,17 @@ def _fingerprint(
     crop = ((resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
     return Fingerprint(
         nbytes, mtime, "", encoding.vae or UNKNOWN_VAE, bucket, resized, crop,
-        _resizing(item.original_size, resized, encoding.interpolation) if encoding.vae else "unknown",
+        _resizing(item.original_size, resized) if encoding.vae else "unknown",
         encoding.dtype, "latents", flip, mask,
     )  # fmt: skip
 
 
-def _resizing(size: tuple[int, int], resized: tuple[int, int], interpolation: str) -> str:
-    """The filter and library that sd-scripts resizes with, which always has OpenCV."""
+def _resizing(size: Size, resized: Size) -> str:
+    """The filter and library that sd-scripts resizes with by default; it has OpenCV."""
     if size == resized:
         return "none"
-    name = choose_interpolation(size, resized, interpolation)
-    return f"{name}/{'pillow' if name in ('lanczos', 'box') else 'cv2'}"
+    name = choose_interpolation(size, resized, None)
+    return f"{name}/{'cv2' if name == 'area' else 'pillow'}"
 
 
 def npz_item(store: LatentStore, i: int, arch: Family) -> NpzLatents:
