@@ -129,9 +129,7 @@ class ShardCache:
         # as npz have them; copied, since they are written later
         bits = [part.copy() for part in finite_arrays(item, latents, flipped)]
         mask = None if mask is None or (mask == 255).all() else mask
-        self._writing().add(
-            entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space
-        )  # fmt: skip
+        self._writing().add(entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
         return self.load(item.image, item.bucket_reso)[3:]

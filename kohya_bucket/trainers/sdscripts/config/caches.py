@@ -62,12 +62,12 @@ REFUSALS = (
     Refusal(_TEXT, "caption_tag_dropout_rate", _WORDS, takes=IGNORING),
     Refusal(_TEXT, "caption_dropout_rate", _WORDS, takes=(*IGNORING, *_ANIMA)),
     Refusal(_TEXT, "weighted_captions", "weights are not cached", only=("sdxl_train.py",)),
-    Refusal(_TEXT, "train_text_encoder", _TRAINED, of=("sdxl_train.py", "sd3_train.py"),
-            unless="use_t5xxl_cache_only"),
+    Refusal(_TEXT, "train_text_encoder", _TRAINED, of=("sdxl_train.py", "sd3_train.py"), unless="use_t5xxl_cache_only"),
     Refusal(_TEXT, "train_t5xxl", _TRAINED, of=("sd3_train.py", "sd3_train_network.py", "flux_train_network.py")),
-    Refusal(_TEXT, "network_train_unet_only", _TRAINED, only=("sdxl_train_network.py", "anima_train_network.py"),
-            must=True),
-)  # fmt: skip
+    Refusal(
+        _TEXT, "network_train_unet_only", _TRAINED, only=("sdxl_train_network.py", "anima_train_network.py"), must=True
+    ),
+)
 """Every pair that a trainer of sd-scripts 0.10.1 to 0.12 refuses."""
 
 

@@ -25,7 +25,7 @@ from kohya_bucket.trainers.door.config_source import (
     WHOLE,
     Type,
     parse_resolution,
-)  # fmt: skip
+)
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.sdscripts.config.releases import NEWEST, Release
 
