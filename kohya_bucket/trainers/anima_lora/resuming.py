@@ -28,6 +28,4 @@ class FirstBatch(InitialStep):
 class Resume(TrainerResume):
     """A run of `train.py`."""
 
-    @property
-    def initial_step(self) -> type[InitialStep]:
-        return FirstBatch
+    initial_step = FirstBatch
