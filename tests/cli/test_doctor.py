@@ -404,3 +404,13 @@ def test_bytes_in_words():
     assert [human(n) for n in (0, 1500, 2_500_000, 3 * 10**9, 4 * 10**12)] == [
         "0.0 kB", "1.5 kB", "2.5 MB", "3.0 GB", "4.0 TB",
     ]  # fmt: skip
+
+
+def test_it_begins_with_what_stops_the_training(folder, command_line) -> None:
+    (folder / "0.txt").write_bytes(b"\xff\xfe\xfa")  # at which sd-scripts stops
+    code, out, _ = command_line("doctor", write(folder), "--quick")
+    assert code == 1
+    severities = re.findall(r"^  (error|warning|note): ", out, re.MULTILINE)
+    assert severities[0] == "error"
+    assert out.index("  error: ") < out.index("this environment")
+    assert out.index("\nconfig ") < out.index("  error: ") < out.index("  checked for")

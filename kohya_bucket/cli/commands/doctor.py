@@ -18,9 +18,9 @@ from kohya_bucket.texts import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kohya_bucket.trainers.door.findings import Section
+    from kohya_bucket.trainers.door.findings import Finding, Section
 
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}  # the most urgent first
 
 
 def doctor(
@@ -49,7 +49,7 @@ def doctor(
         "cache_text_encoder_outputs": cache_text_encoder_outputs or None,
     }  # fmt: skip
     trainer = asked_trainer("doctor", context, config, ("sd_scripts", *arguments))
-    sections = [*trainer.examine(Asked(config, arch, sd_scripts, arguments), Terminal(), quick)]
+    sections = sorted(trainer.examine(Asked(config, arch, sd_scripts, arguments), Terminal(), quick), key=_urgency)
     if as_json:
         typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
     else:
@@ -59,13 +59,19 @@ def doctor(
     raise typer.Exit(1 if any(section.stops for section in sections) else 0)
 
 
+def _urgency(section: Section) -> int:
+    """What stops the training comes first, then what harms it; others stay in their order."""
+    return min(map(_rank, section.findings), default=len(_STYLES))
+
+
+def _rank(finding: Finding) -> int:
+    return [*_STYLES].index(finding.severity.value)
+
+
 def _print(console: Console, section: Section) -> None:
     console.print()
     console.print(section.title, style="bold", markup=False, soft_wrap=True)
-    width = max((len(name) for name, _ in section.facts), default=0)
-    for name, text in section.facts:
-        console.print(f"  {name:<{width}}  {text}", markup=False, soft_wrap=True)
-    for finding in section.findings:
+    for finding in sorted(section.findings, key=_rank):
         console.print(f"  {finding.severity.value}: ", style=_STYLES[finding.severity.value], end="")
         where = f"{finding.where}: " if finding.where else ""
         console.print(where + finding.message, markup=False, soft_wrap=True)
@@ -73,6 +79,9 @@ def _print(console: Console, section: Section) -> None:
             console.print(f"    what to do: {finding.remedy}", markup=False, soft_wrap=True)
         if any(name not in finding.message for name in finding.names):
             say_first(finding.names, rest=" (--json names all)", indent="    ")
+    width = max((len(name) for name, _ in section.facts), default=0)
+    for name, text in section.facts:
+        console.print(f"  {name:<{width}}  {text}", markup=False, soft_wrap=True)
 
 
 def _verdict(sections: Sequence[Section]) -> str:

@@ -52,8 +52,8 @@ class AiToolkit(Trainer):
         from kohya_bucket.trainers.door.environment import packages_section
 
         job = read_job(asked.file)
-        yield packages_section(job.arch)
         yield job_section(job, tell.progress, decode=not quick)
+        yield packages_section(job.arch)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

@@ -10,14 +10,14 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from kohya_bucket.extras import EXTRAS, pip_install
+from kohya_bucket.extras import EXTRAS
 from kohya_bucket.trainers.door.findings import Section
 
 _OF_FRAMES = ("anima", "qwen", "wan", "hunyuan_video", "framepack", "kandinsky", "krea", "ltx")  # how their names begin
 
 
 def packages_section(model: str = "") -> Section:
-    """This Python, this package's version, and the packages of each of its extras.
+    """This Python, this package's version, and which packages of its extras are there.
 
     `model` is what is cached, as far as it is known: some have VAEs that a version of PyTorch makes slow.
     """
@@ -25,14 +25,12 @@ def packages_section(model: str = "") -> Section:
         ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("system", platform.platform()),
-        *((name, version_of(name) or "not installed") for name in ("numpy", "pillow")),
     ])  # fmt: skip
-    for extra, (names, purpose) in EXTRAS.items():
-        found = {name: version_of(name) for name in (name.partition("[")[0] for name in names)}
-        here = ", ".join(f"{name} {version}" for name, version in found.items() if version)
-        missing = ", ".join(name for name, version in found.items() if not version)
-        lack = f"no {missing} (for {purpose}: {pip_install(extra)})" if missing else ""
-        section.facts.append((extra, "; ".join(filter(None, [here, lack]))))
+    wanted = {name.partition("[")[0]: purpose for names, purpose in EXTRAS.values() for name in names}
+    found = {name: version_of(name) for name in ("numpy", "pillow", *wanted)}
+    section.facts.append(("packages", ", ".join(f"{name} {version}" for name, version in found.items() if version)))
+    if absent := [f"{name} ({wanted[name]})" for name, version in found.items() if not version]:
+        section.facts.append(("absent", ", ".join(absent)))
     if version_of("torch"):
         _check_cuda(section)
     if version_of("torch").partition("+")[0] == "2.9.0" and model.replace("-", "_").startswith(_OF_FRAMES):

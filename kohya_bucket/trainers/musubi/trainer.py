@@ -70,8 +70,8 @@ class MusubiTuner(Trainer):
         from kohya_bucket.trainers.musubi.plan import config_section
 
         read = _read(asked)
-        yield packages_section(read.model.full_name)
         yield config_section(read, tell.progress, decode=not quick)
+        yield packages_section(read.model.full_name)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

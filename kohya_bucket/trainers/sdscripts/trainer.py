@@ -92,19 +92,18 @@ class SdScripts(Trainer):
 
         release, checkout = release_at_hand(asked.version)
         programs = programs_at_hand(asked.arch, checkout, asked.config)
-        yield packages_section(programs.family)
+        if asked.config is not None:
+            section, examined = config_section(
+                asked.config, asked.arguments, release, tell.progress, trainer=programs, decode=not quick
+            )
+            yield section
+            if examined is not None:
+                yield cache_section(examined)
         if checkout is not None:
             if not quick:
                 tell.say("importing sd-scripts in a process of its own …")
             yield checkout_section(checkout, imported=not quick)
-        if asked.config is None:
-            return
-        section, examined = config_section(
-            asked.config, asked.arguments, release, tell.progress, trainer=programs, decode=not quick
-        )
-        yield section
-        if examined is not None:
-            yield cache_section(examined)
+        yield packages_section(programs.family)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

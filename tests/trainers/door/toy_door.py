@@ -142,8 +142,8 @@ class Toys(Trainer):
         return Plan(self.name, findings, head, [DatasetPlan(1, "toys", [], entry)], rows, options)
 
     def examine(self, asked, tell, quick):
-        yield packages_section()
         yield Section("toys", [], self.plan(asked, None, None, False, tell).findings)
+        yield packages_section()
 
 
 TRAINER = Toys()
