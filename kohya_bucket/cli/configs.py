@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -71,8 +71,3 @@ def _holds_buckets(path: Path) -> bool | None:
     if not isinstance(data, dict) or not {"buckets", "datasets"} & data.keys():
         return None
     return "datasets" not in data
-
-
-Arch = Annotated[
-    str | None, typer.Option(help="What is trained: sd, sdxl, flux, …, or flux_train.py; a GUI's preset tells.")
-]

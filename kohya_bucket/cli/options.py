@@ -112,7 +112,10 @@ Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, li
 TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
 Recursive = Annotated[bool, rare(help="Look into subfolders.")]
 Workers = Annotated[int | None, rare(min=1, help="At most this many threads or processes.")]
-Family = Annotated[str | None, typer.Option("--arch", help=f"Usual sizes of a model: {', '.join(FAMILIES)}.")]
+FAMILY_HELP = f"The model: {', '.join(FAMILIES)}."
+MODEL_HELP = f"{FAMILY_HELP[:-1]}; of musubi-tuner wan, qwen-image, z-image, …; or a program, flux_train.py."
+Family = Annotated[str | None, typer.Option("--arch", help=FAMILY_HELP)]
+Arch = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 
@@ -344,7 +347,7 @@ def _family_of_trainer(arch: str) -> str:
 class ClipOptions:
     """The model, and how musubi-tuner takes frames; each field is an option."""
 
-    arch: str | None = opt(None, "sdxl, sd15, flux, … set usual sizes; wan, hv, zi, … place as musubi-tuner does.")
+    arch: str | None = opt(None, MODEL_HELP)
     target_frames: str | None = opt(None, "Of a clip: 1,25,45; else all up to 129.", usual=False)
     source_fps: float | None = opt(None, "Of a clip: as in musubi-tuner, with --arch.", usual=False)
 
@@ -377,10 +380,6 @@ class ClipOptions:
 FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."
 
 
-def _families() -> str:
-    return f"Model family: {', '.join(FAMILIES)}."
-
-
 @dataclass(frozen=True)
 class ClusterOptions:
     """Which engine, and how many encoders it has; each field is an option."""
@@ -405,7 +404,7 @@ class VaeOptions:
     """Which VAE, and how it runs; each field is an option."""
 
     vae: str = opt("", "Hub name, folder, or .safetensors file.", "--vae")
-    arch: str = opt("", _families)
+    arch: str = opt("", FAMILY_HELP)
     dtype: str = opt("auto", "float32, float16 or bfloat16; auto computes as suits the device.", usual=False)
     device: str | None = opt(None, "E.g. cuda:0; by default this process' GPU.", usual=False)
 

@@ -118,7 +118,8 @@ def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path)
         epoch = GroupPlanner(case.images, case.options).planner(row["gpus"]).plan(7, 1)
         assert (row["steps"], row["samples"]) == (epoch.steps, epoch.samples)
 
-    facts = json.loads(run("doctor", case.path, "--json", "--quick"))["sections"][-2]["facts"]
+    sections = json.loads(run("doctor", case.path, "--json", "--quick"))["sections"]
+    (facts,) = (section["facts"] for section in sections if section["title"].startswith("config "))
     said = [fact["text"] for fact in facts if fact["name"].startswith("dataset")]
     for number, text in enumerate(said):
         batches = sum(case.of(case.batches, number).values())

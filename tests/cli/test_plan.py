@@ -420,3 +420,18 @@ def test_the_whole_training_of_a_preset(folder, settings, epochs, limit):
     assert line.startswith(f"{epochs} epoch")
     assert f"= {epochs * steps} steps" in line
     assert limit is None or line.endswith(f" epoch {-(-limit // steps)}")
+
+
+def test_a_folder_of_images_is_planned_for_a_model_that_is_said_first(folder, command_line) -> None:
+    (folder / "deeper").mkdir()
+    Image.new("RGB", (640, 480)).save(folder / "deeper" / "z.png")
+    count = len(list(folder.rglob("*.png")))
+    code, out, _ = command_line("plan", folder)
+    assert code == 0
+    assert out.startswith("Planned for SD 1.5 at 512, batch size 1; others: --arch sdxl")
+    assert "give it to the trainer" not in out
+    planned = json.loads(command_line("plan", folder, "--json", "--batch-size", 2)[1])["datasets"][0]
+    assert sum(row["images"] for row in planned["buckets"]) + len(planned["not_trained"]) == count
+    assert command_line("plan", folder, "--arch", "flux")[1].startswith("Planned for Flux trainers at 1024")
+    code, _, said = command_line("plan", folder / "deeper" / "..", "--arch", "qwen-image")
+    assert (code, "models of other trainers go with their configs" in said) == (2, True)

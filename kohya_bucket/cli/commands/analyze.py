@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, given_config
+from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
+    Arch,
     AsJson,
     Quiet,
     Recursive,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kohya_bucket.buckets.families import FAMILIES
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
+    FAMILY_HELP,
     FOR_HELP,
     AsJson,
     Quiet,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
 _Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
-_Family = Annotated[str, typer.Option(help=f"Model family: {', '.join(FAMILIES)}.")]
+_Family = Annotated[str, typer.Option(help=FAMILY_HELP)]
 SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
 
 

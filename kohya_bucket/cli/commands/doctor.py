@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, asked_trainer, only_one
+from kohya_bucket.cli.configs import asked_trainer, only_one
 from kohya_bucket.cli.console import plain_console, say, say_first
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import AsJson
+from kohya_bucket.cli.options import Arch, AsJson
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import SETTINGS, Arch
+from kohya_bucket.cli.configs import SETTINGS
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
+from kohya_bucket.cli.options import Arch, Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 

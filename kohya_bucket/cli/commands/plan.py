@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kohya_bucket.cli.configs import Arch, asked_trainer, only_one
+from kohya_bucket.buckets.families import family_named
+from kohya_bucket.cli.configs import asked_trainer, only_one
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import AsJson, RuleArguments, TrainerArguments, gpu_counts
+from kohya_bucket.cli.options import Arch, AsJson, RuleArguments, TrainerArguments, gpu_counts
 
 
 def plan(
     context: typer.Context,
     config: Annotated[
         Path | None,
-        typer.Argument(
-            help="dataset config of sd-scripts or musubi-tuner, job of ai-toolkit, file for --config_file, or "
-            "preset of the GUI"
-        ),
+        typer.Argument(help="a dataset config, a job, a file for --config_file, a GUI preset, or a folder of images"),
     ] = None,
     config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
-    gpus: str | None = opt(None, "numbers of GPUs to plan for, e.g. 1,2,4,8; by default as the file says, or 1"),
+    gpus: str | None = opt(None, "GPUs to plan for: 1,2,4; else as the file says, or 1"),
     accumulate: int | None = opt(
         None, "batches for one update of the weights; by default as the file says, or 1", min=1
     ),
@@ -52,9 +51,14 @@ def plan(
     trainer = asked_trainer("plan", context, config, (*vars(arguments), *folders, "sd_scripts"))
     asked = Asked(config, arch, sd_scripts, arguments.given() | folders)
     usual: dict[str, Any] = {}
-    if config is None and arch is not None:
-        trainer.programs(asked)  # an unknown one is said
-        usual = _usual(context, arch, arguments)
+    of_folder = config is not None and config.is_dir()
+    if of_folder or (config is None and arch is not None):
+        title = trainer.programs(asked).title  # an unknown one is said
+        usual = _usual(context, arch or "sd", replace(arguments, enable_bucket=arguments.enable_bucket or of_folder))
+    if of_folder:
+        usual["enable_bucket"] = True
+        if not as_json:
+            say(_measured_for(title or family_named("sd").title, {**arguments.given(), **usual}))
     planned = trainer.plan(
         replace(asked, arguments={**asked.arguments, **usual}), counts, accumulate, images, Terminal()
     )
@@ -62,12 +66,18 @@ def plan(
     spoiled = planned.left_out or bool(planned.findings.of(Severity.WARNING))
     stops = bool(planned.findings.of(Severity.ERROR))
     hint = planned.hint
-    if usual:
+    if usual and not of_folder:
         said = " ".join(f"--{name} {value}" for name, value in usual.items())
         hint = f"as is usual for {arch}; for the trainer: {said}"
     if hint and not as_json and not stops:
         say(hint)
     raise typer.Exit(1 if stops or (strict and spoiled) else 0)
+
+
+def _measured_for(model: str, keys: Mapping[str, Any]) -> str:
+    """For what a folder is planned, and how to name something else."""
+    others = "others: --arch sdxl, --resolution 1024, --batch-size 4, or a config"
+    return f"Planned for {model} at {keys['resolution']}, batch size {keys['train_batch_size'] or 1}; {others}"
 
 
 def _usual(context: typer.Context, arch: str, arguments: TrainerArguments) -> dict[str, Any]:

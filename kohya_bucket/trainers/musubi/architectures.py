@@ -67,6 +67,11 @@ class Family:
     needs_control: bool = False
     keeps_controls: bool = False
 
+    @property
+    def long_name(self) -> str:
+        """What people call it, in `--arch`."""
+        return self.full_name.replace("_", "-")
+
 
 ANY = Family("", "", "any model but HiDream-O1 and MiniMax-H3", (), keeps_controls=True)
 """What all but two have in common, used when no model is named."""
@@ -131,13 +136,18 @@ def architecture_named(word: str | None) -> Family:
     else:
         found = [known[_plain(word)]] if _plain(word) in known else []
     if not found:
-        near = f"; the nearest is {known[nearest(_plain(word), known)].name}" if _plain(word) else ""
+        near = f"; the nearest is {known[nearest(_plain(word), known)].long_name}" if _plain(word) else ""
         raise ConfigError(
-            f"--arch is {word!r}, but must be a family of musubi-tuner ({', '.join(ARCHITECTURES)}), or one of its "
+            f"--arch is {word!r}, but must be a family of musubi-tuner ({', '.join(long_names())}), or one of its "
             f"trainers, such as wan_train_network.py{near}"
         )
     path = Path(word)
     return replace(found[0], trainer=path.resolve()) if path.is_file() else found[0]
+
+
+def long_names() -> list[str]:
+    """What people call all families, in `--arch`."""
+    return [family.long_name for family in ARCHITECTURES.values()]
 
 
 def _plain(name: str) -> str:

@@ -41,9 +41,9 @@ class MusubiTuner(Trainer):
         return False
 
     def models(self) -> Sequence[str]:
-        from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
+        from kohya_bucket.trainers.musubi.architectures import long_names
 
-        return list(ARCHITECTURES)
+        return long_names()
 
     def programs(self, asked: Asked) -> Programs:
         from kohya_bucket.trainers.musubi.architectures import architecture_named

@@ -135,7 +135,10 @@ def trainer_named(word: str) -> Programs:
     if programs is None:
         near = difflib.get_close_matches(_plain(word), by_name, n=1)
         hint = f"did you mean {near[0]}?" if near else "or a trainer's file, such as flux_train.py"
-        raise ConfigError(f"--arch {word!r}: use one of {', '.join(ARCHITECTURES)}; {hint}")
+        raise ConfigError(
+            f"--arch {word!r}: use one of {', '.join(ARCHITECTURES)}; {hint}; models of other trainers go with their "
+            "configs"
+        )
     return programs
 
 

@@ -80,7 +80,7 @@ class SdScripts(Trainer):
 
         read = _read(asked)
         hint, config = "", asked.config
-        if config is not None and read.length is None:
+        if config is not None and not config.is_dir() and read.length is None:
             hint = f"give it to the trainer as --dataset_config {argument(config)}, not as --config_file"
         with tell.progress("reading image headers") as progress:
             return plan_of(read, gpus, accumulate, images, hint, progress)
@@ -167,11 +167,13 @@ TRAINER = SdScripts()
 
 
 def _read(asked: Asked, check_captions: bool = True) -> Config:
-    """A config, or the folders that are named among the arguments."""
-    from kohya_bucket.trainers.sdscripts.config import read_config, read_folders
+    """A config, a folder of images in its place, or the folders that are named among the arguments."""
+    from kohya_bucket.trainers.sdscripts.config import read_config, read_folders, read_images
 
     release, checkout = release_at_hand(asked.version)
     programs = programs_at_hand(asked.arch, checkout, asked.config)
+    if asked.config is not None and asked.config.is_dir():
+        return read_images(str(asked.config), asked.arguments, release=release, trainer=programs)
     if asked.config is not None:
         return read_config(
             asked.config, asked.arguments, release=release, trainer=programs, check_captions=check_captions

@@ -85,7 +85,7 @@ def test_its_configs_are_planned_and_checked(room, config, command_line):
     assert json.loads(json.dumps(previewed)) == planned(command_line, config, "--gpus", "3")
     assert command_line("plan", config, "--strict")[0] == 1
     code, out, _ = command_line("doctor", config, "--json")
-    (finding,) = json.loads(out)["sections"][-1]["findings"]
+    (finding,) = json.loads(out)["sections"][0]["findings"]
     assert (code, finding["code"], len(finding["names"])) == (1, "left-out", 1)
 
 

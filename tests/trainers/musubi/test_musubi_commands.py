@@ -100,7 +100,7 @@ def test_doctor(config, command_line, tmp_path):
     clip.write_bytes(clip.read_bytes()[: -clip.stat().st_size // 4])
     code, out, _ = command_line("doctor", config, "--arch", "wan", "--json")
     assert code == 1  # musubi-tuner stops at the image
-    section = json.loads(out)["sections"][-1]
+    section = json.loads(out)["sections"][0]
     codes = {finding["code"]: finding["message"] for finding in section["findings"]}
     assert "a.mp4: cannot be decoded as a video after" in codes["not-trained"]
     assert "1 image that cannot be" in codes["undecodable"]

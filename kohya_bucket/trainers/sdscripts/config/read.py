@@ -13,6 +13,7 @@ from typing import Any
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
+from kohya_bucket.images import list_images
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
 from kohya_bucket.trainers.door.findings import Findings
@@ -144,6 +145,21 @@ def read_folders(
     findings = Findings()
     source = _source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
     return _read(source, given, findings, release, trainer)
+
+
+def read_images(
+    folder: str, given: Mapping[str, Any], *, release: Release = NEWEST, trainer: Programs = ANY_TRAINER
+) -> Config:
+    """As `read_config`, for a folder of images without a config: each of its subfolders is a subset too.
+
+    Captions are `.txt` files, unless `given` says otherwise.
+    """
+    folders = sorted({os.path.dirname(image) for image in list_images([folder])})
+    if not folders:
+        raise ConfigError(f"{quoted(folder)} holds no images, neither do its subfolders: {path_meant(folder)}")
+    ending = given.get("caption_extension") or ".txt"
+    subsets = [{"image_dir": one, "caption_extension": ending} for one in folders]
+    return _read(ConfigSource(None, {"datasets": [{"subsets": subsets}]}), given, Findings(), release, trainer)
 
 
 def _read(
