@@ -1,6 +1,7 @@
 """Short spellings, and files given in the place of others."""
 
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -61,12 +62,12 @@ def test_a_config_in_any_place(command_line, config, folder, buckets):
 
 
 def test_a_folder_in_place_of_a_config(command_line, folder):
-    code, _, error = command_line("plan", folder)
-    assert (code, f'or `kohya-bucket analyze "{folder}"` for its images' in error) == (2, True)
-    (folder.parent / "img" / "10_cat").mkdir(parents=True)
-    _, _, error = command_line("plan", folder.parent / "img")
+    code, _, error = command_line("doctor", folder)
+    assert (code, f'or `kohya-bucket plan "{folder}"`' in error) == (2, True)
     named = folder.parent / "img"
-    assert f'or `kohya-bucket plan --train-data-dir "{named}"`' in error
+    shutil.copytree(folder, named / "10_cat")
+    assert "10 times each" not in command_line("plan", folder)[1]
+    assert "10 times each" in command_line("plan", named)[1]
 
 
 def test_the_rule_is_always_said(command_line, config):

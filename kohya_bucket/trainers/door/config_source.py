@@ -102,7 +102,9 @@ def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
     """
     file = Path(path)
     if file.is_dir() or not file.exists():
-        what = f"is a folder: {_for_folder(file)}" if file.is_dir() else f"does not exist: {path_meant(file, _ENDINGS)}"
+        what = f"does not exist: {path_meant(file, _ENDINGS)}"
+        if file.is_dir():
+            what = f'is a folder: give the path of a .toml or .json file, or `kohya-bucket plan "{file}"`'
         raise ConfigError(f"the dataset config {quoted(file)} {what}")
     suffix = file.suffix.lower()
     if suffix not in _ENDINGS:
@@ -110,13 +112,6 @@ def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
     text = _decode(file, trainer)
     data = _parse_json(file, text) if suffix == ".json" else _parse_toml(file, text)
     return ConfigSource(file, data, {} if suffix == ".json" else _line_numbers(text))
-
-
-def _for_folder(folder: Path) -> str:
-    """What to call for a folder of images, by what is in it."""
-    repeats = any(re.match(r"\d+_", one.name) and one.is_dir() for one in folder.iterdir())
-    command = f'plan --train-data-dir "{folder}"`' if repeats else f'analyze "{folder}"` for its images'
-    return f"give the path of a .toml or .json file, or `kohya-bucket {command}"
 
 
 def _decode(file: Path, trainer: str) -> str:

@@ -150,10 +150,12 @@ def read_folders(
 def read_images(
     folder: str, given: Mapping[str, Any], *, release: Release = NEWEST, trainer: Programs = ANY_TRAINER
 ) -> Config:
-    """As `read_config`, for a folder of images without a config: each of its subfolders is a subset too.
+    """As `read_config`, for a folder without a config: one with `5_name` folders, or of images.
 
-    Captions are `.txt` files, unless `given` says otherwise.
+    Of images, each subfolder is a subset too, and captions are `.txt` files unless `given` says otherwise.
     """
+    if any(re.match(r"[1-9]\d*_", entry.name) for entry in Path(folder).iterdir() if entry.is_dir()):
+        return read_folders(folder, None, given, release=release, trainer=trainer)
     folders = sorted({os.path.dirname(image) for image in list_images([folder])})
     if not folders:
         raise ConfigError(f"{quoted(folder)} holds no images, neither do its subfolders: {path_meant(folder)}")
