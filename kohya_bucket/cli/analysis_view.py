@@ -93,7 +93,7 @@ def _aspects(analysis: Analysis, width: int) -> RenderableType:
     ends = f"1:{2**reach:.3g}", f"{2**reach:.3g}:1"
     axis = ends[0] + "1:1".center(width - len(ends[0]) - len(ends[1])) + ends[1]
     numbers = f"{analysis.aspects.min():.3f} to {analysis.aspects.max():.3f}"
-    return Text(f"Aspects, by logarithm\n  {bars}\n  {axis}\n  {numbers}\n")
+    return Text(f"Aspects, on a logarithmic scale\n  {bars}\n  {axis}\n  {numbers}\n")
 
 
 def _buckets(analysis: Analysis, narrow: bool) -> RenderableType:

@@ -179,7 +179,7 @@ class _Files:
         name = becomes.casefold()
         is_taken = bool(becomes) and name != path.casefold() and os.path.lexists(becomes)
         if is_taken or becomes in self._paths or name in self._new_names:
-            return f"it would become {os.path.basename(becomes)}, which another file is or becomes"
+            return f"it would become {os.path.basename(becomes)}, which another file is or becomes: rename it yourself"
         self._new_names.update({name} - {""})
         return ""
 

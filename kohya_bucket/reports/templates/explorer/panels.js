@@ -5,7 +5,7 @@ function numbers(now, before, items, batchSize) {
   const cells = [], lost = now.bad.length + now.unplaced.length;
   const cell = (text, label, value, cls) => cells.push(h("div", {}, h("b", { class: cls || null }, text(value(now))), h("span", {}, label),
     before && text(value(before)) !== text(value(now)) ? h("span", { class: "was" }, `was ${text(value(before))}`) : null));
-  cell(int, now.bad.length ? `images, ${int(now.bad.length)} not readable` : "images", () => items.length);
+  cell(int, "images", () => items.length);
   cell(int, "not trained", (r) => r.bad.length + r.unplaced.length, lost ? "bad" : "");
   cell(int, "buckets used", (r) => r.buckets.length);
   cell(percent, "cut off, mean", (r) => r.mean, lossClass(now.mean * 2));

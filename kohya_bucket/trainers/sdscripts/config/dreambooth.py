@@ -110,6 +110,7 @@ def _images_of(
     if not images:
         _report_empty(subset, folder, dataset, findings)
         return []
+    _note_subfolders(folder, where, reading)
     images, _ = large_enough(images, dataset, subset, registry, reading)
     paths = [image.path for image in images]
     if not fresh:  # the sizes in the file decide what is left out, but not all are believed beyond
@@ -213,6 +214,19 @@ def _report_empty(subset: SubsetConfig, folder: Folder, dataset: DatasetConfig, 
     elif dataset.validation_split > 0 and not subset.is_reg:
         message += ", and with validation_split sd-scripts stops at an empty folder"
     findings.error("empty-folder", subset.place, message, remedy, (folder.path,))
+
+
+def _note_subfolders(folder: Folder, where: str, reading: ReadContext) -> None:
+    """Name images in subfolders that are no folders of the config: sd-scripts does not search subfolders."""
+    paths = []
+    for path in (os.path.join(folder.path, name) for name in folder.folders):
+        if os.path.realpath(path) not in reading.named_folders:
+            with suppress(OSError):
+                paths += read_folder(path).images
+    if paths:
+        message = f"{counted(len(paths), 'image', 'lies', 'lie')} in subfolders, which sd-scripts does not search "
+        remedy = "to train them, name each folder in a [[datasets.subsets]] of its own"
+        reading.findings.note("subfolders", where, f"{message}({some(paths)})", remedy, paths)
 
 
 # The pairs of a ControlNet dataset. Source: sd-scripts' `ControlNetDataset.__init__`.

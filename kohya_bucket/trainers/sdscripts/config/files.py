@@ -234,7 +234,10 @@ def _report_missing(
         default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
         message = f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
         message += f"{other!r} files; {instead} would be trained"
-        findings.warning("caption-extension", subset.place, message, f"set caption_extension = {other!r}", missing)
+        # What most images have is kept.
+        has_more = count > total - len(missing)
+        remedy = f"set caption_extension = {other!r}" if has_more else f"rename them to {extension!r}"
+        findings.warning("caption-extension", subset.place, message, remedy, missing)
     elif len(missing) < total:
         findings.note("missing-captions", subset.place, f"{message} ({some(missing)})", names=missing)
     elif subset.class_tokens is None and not subset.is_reg:

@@ -116,6 +116,7 @@ class ReadContext:
         base: the folder of the config file.
         captions: open every caption file, as sd-scripts does.
         metadata_cache: the option of that name, for sizes that decide which images there are.
+        named_folders: the real paths of all folders that the config names.
         written_caches: image lists that sd-scripts would write into `metadata_cache.json` files while it reads
             this config, and would read again for later datasets. Nothing is written here.
     """
@@ -125,6 +126,7 @@ class ReadContext:
     base: Path | None = None
     captions: bool = True
     metadata_cache: str = "auto"
+    named_folders: frozenset[str] = frozenset()
     written_caches: dict[str, list[Any]] = field(default_factory=dict)
 
 

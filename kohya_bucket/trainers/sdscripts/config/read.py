@@ -174,7 +174,10 @@ def _read(
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
     base = source.path.resolve().parent if source.path else None
     options = AdapterOptions.of_config(source, findings)
-    reading = ReadContext(findings, release, base, check_captions, (options or AdapterOptions()).metadata_cache)
+    subsets = [subset for dataset in datasets for subset in dataset.subsets]
+    folders = {folder for subset in subsets for folder in (subset.image_dir, subset.conditioning_data_dir) if folder}
+    named = frozenset(map(os.path.realpath, folders))
+    reading = ReadContext(findings, release, base, check_captions, (options or AdapterOptions()).metadata_cache, named)
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)

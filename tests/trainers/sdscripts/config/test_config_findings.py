@@ -243,6 +243,17 @@ def test_a_mistyped_folder_and_an_empty_one(workplace: Path) -> None:
     assert "inner" in finding.text
 
 
+def test_images_in_subfolders_are_named_unless_the_config_has_the_folder(workplace: Path) -> None:
+    for name in ("one", "two"):
+        images(workplace / "images" / name, [f"{name}.png"])
+    subset = "[[datasets.subsets]]\nimage_dir = 'images/one'\n"
+    assert found(read(GOOD), "subfolders").names == tuple(
+        os.path.join("images", name, f"{name}.png") for name in ("one", "two")
+    )
+    finding = found(read(GOOD + subset), "subfolders")
+    assert (finding.severity, finding.names) == (Severity.NOTE, (os.path.join("images", "two", "two.png"),))
+
+
 def test_captions_under_another_extension() -> None:
     config = read(GOOD.replace("caption_extension = '.txt'\n", ""))
     finding = found(config, "caption-extension")
@@ -252,6 +263,14 @@ def test_captions_under_another_extension() -> None:
     assert finding.severity is Severity.WARNING
     config = read(GOOD.replace("'.txt'", "'.caption'") + "class_tokens = 'cat'\n")
     assert "the class tokens 'cat' would be trained" in found(config, "caption-extension").text
+
+
+@pytest.mark.parametrize(
+    ("others", "remedy"), [(1, "rename them to '.txt'"), (3, "set caption_extension = '.caption'")]
+)
+def test_the_extension_of_most_captions_stays(workplace: Path, others: int, remedy: str) -> None:
+    images(workplace / "images", [f"other{i}.png" for i in range(others)], ".caption")
+    assert found(read(GOOD), "caption-extension").remedy == remedy
 
 
 @pytest.mark.long
