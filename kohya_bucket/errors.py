@@ -14,7 +14,7 @@ class KohyaBucketError(ValueError):
     Examples:
         >>> KohyaBuckets(1024, reso_steps=0)
         Traceback (most recent call last):
-        kohya_bucket.errors.BucketSettingsError: bucket_reso_steps is 0, but must be 1 or more; 64 is usual
+        kohya_bucket.errors.BucketSettingsError: reso_steps is 0, but must be 1 or more; 64 is usual
     """
 
 

@@ -54,18 +54,6 @@ AUTO_METHODS: Mapping[str, Choice] = {
 }
 """How a set is made from images. See `rules.auto` for what a home takes and gives."""
 
-
-EXTRACTIONS: Mapping[str, Choice] = {
-    "largest": Choice("from the start, the longest listed length that fits"),
-    "head": Choice("from the start, every listed length that fits"),
-    "chunk": Choice("one after the other, for every listed length"),
-    "slide": Choice("every `stride` frames, for every listed length"),
-    "uniform": Choice("`sample` of them spread evenly, for every listed length"),
-    "full": Choice("from the start, as long as the grid and `max_frames` allow"),
-}
-"""Which runs of frames are taken from a clip."""
-
-
 TRAINERS: Mapping[str, Choice] = {
     "onetrainer": Choice(
         "nine aspects and their inverses at one area, quantised; nearest `h/w`", f"{_HERE}.trainers:OneTrainerBuckets"

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets.arrays import runs
-from kohya_bucket.buckets.choices import EXTRACTIONS
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import IntArray, as_sizes, positive
@@ -18,6 +17,12 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.errors import BucketSettingsError
 
 Counts = npt.NDArray[np.int64]
+
+
+EXTRACTIONS = ("largest", "head", "chunk", "slide", "uniform", "full")
+"""From the start: the longest listed length that fits (`largest`), each that fits (`head`), or as long as the grid and
+`max_frames` allow (`full`). Of each length: one run after the other (`chunk`), one every `stride` frames (`slide`), or
+`sample` of them spread evenly (`uniform`)."""
 
 
 class ClipBuckets:
@@ -28,7 +33,7 @@ class ClipBuckets:
         lengths: numbers of frames that may be trained; each is rounded down to the grid. Ignored by the
             extraction `full`.
         grid: the numbers of frames that the model takes.
-        extraction: which runs of frames are taken of a clip; `EXTRACTIONS` says what the names mean.
+        extraction: which runs of frames are taken of a clip, one of `EXTRACTIONS`.
         stride: frames from one run to the next for `slide`.
         sample: runs of each length for `uniform`.
         max_frames: the longest run for `full`; None for no limit.
@@ -54,8 +59,8 @@ class ClipBuckets:
     ) -> None:
         check_rule(picture)
         self.picture, self.grid = picture, grid or FrameGrid()
-        one_of("frame_extraction", extraction, EXTRACTIONS, BucketSettingsError)
-        positive(frame_stride=stride, frame_sample=sample, max_frames=1 if max_frames is None else max_frames)
+        one_of("extraction", extraction, EXTRACTIONS, BucketSettingsError)
+        positive(stride=stride, sample=sample, max_frames=1 if max_frames is None else max_frames)
         self.extraction = "head" if extraction == "uniform" and sample == 1 else extraction
         self.stride, self.sample, self.max_frames = stride, sample, max_frames
         self.lengths = () if extraction == "full" else self.grid.lengths(lengths)
@@ -242,8 +247,8 @@ def _of_length(counts: Counts, length: int, how: ClipBuckets) -> tuple[Counts, C
 def _refuse_too_many(runs: int, length: int) -> None:
     if runs > _MOST_SPANS:
         raise BucketSettingsError(
-            f"{runs:,} runs of {length} frames would be taken, more than {_MOST_SPANS:,}: use a larger frame_stride, "
-            "a smaller frame_sample, or another frame_extraction"
+            f"{runs:,} runs of {length} frames would be taken, more than {_MOST_SPANS:,}: use a larger stride, a "
+            "smaller sample, or another extraction"
         )
 
 

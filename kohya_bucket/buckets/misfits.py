@@ -1,4 +1,4 @@
-"""Images that suit no usual bucket, and images that a low `max_bucket_reso` makes small."""
+"""Images that suit no usual bucket, and images that a low longest side makes small."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def too_long(sizes: IntArray, placement: Placement, far: float = FAR) -> Mask:
 
 
 def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> str:
-    """What the rule's `max_bucket_reso` costs these images against `longest`, in one sentence without a full stop; ""
+    """What the rule's longest side costs these images against `longest`, in one sentence without a full stop; ""
     for less than 1% of all pixels.
 
     Args:
-        rule: only sd-scripts' rule with enlarging has such a limit.
+        rule: only Kohya's rule with enlarging has such a limit.
         sizes: [N, 2] the images.
         longest: the usual limit.
     """
@@ -82,18 +82,18 @@ def shortened(rule: BucketRule, sizes: IntArray, longest: int) -> str:
         return ""
     fewer = 1 - float(now[grown].sum() / then[grown].sum())
     return (
-        f"no bucket is longer than max_bucket_reso {rule.max_size}, so {grown.sum():,} of {both.sum():,} images "
+        f"no bucket is longer than {rule.max_size}, so {grown.sum():,} of {both.sum():,} images "
         f"train with {fewer:.0%} fewer pixels than with {longest} ({_example(sizes, grown, placements)})"
     )
 
 
 def narrowest_usual(resolution: tuple[int, int], step: int) -> int:
-    """The usual `min_bucket_reso` at a resolution: half its side."""
+    """The usual shortest side at a resolution: half its side."""
     return max(step, int(math.isqrt(resolution[0] * resolution[1]) / LONGEST_ASPECT**0.5) // step * step)
 
 
 def narrowed(rule: BucketRule, sizes: IntArray, lowest: int) -> str:
-    """What the rule's `min_bucket_reso` crops off these images, [N, 2], against `lowest`, as `shortened`; "" for less
+    """What the rule's shortest side crops off these images, [N, 2], against `lowest`, as `shortened`; "" for less
     than 1%."""
     if not isinstance(rule, KohyaBuckets) or rule.no_upscale or rule.min_size <= lowest:
         return ""
@@ -106,7 +106,7 @@ def narrowed(rule: BucketRule, sizes: IntArray, lowest: int) -> str:
     if not less.any() or (now - then)[less].sum() < _MATTERS * both.sum():
         return ""
     return (
-        f"no bucket is narrower than min_bucket_reso {rule.min_size}, so {less.sum():,} of {both.sum():,} images "
+        f"no bucket is narrower than {rule.min_size}, so {less.sum():,} of {both.sum():,} images "
         f"lose {now[less].mean():.0%} to the crop, and {then[less].mean():.0%} with {lowest} "
         f"({_example(sizes, less, placements)})"
     )

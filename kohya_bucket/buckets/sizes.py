@@ -56,10 +56,10 @@ def positive(**values: float) -> None:
             raise BucketSettingsError(f"{name} is {value}, but must be 1 or more")
 
 
-def check_steps(steps: int) -> int:
+def check_steps(steps: int, name: str = "reso_steps") -> int:
     """The step; `BucketSettingsError` where it is below 1, so that no side can be a multiple of it."""
     if steps < 1:
-        raise BucketSettingsError(f"bucket_reso_steps is {steps}, but must be 1 or more; 64 is usual")
+        raise BucketSettingsError(f"{name} is {steps}, but must be 1 or more; 64 is usual")
     return steps
 
 

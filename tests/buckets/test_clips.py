@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import KohyaBuckets
-from kohya_bucket.buckets.choices import EXTRACTIONS
-from kohya_bucket.buckets.clips import ClipBuckets, FrameGrid, frames_at_rate
+from kohya_bucket.buckets.clips import EXTRACTIONS, ClipBuckets, FrameGrid, frames_at_rate
 from kohya_bucket.buckets.placement import Reason
 from kohya_bucket.errors import BucketSettingsError
 
@@ -113,8 +112,8 @@ def test_a_frame_goes_where_an_image_of_its_size_goes():
     [
         ({"lengths": []}, "no number of frames is listed"),
         ({"lengths": [0]}, "0 frames are listed, but the shortest clip of 4n\\+1 has 1"),
-        ({"extraction": "heads"}, "frame_extraction is 'heads'.*'head'"),
-        ({"stride": 0}, "frame_stride is 0"),
+        ({"extraction": "heads"}, "extraction is 'heads'.*'head'"),
+        ({"stride": 0}, "stride is 0"),
         ({"target_fps": 0}, "target_fps is 0, but must be frames per second above 0"),
         ({"picture": KohyaBuckets}, "rule is the class KohyaBuckets"),
     ],

@@ -76,7 +76,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert KohyaBuckets(np.int64(512)).bucket_set == KohyaBuckets(512).bucket_set
     assert rule_from_name("kohya", max_reso=np.int32(512)).bucket_set == KohyaBuckets(512).bucket_set
     assert AutoBuckets.from_dims([(512, 512)], target=np.int64(512)).bucket_set.sizes.tolist() == [[512, 512]]
-    with pytest.raises(BucketSettingsError, match=r"bucket_reso_steps is 1\.5, but must be a whole number"):
+    with pytest.raises(BucketSettingsError, match=r"reso_steps is 1\.5, but must be a whole number"):
         KohyaBuckets(512, reso_steps=1.5)
 
 

@@ -49,7 +49,7 @@ def test_by_name_with_its_option() -> None:
     assert made.bucket_set.sizes.tolist() == TokenBandBuckets(512, 0.02).bucket_set.sizes.tolist()
     with pytest.raises(BucketSettingsError, match="only the rule token_band has"):
         rule_from_name("novelai", max_reso=512, token_tolerance=0.02)
-    with pytest.raises(BucketSettingsError, match="raise token_tolerance, or lower bucket_reso_steps"):
+    with pytest.raises(BucketSettingsError, match="raise token_tolerance, or lower the step"):
         TokenBandBuckets((500, 300), 0.0, reso_steps=64)
     with pytest.raises(BucketSettingsError, match="token_tolerance is 2"):
         TokenBandBuckets(512, 2)

@@ -251,12 +251,12 @@ def test_the_lower_limit_of_buckets(command_line: Command) -> None:  # noqa: F81
     file = config(dataset="min_bucket_reso = 512")
     found = findings(command_line, file)["wide-buckets"]
     assert found["message"] == (
-        "at resolution 512x512 no bucket is narrower than min_bucket_reso 512, so 5 of 5 images lose 33% to the crop, "
+        "at resolution 512x512 no bucket is narrower than 512, so 5 of 5 images lose 33% to the crop, "
         "and 10% with 256 (512x768 at 512x512 instead of 384x640)"
     )
     assert found["remedy"] == "min_bucket_reso = 256"
     for command in (("doctor", file, "--quick"), ("analyze", "--config", file)):
-        assert "is narrower than min_bucket_reso 512, so 5 of 5 images lose 33%" in command_line(*command)[1]
+        assert "is narrower than 512, so 5 of 5 images lose 33%" in command_line(*command)[1]
     assert findings(command_line, config()) == {}
 
 

@@ -7,7 +7,7 @@ unchanged from 0.8.7 to 0.10.1. Results are equal row by row, floats included.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
@@ -41,6 +41,16 @@ def kohya_bucket_sizes(
     return sorted(sizes)
 
 
+class SettingNames(NamedTuple):
+    """What messages call the settings."""
+
+    min_size: str = "min_size"
+    max_size: str = "max_size"
+    reso_steps: str = "reso_steps"
+    no_upscale: str = "no_upscale"
+
+
+_OWN_NAMES = SettingNames()
 _DEFAULTS = {
     "max_reso": None, "min_size": 256, "max_size": None, "reso_steps": 64, "no_upscale": False,
     "switching": "midpoint", "no_upscale_fit": "kohya", "max_crop": None,
@@ -97,15 +107,18 @@ class KohyaBuckets(RuleBase):
         width, height = as_resolution("resolution", max_reso)
         self.max_reso = (width, height)
         self.max_area = width * height
-        self.min_size = as_whole("min_bucket_reso", min_size)
-        self.reso_steps = as_whole("bucket_reso_steps", reso_steps)
+        self.min_size = as_whole("min_size", min_size)
+        self.reso_steps = as_whole("reso_steps", reso_steps)
         longest = longest_side(self.max_reso, self.reso_steps) if max_size is None else max_size
-        self.max_size = as_whole("max_bucket_reso", longest)
+        self.max_size = as_whole("max_size", longest)
         self.no_upscale = as_flag("no_upscale", no_upscale, BucketSettingsError)
         self.switching = switching
         self.no_upscale_fit = no_upscale_fit
         self.max_crop = check_max_crop(max_crop)
-        _check_keys(self)
+        check_settings(
+            self.max_reso, self.min_size, self.max_size, self.reso_steps, self.no_upscale, self.no_upscale_fit
+        )
+        one_of("switching", self.switching, SWITCHING_METHODS, BucketSettingsError)
         if not self.no_upscale:
             self._bucket_set = BucketSet.from_dims(
                 kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps),
@@ -152,47 +165,49 @@ def kohya_rule(request: RuleRequest) -> KohyaBuckets:
     return KohyaBuckets(request.max_reso, *limits, no_upscale_fit=request.no_upscale_fit, **request.set_options)
 
 
-def _check_keys(rule: KohyaBuckets) -> None:
-    width, height = rule.max_reso
-    steps, low, high = rule.reso_steps, rule.min_size, rule.max_size
+def check_settings(
+    max_reso: tuple[int, int], min_size: int, max_size: int, reso_steps: int, no_upscale: bool = False,
+    no_upscale_fit: str = "kohya", names: SettingNames = _OWN_NAMES,
+) -> None:  # fmt: skip
+    """Refuse settings from which no buckets follow, with `BucketSettingsError`."""
+    width, height = max_reso
     if min(width, height) < 1:
         raise BucketSettingsError(f"resolution is {width}x{height}, but both sides must be 1 or more")
-    check_steps(steps)
-    if rule.max_area < steps * steps:
+    check_steps(reso_steps, names.reso_steps)
+    if width * height < reso_steps * reso_steps:
         raise BucketSettingsError(
-            f"resolution {width}x{height} is smaller than one bucket step of {steps}: "
-            f"no bucket fits; raise the resolution or lower bucket_reso_steps"
+            f"resolution {width}x{height} is smaller than one bucket step of {reso_steps}: "
+            f"no bucket fits; raise the resolution or lower {names.reso_steps}"
         )
-    one_of("switching", rule.switching, SWITCHING_METHODS, BucketSettingsError)
-    one_of("no_upscale_fit", rule.no_upscale_fit, NO_UPSCALE_FITS, BucketSettingsError)
-    if rule.no_upscale:
+    one_of("no_upscale_fit", no_upscale_fit, NO_UPSCALE_FITS, BucketSettingsError)
+    if no_upscale:
         return
-    if rule.no_upscale_fit != "kohya":
+    if no_upscale_fit != "kohya":
         raise BucketSettingsError(
-            f"no_upscale_fit is {rule.no_upscale_fit!r}, but upscaling is on, so nothing would follow from it: "
-            f"set bucket_no_upscale, or leave no_upscale_fit out"
+            f"no_upscale_fit is {no_upscale_fit!r}, but upscaling is on, so nothing would follow from it: "
+            f"set {names.no_upscale}, or leave no_upscale_fit out"
         )
     for name, value, fixed in (
-        ("min_bucket_reso", low, low - low % steps),
-        ("max_bucket_reso", high, high + -high % steps),
+        (names.min_size, min_size, min_size - min_size % reso_steps),
+        (names.max_size, max_size, max_size + -max_size % reso_steps),
     ):
-        if value < 1 or value % steps:
+        if value < 1 or value % reso_steps:
             raise BucketSettingsError(
-                f"{name} is {value}, which is not a positive multiple of bucket_reso_steps {steps}: every side of a "
-                f"bucket must be one; use {max(fixed, steps)}"
+                f"{name} is {value}, which is not a positive multiple of {names.reso_steps} {reso_steps}: every side "
+                f"of a bucket must be one; use {max(fixed, reso_steps)}"
             )
-    if low > high:
+    if min_size > max_size:
         raise BucketSettingsError(
-            f"min_bucket_reso {low} is above max_bucket_reso {high}, both in steps of {steps}, so that no side fits: "
-            "lower the one or raise the other"
+            f"{names.min_size} {min_size} is above {names.max_size} {max_size}, both in steps of {reso_steps}, so that "
+            "no side fits: lower the one or raise the other"
         )
-    if min(width, height) < low:
+    if min(width, height) < min_size:
         raise BucketSettingsError(
-            f"min_bucket_reso {low} is above the shorter side of resolution {width}x{height}: "
-            f"lower it to {min(width, height) // steps * steps or steps} or raise the resolution"
+            f"{names.min_size} {min_size} is above the shorter side of resolution {width}x{height}: "
+            f"lower it to {min(width, height) // reso_steps * reso_steps or reso_steps} or raise the resolution"
         )
-    if max(width, height) > high:
+    if max(width, height) > max_size:
         raise BucketSettingsError(
-            f"max_bucket_reso {high} is below the longer side of resolution {width}x{height}: "
-            f"raise it to {max(width, height) + -max(width, height) % steps} or lower the resolution"
+            f"{names.max_size} {max_size} is below the longer side of resolution {width}x{height}: "
+            f"raise it to {max(width, height) + -max(width, height) % reso_steps} or lower the resolution"
         )

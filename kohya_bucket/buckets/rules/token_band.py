@@ -63,13 +63,13 @@ class TokenBandBuckets(FixedBuckets):
             raise BucketSettingsError(
                 f"token_tolerance is {tolerance!r}, but is a share of the tokens: at least 0 and below 1, e.g. 0.05"
             )
-        longest = 2 * math.isqrt(width * height) if max_size is None else as_whole("max_bucket_reso", max_size)
-        shortest = as_whole("min_bucket_reso", min_size)
+        longest = 2 * math.isqrt(width * height) if max_size is None else as_whole("max_size", max_size)
+        shortest = as_whole("min_size", min_size)
         sizes = token_band_sizes(width * height, tolerance, max(shortest, 1), longest, steps)
         if not sizes:
             raise BucketSettingsError(
                 f"no size in steps of {steps} with sides of {shortest} to {longest} has the tokens of {width}x{height} "
-                f"within {tolerance:.0%}: raise token_tolerance, or lower bucket_reso_steps"
+                f"within {tolerance:.0%}: raise token_tolerance, or lower the step"
             )
         name = f"token-band-{width}x{height}"
         text = f"tokens of {width}x{height} within {tolerance:.1%}, sides {shortest}..{longest} in steps of {steps}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kohya_bucket.buckets import BucketRule, KohyaBuckets
+from kohya_bucket.buckets import BucketRule
 from kohya_bucket.buckets.rules.fixed import OneBucket
+from kohya_bucket.buckets.rules.kohya import SettingNames, check_settings
 from kohya_bucket.buckets.rules.registry import rule_from_name
 from kohya_bucket.buckets.sizes import IntArray, check_steps
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.trainers.door.options import AdapterOptions
+
+_KEYS = SettingNames("min_bucket_reso", "max_bucket_reso", "bucket_reso_steps", "bucket_no_upscale")
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def adjust_to_steps(keys: DatasetKeys) -> tuple[int, int]:
     Raises:
         BucketSettingsError: none lies between them.
     """
-    steps = check_steps(keys.bucket_reso_steps)
+    steps = check_steps(keys.bucket_reso_steps, _KEYS.reso_steps)
     low, high = keys.min_bucket_reso, keys.max_bucket_reso
     if low - low % steps > high + -high % steps:
         raise BucketSettingsError(
@@ -55,11 +58,13 @@ def rule_for(keys: DatasetKeys, options: AdapterOptions | None = None, sizes: In
     if not keys.enable_bucket:
         return OneBucket(keys.resolution)
     low, high = adjust_to_steps(keys)
+    options, limits = options or AdapterOptions(), (keys.resolution, low, high, keys.bucket_reso_steps)
     width, height = keys.resolution
     if keys.bucket_no_upscale and not low <= min(width, height) <= max(width, height) <= high:
         # No-upscale mode ignores the limits, but Kohya's rule still stops over them.
-        KohyaBuckets(keys.resolution, low, high, keys.bucket_reso_steps)
-    options = options or AdapterOptions()
+        check_settings(*limits, names=_KEYS)
+    if options.rule == AdapterOptions.rule:
+        check_settings(*limits, keys.bucket_no_upscale, options.no_upscale_fit, _KEYS)
     rule = rule_from_name(
         options.rule,
         max_reso=keys.resolution,

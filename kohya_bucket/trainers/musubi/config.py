@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kohya_bucket.buckets.choices import EXTRACTIONS
+from kohya_bucket.buckets.clips import EXTRACTIONS
 from kohya_bucket.checks import nearest, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import folder_key
