@@ -64,13 +64,12 @@ class SdScripts(Trainer):
 
     def cache_files(self) -> CacheFiles:
         from kohya_bucket.trainers.door.cache_files import CacheFiles
-        from kohya_bucket.trainers.sdscripts.caching.text import ahead
         from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
         from kohya_bucket.trainers.sdscripts.npz import exchange, files
 
         return CacheFiles(
             ARCHITECTURES, _npz_version, files.check_npz, files.check_family, files.NpzFiles,
-            exchange.import_npz, exchange.export_npz, lambda: setattr(ahead, "asked", True),
+            exchange.import_npz, exchange.export_npz, _end_with_captions,
         )  # fmt: skip
 
     def plan(
@@ -183,6 +182,12 @@ def _read(asked: Asked, check_captions: bool = True) -> Config:
     if images is None:
         raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
     return read_folders(images, regularization, given, in_json=metadata, release=release, trainer=programs)
+
+
+def _end_with_captions() -> None:
+    from kohya_bucket.trainers.sdscripts.caching.text import ahead
+
+    ahead.asked = True
 
 
 def _npz_version(named: str) -> str:
