@@ -1,7 +1,7 @@
 """Encoders over diffusers' autoencoders, and how they are loaded.
 
-Supported are the VAEs of SD 1.5, SDXL, SD3, Flux, HunyuanImage and Anima, and the tiny autoencoders. AutoencoderKL and
-its like have a distribution to sample from; the tiny autoencoders and Qwen-Image's have none.
+Supported are the VAEs of SD 1.5, SDXL, SD3, Flux, HunyuanImage and Anima. All but Anima's, which is Qwen-Image's, have
+a distribution to sample from.
 
 For a single safetensors file the VAE's config is derived from its weights, so nothing is downloaded. diffusers'
 `from_single_file` (0.25, 0.32, 0.40) asks the Hub for a config, for any bare VAE that of SD 1.5, fails without a
@@ -197,11 +197,10 @@ def _converter(name: str) -> Any:
 
 def autoencoder_class(diffusers: Any, kind: str) -> Any:
     """diffusers' class of that name. Raises `KohyaBucketError` if the installed diffusers is too old for it."""
-    found = getattr(diffusers, kind, None)
-    if found is None:
+    if not hasattr(diffusers, kind):
         version = getattr(diffusers, "__version__", "installed here")
         raise KohyaBucketError(f"diffusers {version} has no {kind}: install a newer one (pip install -U diffusers)")
-    return found
+    return getattr(diffusers, kind)
 
 
 def _filled(kind: type, config: dict[str, Any], weights: Weights) -> Any:
@@ -309,23 +308,6 @@ class DiffusersEncoder:
             self.vae.to(dtype=usual)
 
 
-class TinyEncoder(DiffusersEncoder):
-    """`VAEEncoder` over a diffusers `AutoencoderTiny`, which has no distribution and scales its latents itself."""
-
-    posterior = None  # type: ignore[assignment]
-
-    def _describe(self, config: Any, family: ModelFamily | None) -> None:
-        self.downsample_factor = 2 ** (len(config.encoder_block_out_channels) - 1)
-        self.latent_channels = int(config.latent_channels)
-        # of the VAE that it stands in for
-        self.scale_factor = 1.0 if family is None else family.scale_factor
-        self.shift_factor = 0.0 if family is None else family.shift_factor
-
-    def encode(self, pixels: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self._encoded(pixels).latents
-        return out
-
-
 class QwenImageEncoder(DiffusersEncoder):
     """`VAEEncoder` over a diffusers `AutoencoderKLQwenImage`, as Anima is trained with it.
 
@@ -359,7 +341,6 @@ class QwenImageEncoder(DiffusersEncoder):
             return ((mode - per_channel(config.latents_mean)) * (1.0 / per_channel(config.latents_std)))[:, :, 0]
 
 
-_KINDS = ("AutoencoderKL", "AutoencoderTiny", *OTHER_AUTOENCODERS)
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -407,16 +388,12 @@ def load_encoder(
         requested = dtype_name(dtype)
         if not (chosen == "float32" and str(device).startswith("cpu")):
             chosen, why = requested, "as asked"
-    kind = _ENCODERS.get(type(vae).__name__, DiffusersEncoder)
+    kind = QwenImageEncoder if type(vae).__name__ == "AutoencoderKLQwenImage" else DiffusersEncoder
     encoder = kind(vae, device=device, dtype=chosen, architecture=architecture)
     encoder.computes = f"{chosen} ({why})"
     return encoder
 
 
-_ENCODERS: dict[str, type[DiffusersEncoder]] = {
-    "AutoencoderKLQwenImage": QwenImageEncoder,
-    "AutoencoderTiny": TinyEncoder,
-}
 _WITHIN_FLOAT16 = ("sd",)  # SDXL's activations exceed 65,504; of the other families it is not known
 
 
@@ -449,11 +426,10 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
         try:
             config = diffusers.AutoencoderKL.load_config(name, **where)
             kind = config.get("_class_name", "")
-            if kind not in _KINDS:
+            if kind not in ("AutoencoderKL", *OTHER_AUTOENCODERS):
                 raise ValueError(f"{name} holds a {kind or 'model without a name'}, not a VAE")
-            _refuse_huge(autoencoder_class(diffusers, kind), config)
-            # the other format is pickle, which may run code
-            return getattr(diffusers, kind).from_pretrained(name, use_safetensors=True, **where)
+            # safetensors: the other format is pickle, which may run code
+            return autoencoder_class(diffusers, kind).from_pretrained(name, use_safetensors=True, **where)
         except KohyaBucketError:
             raise
         except Exception as error:  # diffusers fails in any way on a damaged config
@@ -462,25 +438,6 @@ def _from_pretrained(diffusers: Any, name: str, subfolder: str | None) -> Any:
         f"no VAE at {quoted(name)}: {'; '.join(dict.fromkeys(problems)).rstrip('.')}. "
         "Give a Hugging Face name or a folder with config.json and safetensors, or a .safetensors file"
     )
-
-
-_MOST_WEIGHTS = 1 << 30  # HunyuanImage's has 400 million
-_WIDEST, _MOST_BLOCKS, _LONGEST = 1 << 14, 64, 256
-
-
-def _refuse_huge(kind: Any, config: dict[str, Any]) -> None:
-    """Refuse a config that no VAE has, before memory is allocated for it."""
-    import torch
-
-    for name, value in config.items():
-        numbers = value if isinstance(value, list) else [value]
-        most = _MOST_BLOCKS if "layers" in name or "blocks" in name else _WIDEST
-        if len(numbers) > _LONGEST or any(isinstance(n, int) and abs(n) > most for n in numbers):
-            raise ValueError(f"its config.json says {name} = {str(value)[:80]}, which no VAE has")
-    with torch.device("meta"):
-        weights = sum(tensor.numel() for tensor in kind.from_config(config).parameters())
-    if weights > _MOST_WEIGHTS:
-        raise ValueError(f"by its config.json it has {weights:,} weights, which no VAE has")
 
 
 def _family(vae: Any) -> str:
