@@ -212,6 +212,7 @@ def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
     base, at, end = 0, 2, len(head)
     xmp: tuple[tuple[int, int], ...] = ()
     for _ in range(_MAX_SEGMENTS):
+        # `head` holds the bytes of the file from `base` on; read more where the next segment begins behind it.
         if at + 10 > end:
             base += at
             head = read_at(source, base, _REFILL)

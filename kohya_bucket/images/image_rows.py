@@ -283,6 +283,7 @@ def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
         )
     if not len(images):
         return np.zeros(0, np.int64)
+    # Arrow stores all images of a batch in one buffer, with the edges between them; compressed, it is not in the file.
     _, starts, data = images.buffers()
     kind = np.int64 if str(images.type) == "large_binary" else np.int32
     edges = np.frombuffer(starts, kind)[images.offset : images.offset + len(images) + 1].astype(np.int64)

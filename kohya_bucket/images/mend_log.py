@@ -1,11 +1,11 @@
-"""Files of a folder changed so that each change can be undone: what they were lies in the folder, with a log.
+"""Changes to the files of a folder that can be undone: the old files stay in the folder, with a log.
 
-Each run has a folder of its own, `.set-aside/N`: on the same disk, below a name and with endings that no trainer lists.
-A change takes the old file there, under a name that is free, and then puts the new one into the folder, where nothing
-may have its name. Neither step can overwrite a file, and what was taken away is the file that was judged, or it goes
-back. The line of the log is on disk before. So the files themselves tell how far a run came that was killed anywhere.
+Each run has its own folder `.set-aside/N`, on the same disk, with a name and endings that no trainer lists. A change
+moves the old file there, to a free name, and then puts the new one into the folder, where its name must be free too.
+Neither step can overwrite a file, and a file that is not the one that was examined goes back. The log line is on disk
+before. So after a kill at any point the files themselves show how far a run came.
 
-A log may be a stranger's: it names files below the folder alone, and leads through no link.
+A log may come from a stranger: only files below the folder count, and never through a link.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kohya_bucket.texts import parse_json
 
 _PLACE, _LOG, _LOCK = ".set-aside", "log.jsonl", "lock"
 _HEAD = f"{MADE_BY}: fix"
-_CHANGED = "has changed since it was looked at: run again"
+_CHANGED = "has changed since it was examined: run again"
 _HELD = (PermissionError,) if os.name == "nt" else ()  # what Windows says of a file that another has open
 _SHOWN = 60  # characters of a name that a file that is set aside keeps
 
@@ -40,9 +40,9 @@ class Step:
     """One change, as a line of the log has it. Paths are relative to the folder, with slashes.
 
     Attributes:
-        path: what was there.
-        becomes: what is there now; "" where it was set aside.
-        made, moved: hash of what lies under `becomes`: a file that was written, or the file itself.
+        path: of the old file.
+        becomes: of the new file; "" if the old one is only set aside.
+        made, moved: hash of the file at `becomes`: a new one, or the old one itself.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Step:
 
 @dataclass
 class Outcome:
-    """What a run did: how many files were changed or put back, and (path, reason) of those that could not be."""
+    """The result of a run: how many files were changed or put back, and (path, reason) of those that could not be."""
 
     run: Path
     done: int
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class _Files:
-    """The places of one step: in the folder, and of what the run keeps of it."""
+    """The paths of one step: in the folder, and in the folder of the run."""
 
     def __init__(self, root: Path, run: Path, number: int, step: Step) -> None:
         self.path, self.becomes = _inside(root, step.path), _inside(root, step.becomes) if step.becomes else None
@@ -70,10 +70,10 @@ class _Files:
 
 
 def _inside(root: Path, text: str) -> Path:
-    """The file of that name in the folder.
+    """The path of a file in the folder.
 
     Raises:
-        KohyaBucketError: it is not a name of one, or a link leads to it.
+        KohyaBucketError: the name is not that of a file below the folder, or leads through a link.
     """
     parts = text.split("/")
     try:
@@ -89,7 +89,7 @@ def _inside(root: Path, text: str) -> Path:
 
 
 def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress | None = None) -> Outcome:
-    """Make the changes, one after the other. A file that is not as it was when it was looked at stays, and is named.
+    """Make the changes one after the other. A file that has changed since it was examined stays, and is named.
 
     Raises:
         KohyaBucketError: there is no room or right for the folder of the run, or another run is at work.
@@ -160,6 +160,7 @@ def _write_line(log: Any, line: dict[str, Any]) -> None:
 
 
 def _change(files: _Files, fix: Fix, content: bytes | None) -> None:
+    """Put the file aside and the fixed one in its place; after a fault the file is back under its name."""
     try:
         if content is not None:
             with open(files.new, "xb") as out:
@@ -167,6 +168,7 @@ def _change(files: _Files, fix: Fix, content: bytes | None) -> None:
                 out.flush()
                 os.fsync(out.fileno())
             _give_to_owner(files.new, files.path.stat(), mode=True)
+        # Only now is it certain which file was there: one that changed at the last moment goes back.
         files.path.rename(files.kept)
         try:
             if stamp_of_plain(files.kept) != fix.stamp:
@@ -182,9 +184,9 @@ def _change(files: _Files, fix: Fix, content: bytes | None) -> None:
 
 
 def _put(source: Path, target: Path) -> None:
-    """Rename a file of ours; `KohyaBucketError` where something has that name already, which stays."""
+    """Rename a file of ours; `KohyaBucketError` if the name is taken, without replacing anything."""
     try:
-        if os.name == "nt":  # renames to no name that is taken
+        if os.name == "nt":  # never renames over a file
             source.rename(target)
             return
         try:
@@ -283,39 +285,41 @@ def _step_in(line: bytes) -> Step:
 def _undo(files: _Files, step: Step) -> bool:
     """Whether there was anything to undo."""
     _settle(files, step)
-    now = files.becomes
+    # Afterwards the old file is in `kept`, and nothing of ours under its new name.
+    fixed = files.becomes
     if not _is_plain(files.kept):
-        if now is None or not _is_there(now) or not _is_made(now, step):  # stopped before it changed it, or undone
+        if fixed is None or not _is_there(fixed) or not _is_made(fixed, step):  # not changed yet, or undone already
             if _is_there(files.path):
                 return False
             raise KohyaBucketError("is not there, nor what was kept of it")
         if not step.moved:  # a file that was written, of which there is nothing else
             raise KohyaBucketError(f"what was kept of it, {files.kept}, is gone")
         if _is_there(files.path):
-            raise KohyaBucketError(f"{files.path} is there already; what is to be put there is in {now}")
-        now.rename(files.kept)
-    elif _is_plain(files.path) and files.path.samefile(files.kept):  # it was stopped while it put it back
+            raise KohyaBucketError(f"{files.path} is there already; what is to be put there is in {fixed}")
+        fixed.rename(files.kept)
+    elif _is_plain(files.path) and files.path.samefile(files.kept):  # an undo was stopped between link and unlink
         files.kept.unlink()
         return True
-    elif now is not None and os.path.lexists(now):
-        if not _is_ours(now, files, step):
-            raise KohyaBucketError(f"{now} was changed since: what it was is in {files.kept}")
-        now.rename(files.gone)  # first out of the way, then looked at once more
+    elif fixed is not None and os.path.lexists(fixed):
+        if not _is_ours(fixed, files, step):
+            raise KohyaBucketError(f"{fixed} was changed since: what it was is in {files.kept}")
+        fixed.rename(files.gone)  # first out of the way, then checked once more
         _settle(files, step)
     _put(files.kept, files.path)
     return True
 
 
-def _is_ours(now: Path, files: _Files, step: Step) -> bool:
-    return _is_plain(now) and (now.samefile(files.kept) or _is_made(now, step))
+def _is_ours(path: Path, files: _Files, step: Step) -> bool:
+    return _is_plain(path) and (path.samefile(files.kept) or _is_made(path, step))
 
 
-def _is_made(now: Path, step: Step) -> bool:
-    return _is_plain(now) and hash_file(os.fspath(now)) == (step.made or step.moved)
+def _is_made(path: Path, step: Step) -> bool:
+    """Whether a file has the content that the step put there."""
+    return _is_plain(path) and hash_file(os.fspath(path)) == (step.made or step.moved)
 
 
 def _settle(files: _Files, step: Step) -> None:
-    """Remove what a step wrote and needs no more; if it was changed in the last moment it goes back."""
+    """Remove what a step wrote and no longer needs; a file that was changed at the last moment goes back."""
     files.new.unlink(missing_ok=True)
     if files.becomes is not None and os.path.lexists(files.gone):
         if not _is_ours(files.gone, files, step):
@@ -325,7 +329,7 @@ def _settle(files: _Files, step: Step) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Under just this name, also where letter case does not count."""
+    """Whether a path exists in exactly this case, even if the file system ignores case."""
     return os.path.lexists(path) and path.name in os.listdir(path.parent)
 
 

@@ -110,6 +110,8 @@ class Job:
         if start >= n:
             return
         self.engines.append(engine)
+        # Ray and helper processes do all that is left; threads and this thread at most a round, after which the choice
+        # is made again.
         if engine == "ray":
             runs = _runs(start, n, _RAY_CHUNK)
             answers = for_each(partial(ask, self._look), [list(self.paths[run]) for run in runs], "ray")
@@ -184,6 +186,7 @@ class Job:
         waiting: deque[tuple[Future[list[Answer]], slice]] = deque()
         try:
             waiting.extend((pool.submit(do, run), run) for run in runs)
+            # Keep results in order from the front; meanwhile take runs that no thread has begun from the back.
             while waiting:
                 first, run = waiting[0]
                 if first.done():

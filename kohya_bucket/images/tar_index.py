@@ -98,6 +98,7 @@ class TarIndex:
         texts = absolute_paths(shards)
         if before is None or (before.caption, before.image) != (caption, image):
             before = cls([], [], TextColumn.from_texts([]), np.zeros(0, dtype=ROW), {})
+        # Stamps are taken before shards are read: one that changes in between is indexed again next time.
         stamps = for_each(stamp_or_refuse, texts)
         indexed = {shard: i for i, shard in enumerate(zip(before.shards, before.stamps, strict=True))}
         new = [shard for shard in zip(texts, stamps, strict=True) if shard not in indexed]

@@ -196,7 +196,8 @@ def prefetch(
     filling: deque[_Filling] = deque()
     source = iter(items)
 
-    def start() -> None:
+    def fill() -> None:
+        """Start decoding images into the last batch, or a new one, until `ahead` of them are under way."""
         running = sum(len(batch.items) for batch in filling)
         while running < ahead and (i := next(source, None)) is not None:
             bucket = width, height = as_pair(wanted.bucket_sizes[i])
@@ -208,10 +209,10 @@ def prefetch(
             batch.items.append(i)
             running += 1
 
-    start()
+    fill()
     while filling:
         done = filling.popleft().complete()
-        start()
+        fill()  # before the encoder gets the batch
         yield done
 
 

@@ -222,6 +222,7 @@ class BatchEncoder:
         height, width = images.shape[2:]
         parts: list[_Distribution] = []
         at, most = 0, len(images)
+        # Halve the number of images at once whenever memory runs out, and go on from the first one that is not encoded.
         while at < len(images):
             part = images[at : at + min(most, self._limit.most((width, height)))]
             self._limit.begin()
