@@ -249,7 +249,7 @@ class ParquetRows:
 
 
 def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
-    """Read, not mapped: if another program truncates a mapped file, the process crashes."""
+    """The batches of an Arrow file. It is read, not mapped: truncating a mapped file would crash the process."""
     if is_url(path):
         raise KohyaBucketError(f"{path}: Arrow files are read on this machine only: name Parquet files there")
     pa, _ = pyarrow_modules()
@@ -273,7 +273,7 @@ def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
 
 
 def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
-    """[N] offset of each image's bytes in `body`."""
+    """[N] offset of each image's bytes in the body of a message."""
     pa, _ = pyarrow_modules()
     if pa.types.is_struct(images.type):
         images = images.field(images.type.get_field_index("bytes"))

@@ -205,8 +205,8 @@ def _put(source: Path, target: Path) -> None:
 
 
 def undo(folder: str) -> Outcome:
-    """Undo the last run that was not undone, or if nothing of it can be undone, the one before. What cannot be put back
-    is named.
+    """Undo the last run that was not undone, or if nothing of it can be undone, the one before. Files that cannot be
+    put back are named.
 
     Raises:
         KohyaBucketError: there is no such run, or another run is at work.
@@ -229,7 +229,7 @@ def undo(folder: str) -> Outcome:
 
 
 def _undo_run(root: Path, run: Path, failed: list[tuple[str, str]]) -> int:
-    """How many files of a run were put back; it goes once nothing of it is left."""
+    """Put back the files of a run, and remove its folder if it is empty then; returns how many were put back."""
     log, done, before = run / _LOG, 0, len(failed)
     try:
         for number, line in reversed(_lines(log)):
@@ -252,7 +252,7 @@ def _undo_run(root: Path, run: Path, failed: list[tuple[str, str]]) -> int:
 
 
 def _lines(log: Path) -> list[tuple[int, bytes]]:
-    """The lines of the steps, by number; none where a run was stopped before it did anything."""
+    """The log's lines by number; none if the run was stopped before its first step."""
     if not os.path.lexists(log):
         return []
     if not stat.S_ISREG(log.lstat().st_mode):
@@ -283,7 +283,7 @@ def _step_in(line: bytes) -> Step:
 
 
 def _undo(files: _Files, step: Step) -> bool:
-    """Whether there was anything to undo."""
+    """Undo one step; returns whether there was anything to undo."""
     _settle(files, step)
     # Afterwards the old file is in `kept`, and nothing of ours under its new name.
     fixed = files.becomes

@@ -130,7 +130,7 @@ _ABSENT = [explain_os_error(error) for error in (FileNotFoundError(), NotADirect
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """N images.
+    """The places of N images.
 
     Attributes:
         names: path or address of each; for one in a container see the docstring of this file.

@@ -218,7 +218,7 @@ def use_store(root: Path, opened=LatentStore) -> tuple[bool, int]:
         ):  # fmt: skip
             allowed(use)
         if texts:
-            for use in (store.arrays, store.scalars, store.names):
+            for use in (store.arrays, store.packed):
                 allowed(lambda i=i, use=use: use(i))
     named |= bool(allowed(lambda: verify(store)))
     allowed(lambda: status(store))
