@@ -85,6 +85,11 @@ class BucketManager:
         left, top, right, bottom = geometry.crop_ltrb(width, height, width / height, aspect)[0].tolist()
         return left, top, right, bottom
 
+    def round_to_steps(self, x: float) -> int:
+        """Round to whole pixels, then down to a multiple of the step. What sd-scripts' class offers, this one must."""
+        whole = int(x + 0.5)
+        return whole - whole % (self.reso_steps or 1)
+
     def add_if_new_reso(self, reso: Size) -> None:
         """Open a bucket for `reso` unless there is one."""
         if reso not in self.reso_to_id:
