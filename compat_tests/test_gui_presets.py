@@ -41,4 +41,4 @@ def test_a_preset(file, images):
         assert getattr(dataset.config, key) == int(saved.get(key) or usual)
     assert dataset.config.bucket_no_upscale == bool(saved.get("bucket_no_upscale"))
     if saved.get("sdxl"):
-        assert read.trainer.family == "sdxl"
+        assert read.programs.family == "sdxl"

@@ -73,7 +73,7 @@ def config_of(dataset: dict[str, Any] | None = None, **subset: Any) -> dict[str,
 def ours(config: dict[str, Any], real: SimpleNamespace, given: dict[str, Any] | None = None, arch: str = "") -> Config:
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     trainer = trainer_named(arch) if arch else ANY_TRAINER
-    return read_config("config.json", given, release=real.release, trainer=trainer)
+    return read_config("config.json", given, release=real.release, programs=trainer)
 
 
 def theirs(config: dict[str, Any], real: SimpleNamespace) -> Any:

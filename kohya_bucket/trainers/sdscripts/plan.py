@@ -201,7 +201,7 @@ def overview(
             continue
         try:
             refuse_lost_focus(dataset.config, options, config.release)
-            placed.append(_place(dataset, options, progress, config.findings, config.trainer))
+            placed.append(_place(dataset, options, progress, config.findings, config.programs))
         except KohyaBucketError as error:
             raise type(error)(f"{dataset.config.place}: {error}") from error
     if not any(len(d.images.keys) for d in placed) and not stopped:
@@ -217,7 +217,7 @@ def overview(
 
 
 def _place(
-    dataset: ReadDataset, options: AdapterOptions, progress: Progress | None, findings: Findings, trainer: Programs
+    dataset: ReadDataset, options: AdapterOptions, progress: Progress | None, findings: Findings, programs: Programs
 ) -> DatasetOverview:
     images, keys = dataset.images, dataset.config.dataset_keys
     read = images.sizes(options.metadata_cache, progress)
@@ -230,22 +230,22 @@ def _place(
             check_turned(scan.paths, scan.orientation.tolist(), "sd-scripts", dataset.config.place, findings)
     trained = read.sizes[placing.placement.placed]
     without = read.sizes[~placing.placement.placed]
-    mends = mends_of(keys, options, without, trainer)
+    mends = mends_of(keys, options, without, programs)
     seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
-    _check_limits(seen, options, trainer, findings)
+    _check_limits(seen, options, programs, findings)
     return seen
 
 
-def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, trainer: Programs) -> list[dict[str, Any]]:
+def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, programs: Programs) -> list[dict[str, Any]]:
     """For each image without a bucket, a key and its value with which it has one; {} where none that is tried does.
 
-    `sizes` are [N, 2] of these images; (0, 0) where unreadable. `trainer` is whose steps are tried.
+    `sizes` are [N, 2] of these images; (0, 0) where unreadable. `programs` are those whose steps are tried.
     """
     mends: list[dict[str, Any]] = [{} for _ in sizes]
     if not len(sizes) or named_rule(options.rule).from_images:
         return mends
     smaller = [s for s in (32, 16, 8) if keys.bucket_reso_steps % s == 0 and s < keys.bucket_reso_steps]
-    fitting = [s for s in smaller if not (trainer.family and trainer.refusing(s))]
+    fitting = [s for s in smaller if not (programs.family and programs.refusing(s))]
     tried: list[dict[str, Any]] = [{"bucket_reso_steps": step} for step in fitting]
     tried = [{"bucket_no_upscale": False}, *tried] if keys.bucket_no_upscale else tried
     for mend in tried:
@@ -259,20 +259,20 @@ def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, traine
     return mends
 
 
-def _check_limits(seen: DatasetOverview, options: AdapterOptions, trainer: Programs, findings: Findings) -> None:
+def _check_limits(seen: DatasetOverview, options: AdapterOptions, programs: Programs, findings: Findings) -> None:
     for keys in at_resolutions(seen.read.config.dataset_keys, options):
         if options.rule == "kohya" and keys.enable_bucket:
-            check_limits(keys, rule_for(keys, options), seen.sizes, seen.read.config.place, trainer, findings)
+            check_limits(keys, rule_for(keys, options), seen.sizes, seen.read.config.place, programs, findings)
 
 
 def check_limits(
-    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, trainer: Programs, findings: Findings
+    keys: DatasetKeys, rule: BucketRule, sizes: IntArray, place: str, programs: Programs, findings: Findings
 ) -> None:
     """Say what a low `max_bucket_reso` costs images of these sizes, [N, 2], at a resolution, and a high
     `min_bucket_reso`. `rule` is sd-scripts' own.
     """
     resolution, step = keys.resolution, keys.bucket_reso_steps
-    longest, lowest = trainer.longest(resolution, step), narrowest_usual(resolution, step)
+    longest, lowest = programs.longest(resolution, step), narrowest_usual(resolution, step)
     at = "{}x{}".format(*resolution)
     if short := shortened(rule, sizes, longest):
         findings.warning("short-buckets", place, f"at resolution {at} {short}", f"max_bucket_reso = {longest}")

@@ -40,9 +40,9 @@ def subjects_of(
             rule, batch = rule_for(keys, options, images.sizes), batch_size or dataset.config.batch_size
             if options.rule == "kohya":
                 sizes = images.sizes[images.readable]
-                check_limits(keys, rule, sizes, dataset.config.place, config.trainer, config.findings)
+                check_limits(keys, rule, sizes, dataset.config.place, config.programs, config.findings)
             epoch = Epoch(tuple(placed), number, at)
-            how = str(path), config.trainer, None, focus, options, epoch
+            how = str(path), config.programs, None, focus, options, epoch
             subjects.append(Subject(title, images, rule, batch, *how))
     return subjects, config.findings.serious
 

@@ -93,7 +93,7 @@ class SdScripts(Trainer):
         programs = programs_at_hand(asked.arch, checkout, asked.config)
         if asked.config is not None:
             section, examined = config_section(
-                asked.config, asked.arguments, release, tell.progress, trainer=programs, decode=not quick
+                asked.config, asked.arguments, release, tell.progress, programs=programs, decode=not quick
             )
             yield section
             if examined is not None:
@@ -172,16 +172,16 @@ def _read(asked: Asked, check_captions: bool = True) -> Config:
     release, checkout = release_at_hand(asked.version)
     programs = programs_at_hand(asked.arch, checkout, asked.config)
     if asked.config is not None and asked.config.is_dir():
-        return read_images(str(asked.config), asked.arguments, release=release, trainer=programs)
+        return read_images(str(asked.config), asked.arguments, release=release, programs=programs)
     if asked.config is not None:
         return read_config(
-            asked.config, asked.arguments, release=release, trainer=programs, check_captions=check_captions
+            asked.config, asked.arguments, release=release, programs=programs, check_captions=check_captions
         )
     given: dict[str, Any] = dict(asked.arguments)
     images, regularization, metadata = (given.pop(name, None) for name in ("train_data_dir", "reg_data_dir", "in_json"))
     if images is None:
         raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
-    return read_folders(images, regularization, given, in_json=metadata, release=release, trainer=programs)
+    return read_folders(images, regularization, given, in_json=metadata, release=release, programs=programs)
 
 
 def _end_with_captions() -> None:

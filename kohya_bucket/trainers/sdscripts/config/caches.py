@@ -71,11 +71,11 @@ REFUSALS = (
 """Every pair that a trainer of sd-scripts 0.10.1 to 0.12 refuses."""
 
 
-def check_caches(dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:
+def check_caches(dataset: DatasetConfig, findings: Findings, programs: Programs) -> None:
     """Name the settings at which the trainer stops because of its caches."""
     for refusal in REFUSALS:
         for place in _set_at(refusal, dataset):
-            _refuse(refusal, place, dataset, findings, trainer)
+            _refuse(refusal, place, dataset, findings, programs)
 
 
 def _set_at(refusal: Refusal, dataset: DatasetConfig) -> Iterable[str]:
@@ -90,8 +90,8 @@ def _set_at(refusal: Refusal, dataset: DatasetConfig) -> Iterable[str]:
     return [subset.place for subset in dataset.subsets if getattr(subset, refusal.setting)]
 
 
-def _refuse(refusal: Refusal, place: str, dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:
-    files = [file for file in trainer.steps if "_network" in file or not dataset.network_module]
+def _refuse(refusal: Refusal, place: str, dataset: DatasetConfig, findings: Findings, programs: Programs) -> None:
+    files = [file for file in programs.steps if "_network" in file or not dataset.network_module]
     able = [file for file in files if refusal.cache == _LATENTS or file not in NO_TEXT_CACHE]
     able = [file for file in able if file in refusal.of or not refusal.of]
     refusing = [file for file in able if file not in refusal.takes and (file in refusal.only or not refusal.only)]

@@ -196,7 +196,7 @@ def _inherited(of: type, kind: DatasetKind, *tables: Mapping[str, Any]) -> dict[
     return {name: value for name, value in values if name in names and value is not None}
 
 
-def check_values(dataset: DatasetConfig, findings: Findings, trainer: Programs = ANY_TRAINER) -> None:
+def check_values(dataset: DatasetConfig, findings: Findings, programs: Programs = ANY_TRAINER) -> None:
     """Check what can be checked without looking at an image."""
     if not dataset.subsets and not any(one.code == "no-repeat-folders" for one in findings):  # folders, and no config
         message = "it has no [[datasets.subsets]], so it has no images"
@@ -206,7 +206,7 @@ def check_values(dataset: DatasetConfig, findings: Findings, trainer: Programs =
         for name, key in KEYS.items():
             if key.allowed is not None:
                 check_range(name, getattr(table, name, None), key.allowed, table.place, findings)
-    _check_bucketing(dataset, findings, trainer)
+    _check_bucketing(dataset, findings, programs)
     if 0 < dataset.validation_split <= 1:
         _check_validation(dataset, findings)
 
@@ -218,10 +218,10 @@ def buckets_follow(dataset: DatasetConfig) -> bool:
     return dataset.readable and {finding.code for finding in findings.of(Severity.ERROR)} <= {"bucket-steps"}
 
 
-def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Programs) -> None:
+def _check_bucketing(dataset: DatasetConfig, findings: Findings, programs: Programs) -> None:
     where = dataset.place
     if dataset.resolution is None:
-        remedy = f"resolution = {FAMILIES.get(trainer.family, FAMILIES['sd']).resolution}"
+        remedy = f"resolution = {FAMILIES.get(programs.family, FAMILIES['sd']).resolution}"
         findings.error("no-resolution", where, "it has no resolution, and sd-scripts needs one", remedy)
     elif not SIDES.fits(dataset.resolution):
         return
@@ -231,29 +231,29 @@ def _check_bucketing(dataset: DatasetConfig, findings: Findings, trainer: Progra
         except BucketSettingsError as error:
             findings.error("bucket-settings", where, str(error))
         else:
-            _check_steps(dataset.bucket_reso_steps, where, findings, trainer)
+            _check_steps(dataset.bucket_reso_steps, where, findings, programs)
     elif not any(s.random_crop or s.face_crop_aug_range for s in dataset.subsets):
         width, height = dataset.resolution
         message = f"enable_bucket is not set: every image is cut to {width}x{height}, whatever its aspect"
         findings.note("no-buckets", where, message, "enable_bucket = true keeps the aspects")
 
 
-def _check_steps(steps: int, where: str, findings: Findings, trainer: Programs) -> None:
+def _check_steps(steps: int, where: str, findings: Findings, programs: Programs) -> None:
     """Whether latents, and the trainers of the model, can have sides in such steps."""
-    message, refusing = f"bucket_reso_steps is {steps}", trainer.refusing(steps)
-    accepted = -(-steps // trainer.step) * trainer.step
+    message, refusing = f"bucket_reso_steps is {steps}", programs.refusing(steps)
+    accepted = -(-steps // programs.step) * programs.step
     if steps % 8:
         findings.error("bucket-steps", where, f"{message}, but latents need multiples of 8", "64; SDXL also takes 32")
-    elif refusing and not trainer.title:
+    elif refusing and not programs.title:
         message += f", which the trainers of these models refuse: {families_refusing(steps)}"
         remedy = f"if you train one of them, use a step that it accepts; {NAME_THE_MODEL}"
         findings.note("bucket-steps", where, message, remedy)
-    elif refusing and len(refusing) == len(trainer.steps):
-        message += f", which is refused by {trainer.title}: only multiples of {trainer.step} are accepted"
+    elif refusing and len(refusing) == len(programs.steps):
+        message += f", which is refused by {programs.title}: only multiples of {programs.step} are accepted"
         findings.error("bucket-steps", where, message, f"bucket_reso_steps = {accepted}")
     elif refusing:
         files = ", ".join(f"{file} (multiples of {least})" for file, least in refusing.items())
-        other = next(file for file in trainer.steps if file not in refusing)
+        other = next(file for file in programs.steps if file not in refusing)
         remedy = f"bucket_reso_steps = {accepted} suits all; or name the trainer, as in --arch {other}"
         findings.warning("bucket-steps", where, f"{message}, which is refused by {files}", remedy)
 

@@ -48,7 +48,7 @@ class Config:
         datasets: in order; those that sd-scripts could not build too, as far as they could be read.
         options: its `[kohya_bucket]` table over the environment's; None where a finding says what is wrong.
         findings: everything wrong or notable.
-        trainer: what it was checked for; a trainer's settings may name its family.
+        programs: what it was checked for; a trainer's settings may name its family.
         release: the version of sd-scripts whose rules it was read by.
         length: how long a trainer's settings let it train; None for a dataset config, which does not say.
     """
@@ -57,7 +57,7 @@ class Config:
     datasets: tuple[ReadDataset, ...]
     options: AdapterOptions | None
     findings: Findings
-    trainer: Programs = ANY_TRAINER
+    programs: Programs = ANY_TRAINER
     length: RunLength | None = None
     release: Release = NEWEST
 
@@ -67,7 +67,7 @@ def read_config(
     given: Mapping[str, Any] | None = None,
     *,
     release: Release = NEWEST,
-    trainer: Programs = ANY_TRAINER,
+    programs: Programs = ANY_TRAINER,
     check_captions: bool = True,
 ) -> Config:
     """Read a dataset config and list its images. No image is opened, and nothing is written.
@@ -78,7 +78,7 @@ def read_config(
         given: command line options of the trainer. They count where a dataset config is silent, and before a
             trainer's settings; `train_data_dir`, `reg_data_dir` and `in_json` are for a preset that names no images.
         release: the version of sd-scripts to follow.
-        trainer: which trainer it is for, as far as that is known; a trainer's settings may show the family.
+        programs: which of them it is for, as far as that is known; a trainer's settings may show the family.
         check_captions: open every caption file, as sd-scripts does.
 
     Raises:
@@ -92,9 +92,9 @@ def read_config(
         named = [f"--{name.replace('_', '-')}" for name, value in folders.items() if value is not None]
         if named and "datasets" in source.data:
             raise ConfigError(f"{source.path} {_beside_folders(source, ' and '.join(named))}")
-        return _read(source, arguments, findings, release, trainer, check_captions)
+        return _read(source, arguments, findings, release, programs, check_captions)
     paths, options, family, length = run
-    trainer = trainer if trainer.title or not family else trainer_named(family).as_in(trainer.steps)
+    programs = programs if programs.title or not family else trainer_named(family).as_in(programs.steps)
     arguments = {**options, **{name: value for name, value in arguments.items() if value is not None}}
     dataset_config = paths["dataset_config"] if folders["train_data_dir"] is None else None
     data_dir, reg_data_dir, in_json = (folders[name] or paths[name] for name in FOLDERS)
@@ -112,7 +112,7 @@ def read_config(
             f"{source.path} names neither a dataset_config nor a train_data_dir: choose the images and save it again, "
             f"or `kohya-bucket plan {argument(source.path)} --train-data-dir FOLDER`"
         )
-    read = _read(source, arguments, findings, release, trainer, check_captions)
+    read = _read(source, arguments, findings, release, programs, check_captions)
     if length.computed and dataset_config is None:
         times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
         times *= 2 if paths["reg_data_dir"] else 1
@@ -139,33 +139,33 @@ def read_folders(
     *,
     in_json: str | None = None,
     release: Release = NEWEST,
-    trainer: Programs = ANY_TRAINER,
+    programs: Programs = ANY_TRAINER,
 ) -> Config:
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
     source = _source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
-    return _read(source, given, findings, release, trainer)
+    return _read(source, given, findings, release, programs)
 
 
 def read_images(
-    folder: str, given: Mapping[str, Any], *, release: Release = NEWEST, trainer: Programs = ANY_TRAINER
+    folder: str, given: Mapping[str, Any], *, release: Release = NEWEST, programs: Programs = ANY_TRAINER
 ) -> Config:
     """As `read_config`, for a folder without a config: one with `5_name` folders, or of images.
 
     Of images, each subfolder is a subset too, and captions are `.txt` files unless `given` says otherwise.
     """
     if any(re.match(r"[1-9]\d*_", entry.name) for entry in Path(folder).iterdir() if entry.is_dir()):
-        return read_folders(folder, None, given, release=release, trainer=trainer)
+        return read_folders(folder, None, given, release=release, programs=programs)
     folders = sorted({os.path.dirname(image) for image in list_images([folder])})
     if not folders:
         raise ConfigError(f"{quoted(folder)} holds no images, neither do its subfolders: {path_meant(folder)}")
     ending = given.get("caption_extension") or ".txt"
     subsets = [{"image_dir": one, "caption_extension": ending} for one in folders]
-    return _read(ConfigSource(None, {"datasets": [{"subsets": subsets}]}), given, Findings(), release, trainer)
+    return _read(ConfigSource(None, {"datasets": [{"subsets": subsets}]}), given, Findings(), release, programs)
 
 
 def _read(
-    source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, trainer: Programs,
+    source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, programs: Programs,
     check_captions: bool = True,
 ) -> Config:  # fmt: skip
     _check_release(release, findings)
@@ -181,8 +181,8 @@ def _read(
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:
         images = _list(dataset, reading)
-        check_values(dataset, findings, trainer)
-        check_caches(dataset, findings, trainer)
+        check_values(dataset, findings, programs)
+        check_caches(dataset, findings, programs)
         read.append((dataset, images))
     # Findings about folders belong to the training pass; a second pass would repeat them.
     quietly = replace(reading, findings=Findings())
@@ -197,7 +197,7 @@ def _read(
         out.append(ReadDataset(dataset, images, validation))
         if dataset.subsets and not len(images):
             findings.error("no-images", dataset.place, "no image is left to train", "see the other findings")
-    return Config(source.path, tuple(out), options, findings, trainer, release=release)
+    return Config(source.path, tuple(out), options, findings, programs, release=release)
 
 
 def _check_release(release: Release, findings: Findings) -> None:

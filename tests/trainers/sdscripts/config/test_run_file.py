@@ -39,7 +39,7 @@ def test_a_preset_of_the_gui(folder):
     read = read_config(preset(folder))
     (dataset,) = read.datasets
     assert not list(read.findings)
-    assert read.trainer.family == "sdxl"
+    assert read.programs.family == "sdxl"
     keys = dataset.config.dataset_keys
     assert (keys.resolution, keys.min_bucket_reso, keys.max_bucket_reso) == ((1024, 1024), 256, 2048)
     assert (keys.bucket_reso_steps, keys.bucket_no_upscale, dataset.config.batch_size) == (32, False, 3)
@@ -82,7 +82,7 @@ def test_a_file_for_config_file(folder, headings):
     file = folder / "config_lora.toml"
     file.write_text(("[training]\n" if headings else "") + data, encoding="utf-8")
     read = read_config(file)
-    assert read.trainer.family == "flux"
+    assert read.programs.family == "flux"
     assert read.datasets[0].config.resolution == (512, 768)
     assert read.datasets[0].config.batch_size == 2
     assert not list(read.findings)
@@ -93,7 +93,7 @@ def test_with_a_dataset_config_in_it(folder):
     (folder / "dataset.toml").write_text(dataset + "caption_extension = '.txt'\n", encoding="utf-8")
     read = read_config(preset(folder, dataset_config=str(folder / "dataset.toml")))
     assert read.path == folder / "dataset.toml"
-    assert read.trainer.family == "sdxl"
+    assert read.programs.family == "sdxl"
     assert read.datasets[0].config.resolution == (256, 256)
     assert read.datasets[0].config.batch_size == 3  # where the dataset config is silent
     texts = [finding.text for finding in read.findings]
