@@ -11,7 +11,6 @@ from pathlib import Path
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
-from kohya_bucket.trainers.door.trial import Trial, try_adapter
 from kohya_bucket.trainers.sdscripts.families import NEEDED
 
 _SINCE_0_10 = "strategy_base.py"
@@ -75,11 +74,6 @@ def find_checkout(folder: Path) -> Path:
 def _has_submodule(folder: Path) -> bool:
     modules = folder / ".gitmodules"
     return modules.is_file() and b"sd-scripts" in read_input(modules, MAX_CONFIG_BYTES)
-
-
-def try_checkout(root: Path) -> Trial:
-    """Import the checkout with the adapter, in a process of its own."""
-    return try_adapter(root, "kohya_bucket.trainers.sdscripts", ("library.train_util", "library.config_util"))
 
 
 def has_patch(root: Path) -> bool:

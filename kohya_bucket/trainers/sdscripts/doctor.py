@@ -18,7 +18,8 @@ from kohya_bucket.trainers.activation import activation, site_packages
 from kohya_bucket.trainers.door.findings import Section, ShowProgress, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.programs import Programs
-from kohya_bucket.trainers.sdscripts.checkout import describe_folder, find_checkout, has_patch, try_checkout
+from kohya_bucket.trainers.door.trial import try_adapter
+from kohya_bucket.trainers.sdscripts.checkout import describe_folder, find_checkout, has_patch
 from kohya_bucket.trainers.sdscripts.config import Config, Release, Severity, read_config
 from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER
 from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadable, overview
@@ -160,7 +161,8 @@ def _how_it_starts(root: Path) -> str:
 
 
 def _probe(section: Section, root: Path) -> None:
-    trial = try_checkout(root)
+    # in a process of its own
+    trial = try_adapter(root, "kohya_bucket.trainers.sdscripts", ("library.train_util", "library.config_util"))
     if trial.active:
         section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:

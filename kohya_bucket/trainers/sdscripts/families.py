@@ -66,7 +66,9 @@ class Family(ModelFamily):
             raise KohyaBucketError(f"{version!r} is not a version of sd-scripts: use one such as 0.10.1 or 0.11")
         if is_too_old(version):
             raise KohyaBucketError(f"sd-scripts {version}: {NEEDED}")
-        return self.with_sizes(_numbers(version) > _numbers(self.plain_until)) if self.plain_until else self
+        return (
+            self.with_sizes(version_numbers(version) > version_numbers(self.plain_until)) if self.plain_until else self
+        )
 
     def with_sizes(self, sized: bool) -> Family:
         """The same family with keys that have a size or none, where there are both."""
@@ -80,12 +82,14 @@ def is_version(text: str) -> bool:
 
 def is_too_old(version: str) -> bool:
     """Whether no version of that number, or series such as "0.10", is one that is supported."""
-    numbers = _numbers(version)
+    numbers = version_numbers(version)
     return numbers < (0, 10, 1)[: len(numbers)]
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.removeprefix("v").split(".")))
+def version_numbers(text: str) -> tuple[int, ...]:
+    """The numbers that a version such as "v0.10.6" begins with; () where there are none."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    return tuple(map(int, match[1].split("."))) if match else ()
 
 
 def _family(name: str, suffix: str, trainers: Mapping[str, int], plain_until: str = "", values: str = "raw") -> Family:

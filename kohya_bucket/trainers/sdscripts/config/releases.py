@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import enum
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from kohya_bucket.trainers.sdscripts.families import version_numbers
 
 _FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py", "controlnet_dataset.py")
 _LAST = {(0, 10): 6, (0, 11): 1, (0, 12): 0}
@@ -66,14 +67,16 @@ class Release:
     def is_since(self, version: str) -> bool:
         """Whether it has what a version brought."""
         if self.version:
-            return _numbers(version)[: len(self.version)] <= self.version
-        return _numbers(version) <= max((_numbers(change.since) for change in self.changes), default=(0, 10, 1))
+            return version_numbers(version)[: len(self.version)] <= self.version
+        return version_numbers(version) <= max(
+            (version_numbers(change.since) for change in self.changes), default=(0, 10, 1)
+        )
 
     @classmethod
     def from_version(cls, version: str) -> Release:
         """That of a version such as `v0.10.6`, or the last of a series such as `0.10`; else the newest."""
-        numbers = _numbers(version)
-        changes = frozenset(change for change in Feature if _numbers(change.since)[: len(numbers)] <= numbers)
+        numbers = version_numbers(version)
+        changes = frozenset(change for change in Feature if version_numbers(change.since)[: len(numbers)] <= numbers)
         return cls(changes, version, numbers) if numbers else NEWEST
 
     @classmethod
@@ -86,11 +89,6 @@ class Release:
 
 
 NEWEST = Release()
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
-    return tuple(map(int, match[1].split("."))) if match else ()
 
 
 _NEEDED = {"SUBSET_ASCENDABLE_SCHEMA", "DATASET_ASCENDABLE_SCHEMA", "DB_SUBSET_DISTINCT_SCHEMA"}
