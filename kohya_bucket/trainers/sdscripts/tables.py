@@ -45,8 +45,6 @@ class KeyTable(Sequence[list[str]]):
         return len(self._starts) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         if isinstance(index, PlannedBatch):
             return self._named(index.images)
         k = range(len(self))[index]
@@ -96,8 +94,6 @@ class BatchTable(Sequence[Any]):
         return self._plan().steps
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         if not isinstance(index, PlannedBatch):
             plan = self._plan()
             at = range(plan.steps)[index]
