@@ -1,6 +1,6 @@
 """A whole loop with accelerate, on two processes, stopped in mid-epoch and resumed: every image once an epoch.
 
-It needs the extra `train`. Run it as it is: it trains on two processes until it is stopped, starts again, and counts.
+It needs accelerate. Run it as it is: it trains on two processes until it is stopped, starts again, and counts.
 Or start it yourself, again and again with the same folder, on any number of processes:
     accelerate launch --num_processes 2 examples/accelerate_training.py FOLDER
 """

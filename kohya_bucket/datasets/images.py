@@ -305,7 +305,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
                     _log.warning("%s", one_line(warning))
                 self._left_out[number] += 1
             return item
-        raise cast("KohyaBucketError", first)
+        raise KohyaBucketError(f"{first}; no other image of its bucket can be read, to train in its place") from first
 
     def _candidates(self, number: int, at: int, taken: set[int]) -> Iterator[int]:
         yield number
