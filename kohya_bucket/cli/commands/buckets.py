@@ -62,7 +62,7 @@ def make(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a bucket set from the aspects of your images, and print what it crops."""
+    """Make a bucket set from your images, and say what it crops."""
     import numpy as np
 
     from kohya_bucket.buckets import FixedBuckets, bucket_set_to_toml, generate_buckets
@@ -184,7 +184,7 @@ def chart(
     arch: Family = None,
     recursive: Recursive = True,
 ) -> None:
-    """Which aspects go to which bucket: a table, or with --output a picture."""
+    """Which aspects go to which bucket, as a table or a picture."""
     from kohya_bucket.cli.sources import images_in, sizes_of
 
     options, path = options.for_arch(context, arch), path or []

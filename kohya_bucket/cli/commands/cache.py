@@ -65,7 +65,7 @@ def status(
 
 
 def verify(store: _Store, quiet: Quiet = False) -> None:
-    """Read all that is trusted: checksums, headers, descriptions. Exit code 1 if anything is damaged."""
+    """Read a store and check it: checksums, headers, descriptions. Exit code 1 if anything is damaged."""
     from kohya_bucket.latents import maintenance as state
 
     opened = _open(store)
@@ -90,7 +90,7 @@ def prune(
     collection: str | None = opt(None, "Drop this whole collection."),
     damaged: bool = opt(False, "Read everything, and drop what is damaged; encode it again afterwards.", "--damaged"),
 ) -> None:
-    """Free the space of replaced rows and of what dead writers left. Not while something writes."""
+    """Free the space of replaced rows and of what crashes left. Not while something writes."""
     from kohya_bucket.latents.maintenance import check_sources, source_paths
     from kohya_bucket.latents.maintenance import prune as prune_store
 
@@ -133,7 +133,7 @@ def pack(
         None, "Write a new store to this folder or address, for another machine.", "--to", parser=folder
     ),
 ) -> None:
-    """Bring a store into as few files as there need be. Not while something writes."""
+    """Rewrite a store in as few files as possible. Not while something writes."""
     from kohya_bucket.latents.maintenance import pack as pack_store
 
     opened = _open(store)
@@ -189,7 +189,7 @@ def export(
     for_: str = opt("", FOR_HELP, "--for"),
     quiet: Quiet = False,
 ) -> None:
-    """Write a store's latents as npz that unmodified sd-scripts trains from."""
+    """Write a store's latents as npz for unmodified sd-scripts."""
     from kohya_bucket.trainers.door.registry import usual_trainer
 
     caches = usual_trainer().cache_files()
@@ -215,7 +215,7 @@ def sizes(
     engine: str = opt("local", ENGINE_HELP, usual=False),
     quiet: bool = opt(False, "Print nothing but errors.", "--quiet", "-q", usual=False),
 ) -> None:
-    """Read the size of every image into a Parquet file, so that later runs open none of them."""
+    """Read every image's size into a Parquet file, for later runs."""
     from kohya_bucket.cli.sources import images_in, tars_in
     from kohya_bucket.images import MetadataCache, ScanInterrupted
     from kohya_bucket.images.metadata_cache import is_metadata_cache
