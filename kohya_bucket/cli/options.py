@@ -127,7 +127,9 @@ def path(text: str) -> Path:
     return cast("Path", as_given(text))
 
 
-ENGINE_HELP = "local, or ray: Ray Data, for many machines."
+HASH_HELP = "Hash every file's content, to notice copies and changes."
+SD_SCRIPTS_HELP = "Its checkout or version; else the checkout that you are in."
+ENGINE_HELP = "local, or ray: a Ray cluster."
 _ENGINES: dict[str, Engine] = {"local": "auto", "ray": "ray"}
 
 
@@ -386,7 +388,7 @@ class ClusterOptions:
 
     panel: ClassVar[str] = ADVANCED
 
-    engine: str = opt("local", "local, or ray: a Ray cluster.")
+    engine: str = opt("local", ENGINE_HELP)
     concurrency: int | None = opt(None, "With ray: encoders; by default one for each GPU.", min=1)
 
     def on_ray(self) -> bool:

@@ -15,6 +15,7 @@ from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
+    HASH_HELP,
     Arch,
     AsJson,
     Quiet,
@@ -46,7 +47,7 @@ def analyze(
     arch: Arch = None,
     *,
     decode: bool = opt(False, "Decode every image, to find damaged pixels.", "--decode"),
-    hash: bool = opt(False, "Hash every file's content, to find duplicates.", "--hash"),
+    hash: bool = opt(False, HASH_HELP, "--hash"),
     html: Path | None = opt(None, "Write the report to this file, too.", "--html"),
     list_bad: Path | None = opt(None, "Write the paths of images to repair, split or leave out into this file."),
     as_json: AsJson = False,

@@ -16,6 +16,7 @@ from kohya_bucket.cli.options import (
     ENGINE_HELP,
     FAMILY_HELP,
     FOR_HELP,
+    HASH_HELP,
     AsJson,
     Quiet,
     Recursive,
@@ -45,7 +46,7 @@ SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
 def status(
     store: _Store,
     images: _Images = None,
-    hash: bool = opt(False, "Read images whose content hash is stored.", "--hash"),
+    hash: bool = opt(False, HASH_HELP, "--hash"),
     as_json: AsJson = False,
 ) -> None:
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
@@ -209,11 +210,11 @@ def sizes(
     path: Sources,
     output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
     refresh: bool = opt(False, "Reuse rows of --output for unchanged files.", "--refresh"),
-    hash: bool = opt(False, "Hash every file's content too, to find duplicates.", "--hash"),
+    hash: bool = opt(False, HASH_HELP, "--hash"),
     recursive: Recursive = True,
     workers: Workers = None,
     engine: str = opt("local", ENGINE_HELP, usual=False),
-    quiet: bool = opt(False, "Print nothing but errors.", "--quiet", "-q", usual=False),
+    quiet: Quiet = False,
 ) -> None:
     """Read every image's size into a Parquet file, for later runs."""
     from kohya_bucket.cli.sources import images_in, tars_in

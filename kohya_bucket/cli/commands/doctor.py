@@ -12,7 +12,7 @@ import typer
 from kohya_bucket.cli.configs import asked_trainer, only_one
 from kohya_bucket.cli.console import plain_console, say, say_first
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Arch, AsJson
+from kohya_bucket.cli.options import SD_SCRIPTS_HELP, Arch, AsJson, TrainerArguments
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -27,14 +27,12 @@ def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
     config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
-    sd_scripts: str | None = opt(None, "its checkout or version, as for `plan`", "--sd-scripts"),
-    resolution: str | None = opt(None, "512 or 512,768, if the config does not set it"),
-    train_batch_size: int | None = opt(None, "if the config does not set it", "--train-batch-size", min=1),
-    cache_latents: bool = opt(False, "as for the trainer", "--cache-latents"),
-    cache_text_encoder_outputs: bool = opt(False, "as for the trainer", "--cache-text-encoder-outputs"),
+    sd_scripts: str | None = opt(None, SD_SCRIPTS_HELP),
     arch: Arch = None,
     quick: bool = opt(False, "decode no image and import no sd-scripts", "--quick"),
     as_json: AsJson = False,
+    *,
+    arguments: TrainerArguments,
 ) -> None:
     """Nothing on disk is changed.
     Exit code 0: nothing was found that stops a training; 1: something was, with kohya_bucket or without; 2: unusable
@@ -44,12 +42,10 @@ def doctor(
     from kohya_bucket.trainers.door.face import Asked
 
     config = only_one(config, config_option)
-    arguments = {
-        "resolution": resolution, "train_batch_size": train_batch_size, "cache_latents": cache_latents or None,
-        "cache_text_encoder_outputs": cache_text_encoder_outputs or None,
-    }  # fmt: skip
-    trainer = asked_trainer("doctor", context, config, ("sd_scripts", *arguments))
-    sections = sorted(trainer.examine(Asked(config, arch, sd_scripts, arguments), Terminal(), quick), key=_urgency)
+    trainer = asked_trainer("doctor", context, config, ("sd_scripts", *vars(arguments)))
+    sections = sorted(
+        trainer.examine(Asked(config, arch, sd_scripts, arguments.given()), Terminal(), quick), key=_urgency
+    )
     if as_json:
         typer.echo(json.dumps({"sections": [section.as_dict() for section in sections]}, indent=2))
     else:

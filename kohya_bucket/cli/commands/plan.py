@@ -13,7 +13,7 @@ from kohya_bucket.buckets.families import family_named
 from kohya_bucket.cli.configs import asked_trainer, only_one
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Arch, AsJson, RuleArguments, TrainerArguments, gpu_counts
+from kohya_bucket.cli.options import SD_SCRIPTS_HELP, Arch, AsJson, RuleArguments, TrainerArguments, gpu_counts
 
 
 def plan(
@@ -34,7 +34,7 @@ def plan(
     reg_data_dir: str | None = opt(None, "the same for regularization images", usual=False),
     in_json: str | None = opt(None, "fine-tuning metadata, with --train-data-dir", usual=False),
     arch: Arch = None,
-    sd_scripts: str | None = opt(None, "its checkout or version; by default the checkout that you are in"),
+    sd_scripts: str | None = opt(None, SD_SCRIPTS_HELP),
     *,
     arguments: TrainerArguments,
 ) -> None:

@@ -12,7 +12,9 @@ from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.help import PlainCommand, opt
 from kohya_bucket.cli.options import (
+    HASH_HELP,
     ClusterOptions,
+    Quiet,
     Recursive,
     RuleArguments,
     SourceOptions,
@@ -67,11 +69,11 @@ def precompute(
     stored: StoreOptions,
     beside: SourceOptions,
     captions: TextOptions,
-    hash: bool = opt(False, "Store a hash of each image's content.", "--hash", usual=False),
+    hash: bool = opt(False, HASH_HELP, "--hash", usual=False),
     workers: int | None = opt(None, "Threads that decode images; with ray, batches.", usual=False, min=1),
     cluster: ClusterOptions,
     recursive: Recursive = True,
-    quiet: bool = opt(False, "Print nothing but problems.", "--quiet", "-q", usual=False),
+    quiet: Quiet = False,
 ) -> None:
     """On several GPUs, each encodes its share: torchrun --nproc-per-node 8 -m kohya_bucket.precompute …, or
     accelerate launch -m. On several machines: --engine ray.
