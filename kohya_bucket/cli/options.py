@@ -321,7 +321,6 @@ class TrainerArguments:
     min_bucket_reso: int | None = opt(None)
     max_bucket_reso: int | None = opt(None)
     bucket_reso_steps: int | None = opt(None)
-    skip_image_resolution: str | None = opt(None)
     caption_extension: str | None = opt(None)
     cache_latents: bool = opt(False, "", "--cache-latents")
     cache_text_encoder_outputs: bool = opt(False, "", "--cache-text-encoder-outputs")

@@ -194,7 +194,7 @@ def test_files_of_a_store(command_line: Command, tmp_path: Path, odd: str, kind:
     place.unlink(missing_ok=True)
     ODD[odd](place)
     before = {path for path in store.rglob("*.safetensors") if path != place}
-    more = {"export": ["--images", images, "--output", tmp_path / "out"], "status": ["--images", images]}
+    more = {"export": ["--image-dir", images, "--output", tmp_path / "out"], "status": ["--image-dir", images]}
     with soon_and_small():
         code, out, errors = command_line("cache", command[0], store, *command[1:], *more.get(command[0], ()))
     told(code, out, errors, "")

@@ -321,13 +321,9 @@ def test_small_images_are_named_and_counted(folder):
     text = run("plan", file, "--strict")
     assert (text.exit_code, "not trained: 2" in text.output) == (0, True)
     assert ": 5 images, 3 times each" in text.output
-    plain = write(folder)
-    for spelling in ("--skip-image-resolution", "--skip_image_resolution"):
-        assert as_json("plan", plain, spelling, "200")["datasets"][0]["images"] == 5
-    everything = run("plan", plain, "--skip-image-resolution", "1000")
+    everything = run("plan", write(folder, dataset="skip_image_resolution = 1000"))
     assert everything.exit_code == 1
     assert "all 7 images have no more pixels than skip_image_resolution 1000x1000" in everything.output
-    assert "skip_image_resolution is 'small'" in exit_message("plan", plain, "--skip-image-resolution", "small")
 
 
 def test_simulate_takes_both_spellings():

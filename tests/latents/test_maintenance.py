@@ -289,7 +289,7 @@ def test_what_an_index_spares_to_read_is_verified_and_taken_out(root, images, co
     code, out, err = command_line("cache", "verify", root)
     assert (code, damaged.name in out) == (1, True)
     assert "Traceback" not in err
-    assert command_line("cache", "prune", root, "--damaged", "--images", images[0].parent)[0] == 0
+    assert command_line("cache", "prune", root, "--damaged", "--image-dir", images[0].parent)[0] == 0
     assert command_line("cache", "verify", root)[0] == 0
     assert everything(root) == want
     assert layout.images_root() == images[0].parent
@@ -301,14 +301,14 @@ def test_a_store_json_of_somebody_else_is_refused_and_never_replaced(tmp_path, r
     want, layout = everything(root), Layout(root)
     layout.store_file.write_text(content, encoding="utf-8")
     folder = images[0].parent
-    code, _, errors = command_line("cache", "prune", root, "--damaged", "--images", folder)
+    code, _, errors = command_line("cache", "prune", root, "--damaged", "--image-dir", folder)
     assert (code, "is not made by kohya-bucket" in errors) == (2, True)
     assert "prune" not in errors  # which would not help
     with pytest.raises(LatentStoreError, match="is not made by kohya-bucket"):
         run(tmp_path, images)
     assert layout.store_file.read_text(encoding="utf-8") == content
     layout.store_file.unlink()
-    assert command_line("cache", "prune", root, "--damaged", "--images", folder)[0] == 0
+    assert command_line("cache", "prune", root, "--damaged", "--image-dir", folder)[0] == 0
     assert (everything(root), layout.images_root()) == (want, folder)
 
 

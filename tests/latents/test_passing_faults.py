@@ -57,7 +57,7 @@ COMMANDS = {
     "status": ["cache", "status", "{root}"],
     "verify": ["cache", "verify", "{root}", "--quiet"],
     "prune": ["cache", "prune", "{root}"],
-    "prune --damaged": ["cache", "prune", "{root}", "--damaged", "--images", "{images}"],
+    "prune --damaged": ["cache", "prune", "{root}", "--damaged", "--image-dir", "{images}"],
     "prune --stale --gone": ["cache", "prune", "{root}", "--stale", "--gone"],
     "pack": ["cache", "pack", "{root}"],
     "pack --to": ["cache", "pack", "{root}", "--to", "{out}"],

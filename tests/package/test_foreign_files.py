@@ -80,7 +80,7 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
         "npz beside the images": lambda: encode(NpzFiles("sd")),
         "npz elsewhere": lambda: encode(NpzFiles("sd", "npz")),
         "an image is gone": lambda: paths[0].unlink(),
-        "prune": lambda: run("cache", "prune", "store", "--gone", "--stale", "--damaged", "--images", "images"),
+        "prune": lambda: run("cache", "prune", "store", "--gone", "--stale", "--damaged", "--image-dir", "images"),
         "pack": lambda: run("cache", "pack", "store"),
         "pack into another folder": lambda: run("cache", "pack", "store", "--to", "copy"),
         "export": lambda: run("cache", "export", "store", "npz", "--arch", "sd"),

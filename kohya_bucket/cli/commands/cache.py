@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
-_Images = Annotated[Path | None, typer.Option("--images", help="Where the images are, if they were moved.")]
+_Images = Annotated[Path | None, typer.Option("--image-dir", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
 _Family = Annotated[str, typer.Option(help=FAMILY_HELP)]
 SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
@@ -104,7 +104,7 @@ def prune(
         if gone and len(opened) and absent.all():
             raise ConfigError(
                 f"none of the images of {store} is there: it was moved away from them; nothing is dropped. "
-                "Give their folder by --images"
+                "Give their folder by --image-dir"
             )
         # by item, not by image: another collection may hold the same image as it is now
         unwanted = (absent & gone) | (changed & stale)
@@ -122,7 +122,7 @@ def prune(
     store_file = opened.layout.store_file.name
     _end_if_not_removed(done)
     if images is None and any(name == store_file for name, _ in done.damaged):
-        say(f"{store_file} stays: add --images DIR to write it again")
+        say(f"{store_file} stays: add --image-dir DIR to write it again")
         raise typer.Exit(1)
     if not damaged:
         _end_if_damaged(opened, store, "so only the rest was pruned")
@@ -185,7 +185,7 @@ def export(
     output: Path | None = opt(
         None, "Write to this folder instead of beside the images.", "--output", "-o", parser=folder
     ),
-    images: Path | None = opt(None, "Where the images are; npz go beside them without --output.", "--images"),
+    images: Path | None = opt(None, "Where the images are; npz go beside them without --output.", "--image-dir"),
     collection: _Collection = "",
     for_: str = opt("", FOR_HELP, "--for"),
     quiet: Quiet = False,
@@ -283,11 +283,11 @@ def _print_status(found: StoreStatus, store: Path) -> None:
         if count:
             say(f"{counted(count, what, 'is', 'are')} {text}")
     if found.no_images:
-        say("the images are not here, so their state is unknown: give their folder with --images")
+        say("the images are not here, so their state is unknown: give their folder with --image-dir")
     again = "run the same `precompute` again" if found.of_images else "training encodes these captions again"
     for names, what, remedy in (
         (found.absent * (not found.no_images), "its image is gone",
-         f"if it was moved, give its new folder with --images; else `cache prune {given} --gone` drops the latent"),
+         f"if it was moved, give its new folder with --image-dir; else `cache prune {given} --gone` drops the latent"),
         (found.changed, "its image changed",
          f"{again}, which encodes it again; `cache prune {given} --stale` drops the old latent"),
         ([f"{name}: {problem}" for name, problem in found.damage], "damaged",

@@ -81,7 +81,7 @@ class Layout:
         return Path(os.path.normpath(self.root / images))
 
     def _stated(self) -> tuple[int, str]:
-        remedy = f"run `kohya-bucket cache prune {argument(self.root)} --damaged --images DIR`"
+        remedy = f"run `kohya-bucket cache prune {argument(self.root)} --damaged --image-dir DIR`"
         with as_damage(f"{self.store_file} cannot be read", remedy):
             data = json.loads(self.check_own().decode("utf-8"))
             version, images = data["version"], data["images"]

@@ -199,7 +199,7 @@ def export_npz(
     if output is None and images_root is None and not root.is_relative_to(os.fspath(store.layout.root)):
         raise LatentStoreError(
             f"{store.layout.store_file} says that the images are in {root}, which a store does not decide: to write "
-            f"npz there, add --images {argument(root)}; or name another folder by --output"
+            f"npz there, add --image-dir {argument(root)}; or name another folder by --output"
         )
     sources, paths = store.strings("source"), source_paths(store, root)
     outside = [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
@@ -208,7 +208,7 @@ def export_npz(
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
     shared = collisions([sources[i] for i in items], [entries[i].original_size for i in items])
-    why = f"its image is not in {root}: give a folder that holds all images by --images"
+    why = f"its image is not in {root}: give a folder that holds all images by --image-dir"
     result = Exchange(skipped=[(sources[i], why) for i in outside])
     with ThreadPoolExecutor(4, "kohya-bucket-npz") as pool:
         groups = GroupedSync(pool)  # what is written is safe on disk a group at a time

@@ -268,9 +268,9 @@ def test_a_store_names_no_place_to_write_to(tmp_path, command_line, images):
     ), encoding="utf-8")  # fmt: skip
     before = sorted(tmp_path.rglob("*"))
     code, _, errors = command_line("cache", "export", root, "--arch", "sd", "--quiet")
-    assert (code, "add --images" in errors, "Traceback" in errors) == (2, True, False)
+    assert (code, "add --image-dir" in errors, "Traceback" in errors) == (2, True, False)
     assert sorted(tmp_path.rglob("*")) == before
-    code, said, _ = command_line("cache", "export", root, "--arch", "sd", "--quiet", "--images", tmp_path / "images")
+    code, said, _ = command_line("cache", "export", root, "--arch", "sd", "--quiet", "--image-dir", tmp_path / "images")
     assert (code, "3 latents exported, 0 skipped" in said) == (0, True)
     assert list(home.iterdir()) == []
 
