@@ -231,7 +231,7 @@ class LatentStore(ItemTable):
         def read() -> dict[str, Packed]:
             tensors = self._tensors(i)
             outputs = split(tensors, row, storage, info.arrays)
-            if always or self._unchecked(i, tensors[SPANS], SPANS, row):
+            if always or self._unchecked(info, tensors[SPANS], SPANS, row):
                 if checksum(tensors[SPANS][row], [one.bits for one in outputs.values()]) != int(self._crc[0][i]):
                     raise DamagedItemError("its checksum is wrong")
                 self._files.checked(info, SPANS)[row] = True
@@ -241,14 +241,17 @@ class LatentStore(ItemTable):
 
     def _bits(self, i: int, name: str, row: int, *, always: bool = False) -> npt.NDArray[Any]:
         """A row of one tensor of item `i`."""
+        info = self.info(i)
+        array = self._files.tensors(info)[name]
+        if not (always or self._unchecked(info, array, name, row)):  # usual, and fast
+            bits: npt.NDArray[Any] = array[row]
+            return bits
 
         def read() -> npt.NDArray[Any]:
-            array = self._tensors(i)[name]
-            bits: npt.NDArray[Any] = array[row]
-            if always or self._unchecked(i, array, name, row):
-                if zlib.crc32(bits.data) != int(self._crc[_role(name)][i]):
-                    raise DamagedItemError(f"checksum of {name} is wrong")
-                self._files.checked(self.info(i), name)[row] = True
+            bits: npt.NDArray[Any] = self._files.tensors(info)[name][row]
+            if zlib.crc32(bits.data) != int(self._crc[_role(name)][i]):
+                raise DamagedItemError(f"checksum of {name} is wrong")
+            self._files.checked(info, name)[row] = True
             return bits
 
         return self._attempts(i, read)
@@ -280,11 +283,11 @@ class LatentStore(ItemTable):
             return str(error.__cause__ if isinstance(error.__cause__, DamagedItemError) else error)
         return None
 
-    def _unchecked(self, i: int, array: Any, name: str, row: int) -> bool:
+    def _unchecked(self, info: ShardInfo, array: Any, name: str, row: int) -> bool:
         """Whether a row's checksum must be compared; what came by a request is new each time."""
         if self.verify != "first" or not isinstance(array, np.ndarray):
             return self.verify != "never"
-        return not self._files.checked(self.info(i), name)[row]
+        return not self._files.checked(info, name)[row]
 
     def _tensors(self, i: int) -> Tensors:
         return self._files.tensors(self.info(i))
