@@ -261,9 +261,9 @@ def _beside(paths: Sequence[str]) -> FloatArray:
 
 def _bbox(file: str) -> tuple[float, ...]:
     data = _parsed(read_text(file), file)
-    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+    if not isinstance(data, list) or not all(isinstance(box, dict) for box in data):
         raise ConfigError(f"{file}: must be a list of boxes, as SimpleTuner writes it, not {str(data)[:100]}")
-    return around([_rectangle(one.get("bbox"), f"{file}: box {i}") for i, one in enumerate(data, 1)])
+    return around([_rectangle(box.get("bbox"), f"{file}: box {i}") for i, box in enumerate(data, 1)])
 
 
 def around(boxes: Sequence[Sequence[float]]) -> tuple[float, ...]:

@@ -98,7 +98,7 @@ def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress |
     place = root / _PLACE
     try:
         with _locked(place):
-            run = place / str(max((int(one.name) for one in _runs(place)), default=0) + 1)
+            run = place / str(max((int(path.name) for path in _runs(place)), default=0) + 1)
             run.mkdir()
             _give_to_owner(run, root.stat())
             outcome = Outcome(run, 0, [])
@@ -230,7 +230,7 @@ def undo(folder: str) -> Outcome:
 
 def _undo_run(root: Path, run: Path, failed: list[tuple[str, str]]) -> int:
     """Put back the files of a run, and remove its folder if it is empty then; returns how many were put back."""
-    log, done, before = run / _LOG, 0, len(failed)
+    log, done, failed_before = run / _LOG, 0, len(failed)
     try:
         for number, line in reversed(_lines(log)):
             name = f"line {number + 1} of {log}"
@@ -244,7 +244,7 @@ def _undo_run(root: Path, run: Path, failed: list[tuple[str, str]]) -> int:
                 failed.append((name, why_not_written(error)))
     except KohyaBucketError as error:
         failed.append((os.fspath(log), str(error)))
-    if len(failed) == before:
+    if len(failed) == failed_before:
         log.unlink(missing_ok=True)
         with suppress(OSError):
             run.rmdir()
@@ -339,8 +339,8 @@ def _is_plain(path: Path) -> bool:
 
 def _runs(place: Path) -> list[Path]:
     """The folders of runs, oldest first."""
-    runs = [one for one in place.iterdir() if one.name.isdecimal() and one.is_dir() and not one.is_symlink()]
-    return sorted(runs, key=lambda one: int(one.name))
+    runs = [path for path in place.iterdir() if path.name.isdecimal() and path.is_dir() and not path.is_symlink()]
+    return sorted(runs, key=lambda path: int(path.name))
 
 
 @contextmanager
