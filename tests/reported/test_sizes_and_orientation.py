@@ -114,7 +114,7 @@ def test_a_png_whose_text_is_larger_than_pillow_reads(tmp_path: Path, command_li
     assert code == 1
     first = out.splitlines()[0]
     assert first == "nothing found that would stop the training, 1 that would stop sd-scripts without kohya_bucket, " \
-        "0 that would harm it"  # fmt: skip
+        "0 problems that would harm it"  # fmt: skip
     assert "its text or profile is larger than Pillow reads" in out
     assert "what to do: save it without its text" in out
 

@@ -84,11 +84,11 @@ def _verdict(sections: Sequence[Section]) -> str:
     from kohya_bucket.trainers.door.findings import Severity
 
     found = [finding for section in sections for finding in section.findings]
-    errors, warnings = (sum(f.count for f in found if f.severity is s) for s in (Severity.ERROR, Severity.WARNING))
-    alone = sum(f.count for f in found if f.stops_alone)
+    errors, warnings = (sum(f.severity is s for f in found) for s in (Severity.ERROR, Severity.WARNING))
+    alone = sum(f.stops_alone for f in found)
     warnings -= alone
     if not errors and not warnings and not alone:
         return "nothing found that would stop the training or harm it"
     stops = counted(errors, "problem") if errors else "nothing"
     without = f", {alone:,} that would stop sd-scripts without kohya_bucket" if alone else ""
-    return f"{stops} found that would stop the training{without}, {warnings} that would harm it"
+    return f"{stops} found that would stop the training{without}, {counted(warnings, 'problem')} that would harm it"

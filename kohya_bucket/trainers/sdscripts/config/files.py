@@ -223,24 +223,25 @@ def _report_missing(
 ) -> None:
     extension = subset.caption_extension
     missing = without_other_forms(missing, names, extension, subset.place, findings)
-    if not missing:
-        return
-    stems = [os.path.splitext(os.path.basename(path))[0] for path in missing]
-    elsewhere = Counter(e for e in _USUAL if e != extension for stem in stems if stem + e in names)
     instead = f"the class tokens {subset.class_tokens!r}" if subset.class_tokens is not None else "an empty caption"
-    message = f"{len(missing)} of {total} images have no {extension!r} file, so {instead} would be trained"
-    if elsewhere:
-        other, count = elsewhere.most_common(1)[0]
+
+    def with_caption_in(ending: str) -> list[str]:
+        return [path for path in missing if os.path.splitext(os.path.basename(path))[0] + ending in names]
+
+    other = max((ending for ending in _USUAL if ending != extension), key=lambda ending: len(with_caption_in(ending)))
+    if elsewhere := with_caption_in(other):
         default = " (the default)" if extension == DEFAULTS["caption_extension"] else ""
-        message = f"caption_extension is {extension!r}{default}, but {count} of {total} images have their caption in "
-        message += f"{other!r} files; {instead} would be trained"
+        message = f"caption_extension is {extension!r}{default}, but {len(elsewhere)} of {total} images have their "
+        message += f"caption in {other!r} files; {instead} would be trained"
         # What most images have is kept.
-        has_more = count > total - len(missing)
+        has_more = len(elsewhere) > total - len(missing)
         remedy = f"set caption_extension = {other!r}" if has_more else f"rename them to {extension!r}"
-        findings.warning("caption-extension", subset.place, message, remedy, missing)
-    elif len(missing) < total:
+        findings.warning("caption-extension", subset.place, message, remedy, elsewhere)
+        missing = sorted({*missing} - {*elsewhere})
+    message = f"{len(missing)} of {total} images have no {extension!r} file, so {instead} would be trained"
+    if 0 < len(missing) < total:
         findings.note("missing-captions", subset.place, f"{message} ({some(missing)})", names=missing)
-    elif subset.class_tokens is None and not subset.is_reg:
+    elif missing and subset.class_tokens is None and not subset.is_reg:
         findings.warning("missing-captions", subset.place, message, "add captions or class_tokens", missing)
 
 

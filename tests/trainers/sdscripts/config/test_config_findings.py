@@ -270,7 +270,11 @@ def test_captions_under_another_extension() -> None:
 )
 def test_the_extension_of_most_captions_stays(workplace: Path, others: int, remedy: str) -> None:
     images(workplace / "images", [f"other{i}.png" for i in range(others)], ".caption")
-    assert found(read(GOOD), "caption-extension").remedy == remedy
+    images(workplace / "images", ["without.png"])
+    config = read(GOOD)
+    finding = found(config, "caption-extension")
+    assert (finding.remedy, len(finding.names)) == (remedy, others)
+    assert found(config, "missing-captions").names == (os.path.join("images", "without.png"),)
 
 
 @pytest.mark.long
