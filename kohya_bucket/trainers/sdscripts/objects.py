@@ -103,6 +103,7 @@ class NotedSubset(Subset, Protocol):
     """One that may keep sizes and captions in a file."""
 
     cache_info: bool
+    caption_extension: str
 
 
 class ListedSubset(Subset, Protocol):
