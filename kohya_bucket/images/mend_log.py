@@ -13,11 +13,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import random
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
+from secrets import token_hex
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError, why_not_written
@@ -25,13 +28,12 @@ from kohya_bucket.files import MADE_BY
 from kohya_bucket.images.mending import Fix, content_of, stamp_of_plain
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.stamps import hash_bytes, hash_file
-from kohya_bucket.inputs import MAX_CONFIG_BYTES, MAX_TABLE_BYTES, read_input
+from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import parse_json
 
-_PLACE, _LOG, _LOCK = ".set-aside", "log.jsonl", "lock"
+_PLACE, _LOG, _CLAIM = ".set-aside", "log.jsonl", "claim-"
 _HEAD = f"{MADE_BY}: fix"
 _CHANGED = "has changed since it was examined: run again"
-_HELD = (PermissionError,) if os.name == "nt" else ()  # what Windows says of a file that another has open
 _SHOWN = 60  # characters of a name that a file that is set aside keeps
 
 
@@ -345,57 +347,66 @@ def _runs(place: Path) -> list[Path]:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """The place, for one run at a time: a file says whose it is. That of a process which is gone is taken over."""
+    """The place, for one run at a time.
+
+    Each run has a claim there, a file whose name is its own and says which process it belongs to. A run goes on where
+    it sees no other claim beside its own; claims of processes that are gone are removed, which can never hit another
+    run's. Two that come at one instant see each other and try again.
+    """
     with suppress(FileExistsError):
         place.mkdir()
         _give_to_owner(place, place.parent.stat())
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise KohyaBucketError(f"{place} is not a folder: move it away")
-    lock = place / _LOCK
     try:
-        if os.path.lexists(lock):
-            with _held(place / "taking-over"), suppress(FileNotFoundError, *_HELD):
-                # by one process at a time: what another judged before may be its lock by now who was faster
-                if _is_abandoned(lock):
-                    lock.unlink()
-        with _held(lock):
-            yield
+        for last_try in (False, False, True):
+            claim = place / f"{_CLAIM}{os.getpid()}-{_machine()}-{token_hex(4)}"
+            try:
+                with open(
+                    claim, "x", encoding="utf-8"
+                ):  # open as long as this runs: Windows then lets nobody remove it
+                    others = [other for other in place.glob(f"{_CLAIM}*") if other != claim and not _is_removed(other)]
+                    if not others:
+                        yield
+                        return
+            except FileNotFoundError:  # another run ended just now and took the place away
+                others = [claim]
+            finally:
+                with suppress(OSError):
+                    claim.unlink()
+            if last_try:
+                raise KohyaBucketError(f"another run is at work in {place}; if none is, delete {others[0]}")
+            time.sleep(random.random() / 20)
+            with suppress(FileExistsError):
+                place.mkdir()
     finally:
         with suppress(OSError):
             place.rmdir()
 
 
-@contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """A file that is there for one process at a time, and says whose it is."""
-    try:
-        holder = open(lock, "x", encoding="utf-8")  # noqa: SIM115
-    except (FileExistsError, FileNotFoundError, *_HELD):  # or it ended just now, and its place is gone
-        raise KohyaBucketError(f"another run is at work in {lock.parent}; if none is, delete {lock}") from None
-    try:
-        with holder:  # open as long as this runs: Windows then lets nobody remove it
-            holder.write(f"{os.getpid()} on {platform.node()}")
-            holder.flush()
-            yield
-    finally:
-        with suppress(OSError):
-            lock.unlink()
+def _machine() -> str:
+    """This machine in the name of a claim: a folder may be shared between several."""
+    return hash_bytes(platform.node().encode("utf-8", "surrogatepass"))[:8]
 
 
-def _is_abandoned(lock: Path) -> bool:
-    """Whether a process of this machine made it that is gone. On Windows such a file alone can be removed."""
-    if os.name == "nt":
-        return True
-    number, _, machine = read_input(lock, MAX_CONFIG_BYTES).decode("utf-8", "replace").partition(" on ")
-    if machine != platform.node() or not number.isdecimal():
+def _is_removed(claim: Path) -> bool:
+    """Whether a claim was that of a process of this machine which is gone, and is removed."""
+    number, _, rest = claim.name.removeprefix(_CLAIM).partition("-")
+    if not number.isdecimal() or not rest.startswith(f"{_machine()}-"):
         return False
+    if os.name != "nt":  # there, what is open cannot be removed
+        try:
+            os.kill(int(number), 0)
+            return False
+        except (ProcessLookupError, OverflowError):
+            pass
+        except OSError:
+            return False
     try:
-        os.kill(int(number), 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        pass
-    return False
+        claim.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
 
 
 def _give_to_owner(path: Path, status: os.stat_result, *, mode: bool = False) -> None:
