@@ -28,7 +28,6 @@ COMMANDS = [
     ("cache", "prune", "{out}/store"),
     ("cache", "prune", "{out}/store", "--damaged"),
     ("cache", "import", "{data}", "--arch", "sd", "--quiet", "--output", "{out}/store"),
-    ("cache", "import", "{data}", "--arch", "flux", "--text", "--quiet", "--output", "{out}/store"),
     ("cache", "export", "{store}", "--arch", "sd", "--quiet", "--output", "{out}/npz"),
 ]
 
@@ -99,12 +98,8 @@ def test_what_cannot_be_written_leaves_what_was_there(
         make_store(store, False)
         shutil.copytree(store, out / "store")
         make_store(out / "store", "--damaged" in command)
-        from tests.trainers.sdscripts.npz.test_text_exchange import outputs_of, text_marks
-
-        from kohya_bucket.trainers.sdscripts.npz.read_write import write_arrays
         from tests.trainers.sdscripts.npz.test_npz import ARCHITECTURES, item, npz
 
-        write_arrays(folder / "0_flux_te.npz", outputs_of("flux", 1) | text_marks("one"))
         npz.write_npz(folder / "0_0300x0400_sd.npz", item(ARCHITECTURES["sd"]), (128, 64), ARCHITECTURES["sd"])
     else:
         assert CliRunner().invoke(app, arguments).exit_code == 0

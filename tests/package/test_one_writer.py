@@ -31,7 +31,7 @@ ALLOWED = {
     ("files.py", "open(path, 'rb+')"): "waits for what it wrote",
     ("files.py", "os.replace(source, target)"): "the writer itself",
     ("files.py", "os.rename(temporary, held)"): "the writer itself",
-    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'w')"): "into memory",
+    ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'a')"): "into memory",
     ("trainers/sdscripts/npz/read_write.py", "new.open(f'{name}.npy', 'w', force_zip64=True)"): "into memory",
     ("latents/store/entries.py", "pq.write_table(table.replace_schema_metadata({FORMAT: text}), out, "
      "compression='zstd', store_schema=True)"): "into memory",
@@ -44,7 +44,7 @@ ALLOWED = {
     ("images/mend_log.py", "open(run / _LOG, 'x', encoding='utf-8', newline='\\n')"): "a log that grows by lines",
     ("images/mend_log.py", "open(files.new, 'xb')"): "renamed to where nothing is",
     ("images/mend_log.py", "os.link(source, target, follow_symlinks=False)"): "fails where something has that name",
-    ("images/mend_log.py", "open(lock, 'x', encoding='utf-8')"): "says who is at work",
+    ("images/mend_log.py", "open(claim, 'x', encoding='utf-8')"): "says who is at work",
     ("trainers/at_start.py", "seen.truncate(0)"): "of a log that grows by lines",
     # which are caught where they end in one of those above
     ("trainers/door/sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
@@ -58,13 +58,14 @@ ALLOWED = {
     ("cli/commands/cache.py", "tars.save(output)"): "a TarIndex",
     ("trainers/sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
      "keys=key_reso_suffix)"): "an npz or a store",
-    ("trainers/sdscripts/caching/session.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
+    ("trainers/sdscripts/caching/npz_cache.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
     ("trainers/at_start.py", "open(os.path.join(os.path.dirname(__file__), SEEN), 'a+', encoding='utf-8')"):
         "one line at its end, by what imports nothing of this package",
     ("trainers/door/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
     ("trainers/musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("trainers/musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
-    ("trainers/musubi/cache_files.py", "open(temporary, 'wb')"): "for `replacing`",
+    ("trainers/musubi/cache_files.py", "temporary.write_bytes(with_texts(temporary.read_bytes(), "
+     "said.as_text(file)))"): "for `replacing`",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from kohya_bucket.files import write_file
+from kohya_bucket.inputs import open_input
 from kohya_bucket.trainers.door.tensor_files import TEXTS, parts_of, with_texts
 
 ANEW = "_anew"
@@ -41,7 +42,7 @@ def _serves(path: str, image: str) -> bool:
     try:
         with safe_open(path, framework="np") as file:
             digest = (file.metadata() or {}).get(DIGEST)
-        whole = digest is None or digest == _digest(Path(path).read_bytes())
+        whole = digest is None or digest == _digest(_content(path))
         return whole and os.path.getmtime(path) >= _changed(image)
     except SafetensorError:
         return False  # cut off
@@ -55,7 +56,12 @@ def note_digest(path: str) -> None:
     Raises:
         LatentStoreError: the disk refuses.
     """
-    write_file(Path(path), [with_texts(content := Path(path).read_bytes(), {DIGEST: _digest(content)})], sync=False)
+    write_file(Path(path), [with_texts(content := _content(path), {DIGEST: _digest(content)})], sync=False)
+
+
+def _content(path: str) -> bytes:
+    with open_input(path) as file:
+        return file.read()
 
 
 def _digest(content: bytes) -> str:

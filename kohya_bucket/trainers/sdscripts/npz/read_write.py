@@ -529,7 +529,8 @@ def place_text_npz(path: Path, made: Path, marks: Mapping[str, Array]) -> None:
     Raises:
         LatentStoreError: as `write_arrays`.
     """
-    content = made.read_bytes()
+    with open_input(made) as file:
+        content = file.read()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         replaced = [*archive.namelist(), *(f"{name}.npy" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY))]
     _rewrite(path, lambda _: (dict.fromkeys(replaced, ""), marks), made=content, sync=False)
