@@ -90,6 +90,9 @@ class World:
             path = Path(self.draw.choice(made))
             path.write_bytes(b"another's")
         now = worlds.seen(self.base)
+        if kind == 1:  # also the hard links of it that are set aside
+            changed = {entry[-1]: entry for name, entry in now.items() if before.get(name) != entry}
+            self.expected |= {name: changed[e[-1]] for name, e in self.expected.items() if e[-1] in changed}
         for name in before.keys() | now.keys():  # several for hard links
             if before.get(name) == now.get(name) or worlds.is_aside(name):
                 continue
