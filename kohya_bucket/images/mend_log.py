@@ -347,39 +347,43 @@ def _runs(place: Path) -> list[Path]:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """The place, for one run at a time.
+    """The place, for one run at a time: a run goes on where it sees no other's claim beside its own.
 
-    Each run has a claim there, a file whose name is its own and says which process it belongs to. A run goes on where
-    it sees no other claim beside its own; claims of processes that are gone are removed, which can never hit another
-    run's. Two that come at one instant see each other and try again.
+    Two that come at one instant see each other and try again.
     """
-    with suppress(FileExistsError):
-        place.mkdir()
-        _give_to_owner(place, place.parent.stat())
     if place.is_symlink() or (place.exists() and not place.is_dir()):
         raise KohyaBucketError(f"{place} is not a folder: move it away")
-    try:
-        for last_try in (False, False, True):
-            claim = place / f"{_CLAIM}{os.getpid()}-{_machine()}-{token_hex(4)}"
-            try:
-                with open(
-                    claim, "x", encoding="utf-8"
-                ):  # open as long as this runs: Windows then lets nobody remove it
-                    others = [other for other in place.glob(f"{_CLAIM}*") if other != claim and not _is_removed(other)]
-                    if not others:
-                        yield
-                        return
-            except FileNotFoundError:  # another run ended just now and took the place away
-                others = [claim]
-            finally:
-                with suppress(OSError):
-                    claim.unlink()
-            if last_try:
-                raise KohyaBucketError(f"another run is at work in {place}; if none is, delete {others[0]}")
+    for tries_left in (2, 1, 0):
+        with _claimed(place) as others:
+            if not others:
+                yield
+                return
+        if tries_left:
             time.sleep(random.random() / 20)
-            with suppress(FileExistsError):
-                place.mkdir()
+    raise KohyaBucketError(f"another run is at work in {place}; if none is, delete {others[0]}")
+
+
+@contextmanager
+def _claimed(place: Path) -> Iterator[list[Path]]:
+    """A claim to the place for a while: a file whose name is its own and says which process it belongs to.
+
+    Claims of processes that are gone are removed, which can never hit another run's. Gives those of other runs.
+    """
+    claim = place / f"{_CLAIM}{os.getpid()}-{_machine()}-{token_hex(4)}"
+    try:
+        with suppress(FileExistsError):
+            place.mkdir()
+            _give_to_owner(place, place.parent.stat())
+        try:
+            holder = open(claim, "x", encoding="utf-8")  # noqa: SIM115  (a run's own errors are not this one's)
+        except FileNotFoundError:  # another run ended just now and took the place away
+            yield [claim]
+            return
+        with holder:  # open as long as this runs: Windows then lets nobody remove it
+            yield [other for other in place.glob(f"{_CLAIM}*") if other != claim and not _is_removed(other)]
     finally:
+        with suppress(OSError):
+            claim.unlink()
         with suppress(OSError):
             place.rmdir()
 

@@ -356,6 +356,16 @@ def _take_it_over(place: Path, begin: Barrier, end: Barrier, entered: SimpleQueu
         end.wait(60)
 
 
+def test_what_ends_a_run_is_what_is_raised(tmp_path: Path) -> None:
+    """Whatever it is: also an error that making a claim may raise."""
+    place = tmp_path / ".set-aside"
+    for error in (FileNotFoundError("gone"), FileExistsError("there"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as raised, mend_log._locked(place):
+            raise error
+        assert raised.value is error
+        assert not place.exists()
+
+
 @pytest.mark.slow
 def test_one_process_takes_over_what_a_process_that_is_gone_held(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
