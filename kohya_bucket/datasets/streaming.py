@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, colu
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels import explained
-from kohya_bucket.planning import plan_epoch
+from kohya_bucket.planning import EpochPlan, Ledger, plan_epoch
 from kohya_bucket.planning.fingerprint import agree
 from kohya_bucket.planning.stream import Purpose, stream
 from kohya_bucket.texts import one_line
@@ -131,17 +132,24 @@ class StreamBuffer(Generic[Sample]):
         if rest:
             self._waiting[bucket] = rest
         self._held -= count
-        plan = plan_epoch(
-            np.zeros(count, dtype=np.int64), self.batch_size, world_size=self.num_replicas, remainder=self.remainder,
-            small_buckets="drop" if self.remainder == "drop" else None, order="file", step_shapes="one",
-        )  # fmt: skip
-        ledger = plan.ledger()
+        plan, ledger = _plan_of_one_bucket(count, self.batch_size, self.num_replicas, self.remainder)
         self.counts.trained += count - ledger.missed
         self.counts.dropped += ledger.missed
         self.counts.repeated += ledger.repeated
         for step in range(plan.steps):
             self.counts.short += plan.samples < self._global
             yield bucket, [[leaving[i] for i in plan.indices(step, rank)] for rank in range(self.num_replicas)]
+
+
+@lru_cache(maxsize=256)
+def _plan_of_one_bucket(count: int, batch_size: int, ranks: int, remainder: str) -> tuple[EpochPlan, Ledger]:
+    """Kept, since nearly all batches of a stream have one length."""
+    small_buckets = "drop" if remainder == "drop" else None
+    plan = plan_epoch(
+        np.zeros(count, dtype=np.int64), batch_size, world_size=ranks, remainder=remainder,
+        small_buckets=small_buckets, order="file", step_shapes="one",
+    )  # fmt: skip
+    return plan, plan.ledger()
 
 
 if TYPE_CHECKING:

@@ -193,8 +193,7 @@ class EpochPlanner:
         return sorted(pair for pair in moves if pair[0] != pair[1])
 
     def _settled(self, demand: Demand, full_batch: _GlobalBatch, seed: int, epoch: int) -> tuple[Demand, list[Rows]]:
-        context = replace(self._context, global_batch=full_batch, seed=seed, epoch=epoch)
-        return settled(self.options, context, demand, demand, 0)
+        return settled(self.options, replace(self._context, seed=seed, epoch=epoch), full_batch, demand, demand)
 
     def steps_alone(self) -> list[int]:
         """Steps of each of `epochs` by itself; with `equal_epochs` the shorter ones split batches to have the most."""
@@ -234,7 +233,7 @@ class EpochPlanner:
     ) -> EpochPlan:  # fmt: skip
         draft = Draft(
             options=self.options,
-            context=self._context,
+            context=replace(self._context, seed=seed, epoch=epoch),
             seed=seed,
             epoch=epoch,
             part=part,

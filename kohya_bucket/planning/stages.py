@@ -29,7 +29,7 @@ class Draft:
 
     Attributes:
         options: as chosen.
-        context: what remainders depend on besides; `global_batch`, `seed` and `epoch` are those of this draft.
+        context: what remainders depend on besides, with the seed and the epoch of this plan.
         seed, epoch: of the plan.
         part: 0 for a whole epoch, more where what is left of it is planned again.
         ranks: W; global_batch: [K] images that fill a step of each bucket, on all ranks together.
@@ -108,13 +108,18 @@ def planned(draft: Draft, fingerprint: Mapping[str, Any], *, moves: bool) -> Epo
 
 
 def settled(
-    options: PlanOptions, context: RemainderContext, demand: Demand, epoch_asked: Demand, part: int
+    options: PlanOptions,
+    context: RemainderContext,
+    full_batch: npt.NDArray[np.int64],
+    demand: Demand,
+    epoch_asked: Demand,
+    part: int = 0,
 ) -> tuple[Demand, list[Rows]]:
-    """A demand without remainders, as the options have it, and what that changes."""
+    """A demand without what does not fill `full_batch`, [K], as the options have it, and what that changes."""
     # What is left of an epoch trains where it was asked: caches that hold the moves of whole epochs need not hold
     # those for every step at which a run may stop.
     policies = tuple(KEEP if part and policy.moves_images else policy for policy in options.policies)
-    return apply_policies(policies, demand, epoch_asked, context)
+    return apply_policies(policies, demand, epoch_asked, replace(context, global_batch=full_batch))
 
 
 def _open_windows(draft: Draft) -> None:
@@ -132,8 +137,9 @@ def _open_windows(draft: Draft) -> None:
 def _settle_remainders(draft: Draft) -> None:
     """Leave out, repeat or move images so that batches are full; the ledger names each of these changes."""
     full = draft.global_batch // draft.ranks if draft.options.by_cost else draft.global_batch
-    context = replace(draft.context, global_batch=full, seed=draft.seed, epoch=draft.epoch)
-    draft.demand, draft.changes = settled(draft.options, context, draft.asked, draft.epoch_asked, draft.part)
+    draft.demand, draft.changes = settled(
+        draft.options, draft.context, full, draft.asked, draft.epoch_asked, draft.part
+    )
 
 
 def _cut_batches(draft: Draft) -> None:

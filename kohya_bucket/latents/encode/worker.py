@@ -307,6 +307,14 @@ class Background:
         finally:
             self._thread.shutdown(cancel_futures=True)
 
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close; where the block raised, that error is the one to report."""
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(Exception):
+            self.close()
+
     def _write(self, batch: Any) -> None:
         if not self._failed:
             self._failed = True  # until it has succeeded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -55,17 +54,14 @@ def cache_latents(
     for info in infos:
         info.latents_npz = session.path_of(info)
     missing = [info for info in infos[process::processes] if not session.is_expected(info)]
-    writer = Background(session.save_all)
-    loop = EncodingLoop(strategy, model, load, options, writer.put)
     try:
-        with replaced(strategy, {"save_latents_to_disk": loop.take}):
-            loop.run(_in_batches(dataset, missing), processes)
+        with Background(session.save_all) as writer:
+            loop = EncodingLoop(strategy, model, load, options, writer.put)
+            with replaced(strategy, {"save_latents_to_disk": loop.take}):
+                loop.run(_in_batches(dataset, missing), processes)
     except BaseException:
-        with suppress(Exception):  # the first error is the one to report
-            writer.close()
         session.cache.keep()
         raise
-    writer.close()
     session.finish()
     say_recached(session.reasons)
 

@@ -10,11 +10,11 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
+from zipfile import is_zipfile
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
@@ -61,15 +61,8 @@ def cache_text_outputs(
     encoding = Encoding(encoders_hash(models), tokens_of(tokenizing))
     with temporary_folder() as folder:
         session = TextSession(dataset, strategy, encoding, folder)
-        writer = Background(session.put_in_place)
-        try:
-            with replaced(strategy, session.methods(writer.put)):
-                original(dataset, models, accelerator)
-        except BaseException:
-            with suppress(Exception):  # the first error is the one to report
-                writer.close()
-            raise
-        writer.close()
+        with Background(session.put_in_place) as writer, replaced(strategy, session.methods(writer.put)):
+            original(dataset, models, accelerator)
     wait_for_ranks()
     ahead.files.update(session.captions)
     ahead.encoded += len(session.saved)
@@ -140,7 +133,7 @@ class TextSession:
         Nothing is synced: what a power failure cuts off shows when every byte is read.
         """
         for path, file in batch:
-            if file.exists():  # else it is saved elsewhere, in a way of the strategy's own
+            if is_zipfile(file):  # else it is saved elsewhere, or in a way of the strategy's own
                 marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
                 place_text_npz(Path(path), file, marks)
                 file.unlink()

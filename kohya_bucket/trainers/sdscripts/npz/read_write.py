@@ -221,14 +221,14 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], *, sync: bool = True) 
 
 
 def _rewrite(path: Path, plan: Plan, *, made: bytes = b"", sync: bool) -> None:
-    """As `plan` says, behind what is in the npz `made`."""
+    """As `plan` says, behind what is in the npz `made`, which stands in place of what has its names."""
 
     def change(content: bytes | None) -> bytes:
         out = io.BytesIO(made)
         with zipfile.ZipFile(out, "a") as new, _opened(path, content) as before:
             renamed, arrays = plan(before)
             if before is not None:
-                before.copy_to(new, content or b"", renamed)
+                before.copy_to(new, content or b"", {**renamed, **dict.fromkeys(new.namelist(), "")})
             for name, array in arrays.items():  # as numpy does
                 with new.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
@@ -531,9 +531,8 @@ def place_text_npz(path: Path, made: Path, marks: Mapping[str, Array]) -> None:
     """
     with open_input(made) as file:
         content = file.read()
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        replaced = [*archive.namelist(), *(f"{name}.npy" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY))]
-    _rewrite(path, lambda _: (dict.fromkeys(replaced, ""), marks), made=content, sync=False)
+    gone = {f"{name}.npy": "" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY)}
+    _rewrite(path, lambda _: (gone, marks), made=content, sync=False)
 
 
 def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "") -> dict[str, npt.NDArray[np.uint8]]:
