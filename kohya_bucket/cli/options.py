@@ -400,12 +400,19 @@ class ClusterOptions:
         return True
 
 
+def cached_families() -> str:
+    """Help for the families of which latents are cached."""
+    from kohya_bucket.trainers.door.registry import usual_trainer
+
+    return f"The model: {', '.join(usual_trainer().cached_families())}."
+
+
 @dataclass(frozen=True)
 class VaeOptions:
     """Which VAE, and how it runs; each field is an option."""
 
     vae: str = opt("", "Hub name, folder, or .safetensors file.", "--vae")
-    arch: str = opt("", FAMILY_HELP)
+    arch: str = opt("", cached_families)
     dtype: str = opt("auto", "float32, float16 or bfloat16; auto computes as suits the device.", usual=False)
     device: str | None = opt(None, "E.g. cuda:0; by default this process' GPU.", usual=False)
 

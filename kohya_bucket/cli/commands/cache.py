@@ -14,7 +14,6 @@ from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     ENGINE_HELP,
-    FAMILY_HELP,
     FOR_HELP,
     HASH_HELP,
     AsJson,
@@ -22,6 +21,7 @@ from kohya_bucket.cli.options import (
     Recursive,
     Sources,
     Workers,
+    cached_families,
     check_output,
     engine_of,
 )
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
 _Images = Annotated[Path | None, typer.Option("--image-dir", help="Where the images are, if they were moved.")]
 _Collection = Annotated[str, typer.Option(help="Part of the store.")]
-_Family = Annotated[str, typer.Option(help=FAMILY_HELP)]
+_Family = Annotated[str, typer.Option(help=cached_families())]
 SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
 
 
@@ -166,7 +166,7 @@ def import_(
     from kohya_bucket.trainers.door.registry import usual_trainer
 
     caches = usual_trainer().cache_files()
-    family = _family(arch, caches.families)
+    family = _family(arch, usual_trainer().cached_families())
     images = list_images(path)
     root = common_root(images, output)
     with scan_progress("importing", quiet=quiet) as progress:
@@ -194,7 +194,7 @@ def export(
     from kohya_bucket.trainers.door.registry import usual_trainer
 
     caches = usual_trainer().cache_files()
-    family = _family(arch, caches.families).read_by(caches.version(for_))
+    family = _family(arch, usual_trainer().cached_families()).read_by(caches.version(for_))
     opened = _open(store)
     with scan_progress("exporting", quiet=quiet) as progress:
         done = caches.export_latents(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.errors import ConfigError, KohyaBucketError
-from kohya_bucket.trainers.door.config_source import YAML
 from kohya_bucket.trainers.door.face import Asked, OneItem, Trainer, Way
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ class AiToolkit(Trainer):
 
     def recognises(self, config: Path, content: Any) -> bool:
         from kohya_bucket.trainers.ai_toolkit.config import is_job
+        from kohya_bucket.trainers.door.config_source import YAML
 
         # No other trainer's configs are YAML, and what is wrong with one is to be said.
         return config.suffix.lower() in YAML or is_job(content)

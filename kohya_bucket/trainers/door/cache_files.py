@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ class CacheFiles:
     """The caches that a trainer keeps beside images, and the way from and to stores.
 
     Attributes:
-        families: by name the model families of which latents are cached.
         version: of a version's name or a checkout's folder, or "" for the checkout at hand, the version that reads
             caches like it; "" for the newest.
         check_kind: refuses a kind of latents that the files cannot hold, and a folder that cannot have them.
@@ -34,7 +33,6 @@ class CacheFiles:
         end_with_captions: lets the trainer that runs next in this process end once its captions are encoded.
     """
 
-    families: Mapping[str, Any]
     version: Callable[[str], str]
     check_kind: Callable[[str, Path | None], None]
     check_encoder: Callable[[Any, str], None]

@@ -127,6 +127,10 @@ class Trainer(ABC):
         """How the names of images end that it lists in a folder."""
         raise NotImplementedError
 
+    def cached_families(self) -> Mapping[str, Any]:
+        """By name, the model families of which `cache_files` are."""
+        raise NotImplementedError
+
     def cache_files(self) -> CacheFiles:
         """The caches that `cache` and `precompute` know: those of the usual trainer."""
         raise NotImplementedError

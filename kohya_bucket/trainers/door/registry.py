@@ -12,7 +12,6 @@ import kohya_bucket.trainers
 from kohya_bucket.buckets.choices import listed
 from kohya_bucket.checks import near_text
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.config_source import content_of
 from kohya_bucket.trainers.door.face import Asked, Trainer
 
 
@@ -37,6 +36,8 @@ def trainer_of(config: Path | None) -> Trainer:
     """Whose config a file is: the usual trainer's where no other recognises it, or there is none."""
     if config is None:
         return usual_trainer()
+    from kohya_bucket.trainers.door.config_source import content_of
+
     content = content_of(config)
     return next((trainer for trainer in trainers() if trainer.recognises(config, content)), usual_trainer())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kohya_bucket.trainers.door.plan import Plan
     from kohya_bucket.trainers.door.subject import Explored, HeaderReader, Subject
     from kohya_bucket.trainers.sdscripts.config import Config, Release
+    from kohya_bucket.trainers.sdscripts.families import Family
 
 _VERSION = re.compile(r"v?\d+(\.\w+)*|main")
 _HARMLESS = ("missing-folder", "no-images", "cache-conflict")
@@ -62,13 +63,17 @@ class SdScripts(Trainer):
     def programs(self, asked: Asked) -> Programs:
         return programs_at_hand(asked.arch, release_at_hand(asked.version)[1])
 
+    def cached_families(self) -> Mapping[str, Family]:
+        from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+
+        return ARCHITECTURES
+
     def cache_files(self) -> CacheFiles:
         from kohya_bucket.trainers.door.cache_files import CacheFiles
-        from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
         from kohya_bucket.trainers.sdscripts.npz import exchange, files
 
         return CacheFiles(
-            ARCHITECTURES, _npz_version, files.check_npz, files.check_family, files.NpzFiles,
+            _npz_version, files.check_npz, files.check_family, files.NpzFiles,
             exchange.import_npz, exchange.export_npz, _end_with_captions,
         )  # fmt: skip
 
