@@ -32,9 +32,19 @@ def test_every_bucket_set(settings, capsys):
         print(f"\n{len(settings)} bucket sets equal")
 
 
+def rows_of(path):
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as table:
+        return list(csv.DictReader(table))
+
+
+def assert_equal_row(placement, i, row):
+    assert placement.bucket_sizes[i].tolist() == [int(row["bucket_width"]), int(row["bucket_height"])], row
+    assert placement.resized_sizes[i].tolist() == [int(row["resized_width"]), int(row["resized_height"])], row
+    assert repr(float(placement.aspect_errors[i])) == row["ar_error"], row
+
+
 def test_every_assignment(settings, reference_dir, capsys):
-    with gzip.open(reference_dir / "kohya_assignments.csv.gz", "rt", encoding="utf-8", newline="") as table:
-        rows = list(csv.DictReader(table))
+    rows = rows_of(reference_dir / "kohya_assignments.csv.gz")
     groups = {}
     for row in rows:
         groups.setdefault((row["config"], row["mode"]), []).append(row)
@@ -42,15 +52,35 @@ def test_every_assignment(settings, reference_dir, capsys):
     for (config, mode), group in groups.items():
         placement = rule_of(settings[config], mode).place([(int(r["width"]), int(r["height"])) for r in group])
         for i, row in enumerate(group):
-            where = f"{config} {mode} {row['width']}x{row['height']}"
             if not row["bucket_width"] or not int(row["bucket_width"]) or not int(row["bucket_height"]):
-                assert placement.reason(i) == Reason.TOO_SMALL, where
+                assert placement.reason(i) == Reason.TOO_SMALL, row
                 without_bucket += 1
                 continue
-            assert placement.bucket_sizes[i].tolist() == [int(row["bucket_width"]), int(row["bucket_height"])], where
-            assert placement.resized_sizes[i].tolist() == [int(row["resized_width"]), int(row["resized_height"])], where
-            assert repr(float(placement.aspect_errors[i])) == row["ar_error"], where
+            assert_equal_row(placement, i, row)
     assert rows
     assert np.sum([len(g) for g in groups.values()]) == len(rows)
     with capsys.disabled():
         print(f"\n{len(rows)} assignments equal, {without_bucket} of them without a bucket")
+
+
+def test_every_assignment_of_the_fork_that_tries_the_usual_buckets_first(settings, reference_dir, capsys):
+    """`no_upscale_fit = "standard"`; its sizes above the area of the resolution are sd-scripts' reduced ones here."""
+    rows, beyond = rows_of(reference_dir / "usual_first_assignments.csv.gz"), 0
+    for config in sorted({row["config"] for row in rows}):
+        group = [row for row in rows if row["config"] == config]
+        sizes = [(int(row["width"]), int(row["height"])) for row in group]
+        plain = rule_of(settings[config], "no_upscale")
+        standard, reduced = plain.changed(no_upscale_fit="standard").place(sizes), plain.place(sizes)
+        for i, row in enumerate(group):
+            area = int(row["bucket_width"] or 0) * int(row["bucket_height"] or 0)
+            if area > plain.max_area:
+                beyond += 1
+                assert standard.bucket_sizes[i].tolist() == reduced.bucket_sizes[i].tolist(), row
+                assert standard.resized_sizes[i].tolist() == reduced.resized_sizes[i].tolist(), row
+            elif area:
+                assert_equal_row(standard, i, row)
+            else:
+                assert standard.reason(i) == Reason.TOO_SMALL, row
+    assert len(rows) == 5_000
+    with capsys.disabled():
+        print(f"\n{len(rows) - beyond} assignments equal, {beyond} of sizes above the area reduced")

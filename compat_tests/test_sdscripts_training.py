@@ -152,6 +152,7 @@ def test_through_the_patch(sd_scripts_dir, data, tmp_path):
         "rule = 'file:FILE'",
         "switching = 'geometric'\nmax_crop = 0.5",
         "no_upscale_fit = 'largest'",
+        "no_upscale_fit = 'standard'",
         "order = 'runs'\nremainder = 'pad'",
         "remainder = 'merge'\nmerge_max_crop = 0.5",
         "resolutions = [128, 192]\nresolution_mode = 'rotate'\nremainder = 'catch_all'",

@@ -45,6 +45,7 @@ gives the [M - 1] aspects between them."""
 NO_UPSCALE_FITS: Mapping[str, Choice] = {
     "kohya": Choice("as sd-scripts"),
     "largest": Choice("the largest size that crops no more"),
+    "standard": Choice("the bucket it would get with upscaling, if the image fills it"),
 }
 """Which size an image gets with `bucket_no_upscale`."""
 
@@ -106,7 +107,8 @@ class RuleOptions:
         switching: where one bucket hands over to the next: `midpoint`, `geometric` or `area`; by default the rule's
             own: midpoint for `kohya` and `novelai`, geometric for the others.
         no_upscale_fit: with `bucket_no_upscale`, `largest` keeps the most of each image's pixels where sd-scripts
-            (`kohya`) sometimes takes a smaller bucket than would fit.
+            (`kohya`) sometimes takes a smaller bucket than would fit; `standard` keeps to the usual buckets where
+            images fill them.
         max_crop: largest share of an image that may be cropped off, e.g. 0.05; images beyond it are moved to a
             better bucket or left out by name.
         token_tolerance: by how much of its tokens an image of rule `token_band` may differ from the resolution, e.g.

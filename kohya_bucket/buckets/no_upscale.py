@@ -2,10 +2,10 @@
 
 Source: kohya-ss/sd-scripts, `BucketManager.select_bucket` with `no_upscale`, unchanged from 0.8.7 to 0.10.1.
 
-And its opt-in corrections: the largest fit, and a bound on what is cropped. The largest admissible size for an image
-has sides that are multiples of the step, an area within the limit, and crops little. sd-scripts floors one side,
-follows with the other and floors again: a 3072x3000 image at 1024x1024 gets 960x960 there although 1024x1024 fits
-(sd-scripts issues #2352, #731).
+And its opt-in corrections: the usual bucket where an image fills it, the largest fit, and a bound on what is cropped.
+The largest admissible size for an image has sides that are multiples of the step, an area within the limit, and crops
+little. sd-scripts floors one side, follows with the other and floors again: a 3072x3000 image at 1024x1024 gets 960x960
+there although 1024x1024 fits (sd-scripts issues #2352, #731).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets import geometry
 from kohya_bucket.buckets.arrays import for_chunks
 from kohya_bucket.buckets.geometry import aspect_loss
-from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.rule import OwnSizes, Reasons
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 
@@ -78,19 +78,32 @@ def _floored(x: FloatArray, steps: int) -> FloatArray:
     return np.asarray(np.floor(x / steps) * steps)
 
 
-def corrected_without_upscaling(
-    sizes: IntArray, max_area: int, steps: int, largest: bool, max_crop: float | None
-) -> OwnSizes:
-    """Kohya's no-upscale buckets of [N, 2] sizes, corrected.
+def usual_where_filled(plain: OwnSizes, usual: Placement, max_area: int) -> OwnSizes:
+    """Images at least as large as their `usual` bucket go there; others keep their own size, floored to the step.
 
-    With `largest`, each image takes the largest admissible size that crops no larger share than Kohya's bucket
-    would, so no image keeps less area than before. Where Kohya's rule has no bucket, it takes the size that
+    Where that has no side left, or more pixels than the area, the size of `plain` stays.
+    """
+    assert plain.resized_sizes is not None  # no-upscale buckets bring their own
+    filled = (usual.bucket_sizes <= plain.sizes).all(axis=1, keepdims=True)
+    buckets = np.where(filled, usual.bucket_sizes, plain.sizes - plain.sizes % plain.unit)
+    resized = np.where(filled, usual.resized_sizes, plain.sizes)
+    as_plain = (buckets.min(axis=1) < 1) | (buckets.prod(axis=1, dtype=np.int64) > max_area)
+    buckets[as_plain], resized[as_plain] = plain.bucket_sizes[as_plain], plain.resized_sizes[as_plain]
+    reasons = np.where(as_plain, plain.reasons, np.uint8(Reason.PLACED))
+    return OwnSizes(plain.sizes, buckets, reasons, plain.unit, resized)
+
+
+def corrected_without_upscaling(plain: OwnSizes, max_area: int, largest: bool, max_crop: float | None) -> OwnSizes:
+    """No-upscale buckets, corrected in place.
+
+    With `largest`, each image takes the largest admissible size that crops no larger share than its bucket
+    would, so no image keeps less area than before. Where it has no bucket, it takes the size that
     crops least. An image over `max_crop` takes the largest size within it, or none (`Reason.CROP_LIMIT`).
     """
-    plain = without_upscaling(sizes, max_area, steps)
-    assert plain.resized_sizes is not None  # they are sd-scripts' own
+    assert plain.resized_sizes is not None
+    steps = plain.unit
     admissible = Admissible(max_area, steps, no_upscale=True)
-    columns = sizes, plain.bucket_sizes, plain.resized_sizes
+    columns = plain.sizes, plain.bucket_sizes, plain.resized_sizes
 
     def work(start: int, stop: int) -> None:
         images, buckets, resized = (column[start:stop] for column in columns)
@@ -99,12 +112,12 @@ def corrected_without_upscaling(
         def write(rows: npt.NDArray[np.intp], new: IntArray) -> None:
             buckets[rows], resized[rows] = new, geometry.covering_sizes(images[rows], new)
 
-        # Which of Kohya's buckets may stay: those within `max_crop`.
+        # Which of the buckets may stay: those within `max_crop`.
         placed = reasons == Reason.PLACED
         within = placed.copy()
         if max_crop is not None:
             within[placed] = geometry.crop_loss(*buckets[placed].T, *resized[placed].T) <= max_crop
-        # What a bucket of Kohya's choice crops from an image that is scaled to cover it bounds the search.
+        # What such a bucket crops from an image that is scaled to cover it bounds the search.
         bound = np.ones(len(images))
         kept = buckets[within]
         bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], images[within, 0] / images[within, 1])
@@ -115,7 +128,7 @@ def corrected_without_upscaling(
             search &= placed & ~within
         rows = np.flatnonzero(search & (placed | (max_crop is not None)))
         largest_new = largest_sizes(images[rows], admissible, bound[rows], max_crop)
-        # Kohya's own bucket stays where rounding to pixels hides it from the search.
+        # A bucket stays where rounding to pixels hides it from the search.
         smaller = largest_new.prod(axis=1, dtype=np.int64) < buckets[rows].prod(axis=1, dtype=np.int64)
         change = ~(smaller & within[rows])
         rows, largest_new = rows[change], largest_new[change]
@@ -123,7 +136,7 @@ def corrected_without_upscaling(
         reasons[rows] = np.where((largest_new > 0).all(axis=1), Reason.PLACED, too_small)
         write(rows, largest_new)
 
-        # Where Kohya's rule has no bucket at all, the size that crops least.
+        # Where there was no bucket at all, the size that crops least.
         if largest and max_crop is None:
             rows = np.flatnonzero(search & ~placed)
             least_cropped = least_crop_sizes(images[rows], admissible)
@@ -132,7 +145,7 @@ def corrected_without_upscaling(
             reasons[rows] = Reason.PLACED
             write(rows, least_cropped[exists])
 
-    for_chunks(len(sizes), work)
+    for_chunks(len(plain.sizes), work)
     return plain
 
 

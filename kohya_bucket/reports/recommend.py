@@ -320,11 +320,13 @@ def _limits(rule: KohyaBuckets, programs: Programs, sizes: IntArray, enlarged: f
 
 
 def _upscaling(rule: KohyaBuckets) -> Iterator[Change]:
-    if rule.no_upscale_fit != "largest":
-        why = "sd-scripts floors one side, follows with the other and floors again, where a larger size often fits"
-        yield from _tried(
-            "[kohya_bucket] no_upscale_fit", rule.no_upscale_fit, "largest", why, rule, no_upscale_fit="largest"
-        )
+    now = rule.no_upscale_fit
+    for fit, why in (
+        ("largest", "Sides are floored to the step, where a larger size often fits"),
+        ("standard", "Sizes that occur become buckets of their own, also of images that would fill a usual one"),
+    ):
+        if fit != now:
+            yield from _tried("[kohya_bucket] no_upscale_fit", now, fit, why, rule, no_upscale_fit=fit)
     why = "Without upscaling, every size that occurs becomes a bucket of its own"
     texts = "bucket_no_upscale", "true", "false"
     if rule.no_upscale_fit != "kohya":  # refused with upscaling

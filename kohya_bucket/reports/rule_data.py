@@ -15,9 +15,9 @@ def browser_rule(rule: BucketRule) -> dict[str, Any] | None:
     Thresholds are the exact doubles at which Python switches; JSON carries them unchanged.
     """
     if type(rule) is KohyaBuckets and rule.bucket_set is None:
-        largest = rule.no_upscale_fit == "largest"
+        largest, usual = rule.no_upscale_fit == "largest", rule.usual and browser_rule(rule.usual)
         keys = {"max_area": rule.max_area, "steps": rule.reso_steps, "max_crop": rule.max_crop}
-        return {"kind": "no_upscale", "largest": largest, **keys}
+        return {"kind": "no_upscale", "largest": largest, "usual": usual, **keys}
     if type(rule) is NovelAIBuckets:
         return _novelai(rule)
     if rule.bucket_set is not None:

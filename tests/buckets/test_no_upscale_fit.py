@@ -100,6 +100,41 @@ def test_the_search_finds_what_trying_all_sizes_finds(sizes, no_upscale, bound) 
         assert size[0] * size[1] == (width * height)[allowed].max(initial=0)
 
 
+@given(size_lists, st.sampled_from([16, 64]), st.sampled_from([512, (832, 1216)]), st.booleans())
+def test_standard_is_the_usual_bucket_where_the_image_fills_it_and_else_its_own_size(
+    sizes, steps, resolution, geometric
+) -> None:
+    usual = KohyaBuckets(resolution, reso_steps=steps, switching="geometric" if geometric else "midpoint")
+    rule = usual.changed(no_upscale=True, no_upscale_fit="standard")
+    standard, upscaled, reduced = (one.place(sizes) for one in (rule, usual, usual.changed(no_upscale=True)))
+    for i, (width, height) in enumerate(sizes):
+        bucket, floored = upscaled.bucket_sizes[i].tolist(), [width // steps * steps, height // steps * steps]
+        if bucket[0] <= width and bucket[1] <= height:
+            wanted = bucket, upscaled.resized_sizes[i].tolist()
+        elif 0 < floored[0] * floored[1] <= rule.max_area:
+            wanted = floored, [width, height]
+        else:
+            assert standard.reason(i) is reduced.reason(i)
+            wanted = reduced.bucket_sizes[i].tolist(), reduced.resized_sizes[i].tolist()
+        assert (standard.bucket_sizes[i].tolist(), standard.resized_sizes[i].tolist()) == wanted
+
+
+@given(size_lists, st.floats(0, 0.3))
+def test_standard_within_a_bound_changes_only_what_breaks_it(sizes, bound) -> None:
+    rule = KohyaBuckets(512, no_upscale=True, no_upscale_fit="standard")
+    free, bounded = rule.place(sizes), rule.changed(max_crop=bound).place(sizes)
+    assert (bounded.crop_loss[bounded.placed] <= bound).all()
+    assert (bounded.bucket_sizes <= np.array(sizes)).all()
+    kept = free.placed & (free.crop_loss <= bound)
+    np.testing.assert_array_equal(bounded.resized_sizes[kept], free.resized_sizes[kept])
+
+
+def test_standard_checks_the_limits_of_the_usual_buckets() -> None:
+    assert KohyaBuckets(512, 4096, no_upscale=True).bucket_set is None
+    with pytest.raises(BucketSettingsError, match="min_size 4096 is above max_size"):
+        KohyaBuckets(512, 4096, no_upscale=True, no_upscale_fit="standard")
+
+
 def test_max_crop_with_upscaling_moves_or_names() -> None:
     free, bounded = KohyaBuckets(512), KohyaBuckets(512, max_crop=0.12)
     sizes = [(768, 512), (1147, 1000), (640, 427), (9000, 100)]

@@ -128,6 +128,14 @@ def test_without_upscaling_the_largest_fit_is_proposed_where_it_keeps_more() -> 
     assert fit.after.mean_pixels > fit.before.mean_pixels
 
 
+def test_without_upscaling_the_usual_buckets_are_proposed_where_they_fill_batches() -> None:
+    sizes = np.random.default_rng(0).integers(1000, 3000, (300, 2)).astype(np.int32)
+    rule = KohyaBuckets(1024, reso_steps=16, no_upscale=True)
+    advice = advised(rule, sizes, batch_size=4)["[kohya_bucket] no_upscale_fit"]
+    assert advice.proposed == "standard"
+    assert advice.after.short_batches < advice.before.short_batches
+
+
 def test_images_lying_on_their_side_are_named() -> None:
     images = table([(1500, 1000)] * 3, orientation=np.array([6, 1, 3], dtype=np.uint8))
     a = analyze(Subject("set", images, RULES[0]))

@@ -17,6 +17,7 @@ from kohya_bucket.buckets import list_presets
 from kohya_bucket.errors import BucketSettingsError
 from kohya_bucket.reports.rule_data import browser_rule
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
+from kohya_bucket.trainers.door.options import AdapterOptions
 
 pytestmark = pytest.mark.slow
 REFERENCE = Path(__file__).parents[2] / "compat_tests" / "reference"
@@ -100,14 +101,15 @@ def test_settings_are_refused_where_python_refuses_them(browser) -> None:
         side = tuple(int(x) for x in rng.choice([32, 64, 256, 512, 768, 1000, 1024, 2048], 2))
         low, high = (int(x) for x in rng.choice([1, 60, 64, 100, 256, 512, 1000, 1024, 2048], 2))
         steps, no_upscale = int(rng.choice([8, 32, 64, 100])), bool(rng.integers(2))
-        found = rule_in_browser(browser, resolution=side, min=low, max=high, steps=steps, noUpscale=no_upscale)
+        fit = str(rng.choice(["kohya", "largest", "standard"])) if no_upscale else "kohya"
+        found = rule_in_browser(browser, resolution=side, min=low, max=high, steps=steps, noUpscale=no_upscale, fit=fit)
         try:
-            rule = rule_for(DatasetKeys(side, True, low, high, steps, no_upscale))
+            rule = rule_for(DatasetKeys(side, True, low, high, steps, no_upscale), AdapterOptions(no_upscale_fit=fit))
         except BucketSettingsError:
-            assert found.get("error"), (side, low, high, steps, no_upscale)
+            assert found.get("error"), (side, low, high, steps, fit)
             refused += 1
         else:
-            assert found == {"rule": browser_rule(rule)}, (side, low, high, steps, no_upscale)
+            assert found == {"rule": browser_rule(rule)}, (side, low, high, steps, fit)
     assert 20 < refused < 145
 
 

@@ -29,6 +29,10 @@ RULES = {
     "geometric": KohyaBuckets(768, 256, 1536, switching="geometric", max_crop=0.12),
     "largest": KohyaBuckets(1024, no_upscale=True, no_upscale_fit="largest"),
     "largest, odd": KohyaBuckets((700, 900), reso_steps=24, no_upscale=True, no_upscale_fit="largest", max_crop=0.07),
+    "standard": KohyaBuckets(1024, no_upscale=True, no_upscale_fit="standard"),
+    "standard, odd": KohyaBuckets(
+        (700, 900), 240, 960, 24, True, switching="area", no_upscale_fit="standard", max_crop=0.05
+    ),
     "no upscaling, max crop": KohyaBuckets(768, no_upscale=True, max_crop=0.02),
     "novelai": NovelAIBuckets(),
     "novelai, odd base": NovelAIBuckets(base_res=(448, 576), max_ar_error=0.4, no_upscale=True),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.buckets.choices import NO_UPSCALE_FITS, SWITCHING_METHODS
 from kohya_bucket.buckets.limits import Limits, check_max_crop, nearest_within
-from kohya_bucket.buckets.no_upscale import corrected_without_upscaling, without_upscaling
+from kohya_bucket.buckets.no_upscale import corrected_without_upscaling, usual_where_filled, without_upscaling
 from kohya_bucket.buckets.rule import Assignment, RuleBase
 from kohya_bucket.buckets.rules.registry import RuleRequest
 from kohya_bucket.buckets.sizes import IntArray, as_resolution, as_whole, check_steps, longest_side
@@ -63,17 +63,18 @@ class KohyaBuckets(RuleBase):
 
     Args:
         max_reso: (width, height) in pixels whose area no bucket exceeds; an int means a square.
-        min_size: shortest side of a bucket; ignored with `no_upscale`.
-        max_size: longest side of a bucket; ignored with `no_upscale`. By default twice the side of a square of that
-            area, and not below 1024. sd-scripts' own default is 1024 at every resolution; ordinary aspects lose pixels
-            with it at a resolution of 1024.
+        min_size: shortest side of a bucket; with `no_upscale` it counts for the fit `standard` only.
+        max_size: longest side of a bucket, the same. By default twice the side of a square of that area, and not below
+            1024. sd-scripts' own default is 1024 at every resolution; ordinary aspects lose pixels with it at a
+            resolution of 1024.
         reso_steps: every side is a multiple of this.
         no_upscale: never enlarge; the bucket is the image's own size, reduced to the area if it is
             larger, floored to the step (`bucket_no_upscale`).
         switching: where buckets hand over: `midpoint` is what sd-scripts does; `geometric` and `area` are
             explained at `kohya_bucket.buckets.switching_points`.
         no_upscale_fit: `kohya`, or `largest`: with `no_upscale`, the largest size that crops no larger share
-            than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960).
+            than Kohya's bucket (3072x3000 at 1024 gets 1024x1024, not 960x960); or `standard`: the bucket without
+            `no_upscale` where an image fills it, else its own size, floored to the step.
         max_crop: the largest share of an image that may be cropped off, e.g. 0.05. An image above it moves to a
             bucket within it, and has none (`Reason.CROP_LIMIT`) where there is no such bucket.
 
@@ -119,6 +120,9 @@ class KohyaBuckets(RuleBase):
             self.max_reso, self.min_size, self.max_size, self.reso_steps, self.no_upscale, self.no_upscale_fit
         )
         one_of("switching", self.switching, SWITCHING_METHODS, BucketSettingsError)
+        self.usual: KohyaBuckets | None = None  # whose buckets the fit `standard` tries first
+        if no_upscale_fit == "standard":
+            self.usual = self.changed(no_upscale=False, no_upscale_fit="kohya", max_crop=None)
         if not self.no_upscale:
             self._bucket_set = BucketSet.from_dims(
                 kohya_bucket_sizes(self.max_reso, self.min_size, self.max_size, self.reso_steps),
@@ -143,10 +147,13 @@ class KohyaBuckets(RuleBase):
     def _assign(self, sizes: IntArray) -> Assignment:
         if self._bucket_set is not None:
             return nearest_within(sizes, self._bucket_set, self._switch, self._limits)
+        own = without_upscaling(sizes, self.max_area, self.reso_steps)  # exactly as sd-scripts has it
+        if self.usual is not None:
+            own = usual_where_filled(own, self.usual.place(sizes), self.max_area)
         largest = self.no_upscale_fit == "largest"
         if largest or self.max_crop is not None:
-            return corrected_without_upscaling(sizes, self.max_area, self.reso_steps, largest, self.max_crop)
-        return without_upscaling(sizes, self.max_area, self.reso_steps)  # exactly as sd-scripts has it
+            return corrected_without_upscaling(own, self.max_area, largest, self.max_crop)
+        return own
 
     def changed(self, **values: Any) -> KohyaBuckets:
         """The rule with other values. `BucketSettingsError` where they cannot work."""
@@ -180,9 +187,9 @@ def check_settings(
             f"no bucket fits; raise the resolution or lower {names.reso_steps}"
         )
     one_of("no_upscale_fit", no_upscale_fit, NO_UPSCALE_FITS, BucketSettingsError)
-    if no_upscale:
+    if no_upscale and no_upscale_fit != "standard":
         return
-    if no_upscale_fit != "kohya":
+    if not no_upscale and no_upscale_fit != "kohya":
         raise BucketSettingsError(
             f"no_upscale_fit is {no_upscale_fit!r}, but upscaling is on, so nothing would follow from it: "
             f"set {names.no_upscale}, or leave no_upscale_fit out"

@@ -54,6 +54,7 @@ RULES: dict[str, NamedRule] = {
         variants={
             "kohya-no-upscale": {"bucket_no_upscale": True},
             "kohya-largest": {"bucket_no_upscale": True, "no_upscale_fit": "largest"},
+            "kohya-standard": {"bucket_no_upscale": True, "no_upscale_fit": "standard"},
         },
     ),
     "novelai": NamedRule(text="NovelAI's set", home=f"{_HERE}.novelai:novelai_rule"),

@@ -90,7 +90,7 @@ def without_effect_on(keys: DatasetKeys, options: AdapterOptions) -> str:
     names, why = ["rule", *AdapterOptions.names()], ""
     if not keys.enable_bucket:
         why = "whose enable_bucket is off"
-    elif keys.bucket_no_upscale and options.rule == AdapterOptions.rule:
+    elif keys.bucket_no_upscale and options.rule == AdapterOptions.rule and options.no_upscale_fit != "standard":
         names, why = ["switching"], "with bucket_no_upscale, where a bucket follows from each image's own size"
     asked = [name for name in names if why and getattr(options, name) != getattr(AdapterOptions, name)]
     return f"[kohya_bucket] {' and '.join(asked)} set, but has no effect on a dataset {why}" if asked else ""

@@ -22,7 +22,7 @@ from tests.thinned import one_in
 VALUES: dict[str, list[Any]] = {
     "rule": ["token_band", "exact", "auto"],
     "switching": ["area"],  # `geometric` is what some rules do by themselves
-    "no_upscale_fit": ["largest"],
+    "no_upscale_fit": ["largest", "standard"],
     "max_crop": [0.15],
     "token_tolerance": [0.3],
     "num_buckets": [3],

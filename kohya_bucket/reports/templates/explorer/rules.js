@@ -73,10 +73,10 @@ function setRule(sizes, switching, noUpscale, maxCrop) {
 const MOST_SIDE = 16384, MOST_WIDTHS = 4096;
 
 /* Why settings cannot be trained with, in one line; null where they can. `low` and `high` are as sd-scripts rounds them. */
-function whyNot([width, height], low, high, steps, noUpscale) {
+function whyNot([width, height], low, high, steps, ownSizes) {
   const shorter = Math.min(width, height), longer = Math.max(width, height);
   if (width * height < steps * steps) return `resolution ${width}×${height} is smaller than one step of ${steps}: no bucket fits`;
-  if (noUpscale && low <= shorter && longer <= high) return null;
+  if (ownSizes && low <= shorter && longer <= high) return null;
   if (low < 1) return `min_bucket_reso is below one step of ${steps}, of which every side is a multiple: take ${steps}`;
   if (low > high) return `min_bucket_reso ${low} is above max_bucket_reso ${high}: no side fits between`;
   if (shorter < low) return `min_bucket_reso ${low} is above the shorter side of resolution ${width}×${height}: lower it, or raise the resolution`;
@@ -104,9 +104,10 @@ function ruleOf(settings, sets) {
     const odd = sets[buckets].find((b) => b[0] % steps || b[1] % steps);
     return odd ? { error: `${buckets} holds ${size(odd)}, no multiple of bucket_reso_steps ${steps}` } : { rule: setRule(sets[buckets], switching || "geometric", noUpscale, maxCrop) };
   }
-  const error = whyNot(resolution, low, high, steps, noUpscale);
+  const standard = noUpscale && fit === "standard", error = whyNot(resolution, low, high, steps, noUpscale && !standard);
   if (error) return { error };
-  if (noUpscale) return { rule: { kind: "no_upscale", largest: fit === "largest", max_area: resolution[0] * resolution[1], steps, max_crop: maxCrop } };
-  if (fit !== "kohya") return { error: `no_upscale_fit is ${fit}, but upscaling is on: set bucket_no_upscale` };
-  return { rule: setRule(kohyaSizes(resolution[0] * resolution[1], low, high, steps), switching || "midpoint", false, maxCrop) };
+  if (!noUpscale && fit !== "kohya") return { error: `no_upscale_fit is ${fit}, but upscaling is on: set bucket_no_upscale` };
+  const area = resolution[0] * resolution[1], usual = (crop) => setRule(kohyaSizes(area, low, high, steps), switching || "midpoint", false, crop);
+  if (!noUpscale) return { rule: usual(maxCrop) };
+  return { rule: { kind: "no_upscale", largest: fit === "largest", usual: standard ? usual(null) : null, max_area: area, steps, max_crop: maxCrop } };
 }

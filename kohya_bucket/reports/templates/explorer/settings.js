@@ -23,7 +23,7 @@ class Settings {
       noUpscale: h("input", { type: "checkbox", name: "noUpscale", onchange: (event) => this.put({ noUpscale: event.target.checked }) }),
       maxCrop: h("input", { type: "number", name: "maxCrop", min: 0, max: 99, step: 1, placeholder: "none", oninput: (event) => this.put({ maxCrop: event.target.value === "" ? null : event.target.valueAsNumber / 100 }) }),
       switching: select("switching", [["", "the rule's own"], ["midpoint", "midpoint"], ["geometric", "geometric"], ["area", "area"]], (value) => this.put({ switching: value || null })),
-      fit: select("fit", [["kohya", "kohya"], ["largest", "largest"]], (value) => this.put({ fit: value })),
+      fit: select("fit", ["kohya", "largest", "standard"].map((name) => [name, name]), (value) => this.put({ fit: value })),
     };
     this.inputs = inputs;
     this.error = h("p", { class: "bad", role: "alert" });

@@ -31,7 +31,7 @@ function around(rule, width, height, result) {
         h("th", { class: "left", scope: "row" }, size(n.bucket)), h("td", {}, (n.bucket[0] / n.bucket[1]).toFixed(4)), h("td", { class: "wide" }, away(n).toFixed(4)),
         h("td", {}, percent(n.loss)), h("td", { class: "wide" }, n.from === null ? "any" : n.from.toFixed(4)))))));
   }
-  const fitted = rule.largest || rule.max_crop !== null;
+  const fitted = rule.largest || rule.usual || rule.max_crop !== null;
   if (!result.candidates) return fitted ? null : h("p", { class: "soft" }, "Not larger than the area: it is not resized, only cut to whole steps.");
   return scrolling("Candidates", h("table", {}, headings(["candidates", "size", "aspect error"]),
     h("tbody", {}, result.candidates.map((c, i) => h("tr", { class: c.taken ? "here" : null },

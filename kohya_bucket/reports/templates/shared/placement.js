@@ -111,12 +111,20 @@ function withoutUpscaling(rule, width, height) {
   return { ...outcome(width, height, bucket, resized), candidates };
 }
 
+/* The bucket that an image would get with upscaling, where it fills it; else its own size, if that is within the area. */
+function usualWhereFilled(rule, width, height) {
+  const usual = placeIntoSet(rule.usual, width, height), bucket = usual.bucket || [Infinity, Infinity];
+  if (bucket[0] <= width && bucket[1] <= height) return outcome(width, height, bucket, usual.resized);
+  const own = [width - (width % rule.steps), height - (height % rule.steps)], area = own[0] * own[1];
+  return area > 0 && area <= rule.max_area ? outcome(width, height, own, [width, height]) : withoutUpscaling(rule, width, height);
+}
+
 /* Opt-in corrections of the above: the largest fit, and a bound on what is cropped. */
 const SLACK = 1e-12;
 const aspectLoss = (bucketAspect, aspect) => 1.0 - Math.min(bucketAspect / aspect, aspect / bucketAspect);
 
 function refit(rule, width, height) {
-  const plain = withoutUpscaling(rule, width, height);
+  const plain = (rule.usual ? usualWhereFilled : withoutUpscaling)(rule, width, height);
   if (!rule.largest && rule.max_crop === null) return plain;
   const { steps, max_crop: maxCrop } = rule, aspect = width / height, placed = plain.bucket !== null;
   const within = placed && (maxCrop === null || plain.cropLoss <= maxCrop);
