@@ -130,6 +130,8 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int) -> No
         console.print("samples and batches of the buckets above are those of one GPU", style="dim", soft_wrap=True)
     if largest := dict.fromkeys(row.largest for row in rows if row.largest):
         console.print(f"the batch that needs most memory: {'; '.join(largest)}", style="dim", soft_wrap=True)
+    changes = ", ".join(f"{counted(row.shape_changes, 'time')} on {counted(row.gpus, 'GPU')}" for row in rows)
+    console.print(f"a batch has another shape than the one before: {changes}", style="dim", soft_wrap=True)
     lines: dict[str, None] = {}
     for row in rows:
         ledger = row.ledger if row.missed or row.repeated or row.moved else ""

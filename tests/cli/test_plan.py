@@ -131,6 +131,9 @@ def test_the_table_can_be_read(folder):
     assert "256x256" in output
     assert "worst" in output
     assert "idle without kohya_bucket" in output
+    changes = [row["shape_changes"] for row in as_json("plan", write(folder), "--gpus", "1,8")["gpus"]]
+    assert changes == [12, 1]
+    assert "a batch has another shape than the one before: 12 times on 1 GPU, 1 time on 8 GPUs" in output
     assert all(f"{i}.png" in output for i in range(7))
     assert "\x1b[" not in output
 

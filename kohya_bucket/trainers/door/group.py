@@ -65,6 +65,11 @@ class GroupPlanner:
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
         self.frames = [n for i in images for n in i.frames]
+        keys = [tuple(key) for i in images for key in getattr(i, "bucket_keys", i.buckets)]
+        number = {shape: k for k, shape in enumerate(zip(keys, self.frames, strict=True))}
+        self.shape_of_bucket = np.array(
+            [number[shape] for shape in zip(keys, self.frames, strict=True)], dtype=np.int32
+        )
         if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
             pixels = self.bucket_sizes.astype(np.int64).prod(axis=1)
             self._tokens = pixels * ((np.array(self.frames, dtype=np.int64) + 3) // 4)
@@ -223,6 +228,8 @@ class GpuRow:
             `never_trained` names the images that no epoch trains.
         idle_independent: the same if every GPU drew batches of its own, as trainers do alone.
         largest: the batch of one GPU that costs most: `4 of 1024x1024`.
+        shape_changes: how often a GPU's batch has another shape or number of images than the one before it, on the GPU
+            where that is most often.
         epochs: which ones, `1 to 4`, where resolutions follow a schedule.
     """
 
@@ -239,6 +246,7 @@ class GpuRow:
     left_over: str
     never_trained: tuple[str, ...]
     largest: str
+    shape_changes: int
     epochs: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -272,6 +280,12 @@ def _largest(group: GroupPlanner, plan: EpochPlan) -> str:
     frames = group.frames[bucket]
     size = "x".join(map(str, [*group.bucket_sizes[bucket].tolist(), *[frames] * (frames > 1)]))
     return f"{int(plan.rank_lengths(int(rank))[step])} of {size}"
+
+
+def _shape_changes(group: GroupPlanner, plan: EpochPlan) -> int:
+    ranks = range(plan.world_size)
+    shapes = [(group.shape_of_bucket[plan.rank_buckets(rank)], plan.rank_lengths(rank)) for rank in ranks]
+    return int((np.diff(shapes) != 0).any(axis=1).sum(axis=1).max())
 
 
 def epoch_of(
@@ -319,7 +333,8 @@ def _rows(group: GroupPlanner, alone: EpochPlan, gpus: Sequence[int], accumulate
             GpuRow(
                 n, plan.steps, -(-plan.steps // accumulate), plan.samples, ledger.missed, ledger.repeated, ledger.moved,
                 idle_share_of(plan), idle_share(dealt_costs(alone, n)), ledger.text,
-                "; ".join(filter(None, (line, split))), never, _largest(group, plan), name,
+                "; ".join(filter(None, (line, split))), never, _largest(group, plan), _shape_changes(group, plan),
+                name,
             )
         )  # fmt: skip
     return rows

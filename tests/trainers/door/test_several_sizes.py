@@ -1,5 +1,6 @@
 """Images with several placements: resolutions, and moves to other buckets. The real sd-scripts: `compat_tests/`."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -111,6 +112,19 @@ def test_all_sizes_of_all_epochs_are_known_for_the_numbers_of_processes_named(ca
                 for image in plan.indices(step, rank).tolist()
             }
             assert trained <= set(sizes)
+
+
+@given(datasets(), st.integers(1, 3))
+def test_changes_of_the_shape_are_those_of_the_plan(case, ranks):
+    images, table = [case[0]] * 2, case[1]
+    rows, group = epoch_of(images, table, [ranks], 1)[1], GroupPlanner(images, table)
+    for row, epoch in zip(rows, [1, *np.cumsum([1, *(table.resolution_epochs or ())])[1:]], strict=False):
+        plan = group.planner(ranks).plan(0, int(epoch))
+        shapes = [
+            [(*group.bucket_sizes[plan.bucket(s, r)].tolist(), len(plan.indices(s, r))) for s in range(plan.steps)]
+            for r in range(ranks)
+        ]
+        assert row.shape_changes == max(sum(a != b for a, b in itertools.pairwise(mine)) for mine in shapes)
 
 
 def test_a_small_image_has_the_larger_resolutions_only_once():
