@@ -144,8 +144,8 @@ def _hand_overs(
     while np.any(above - below > 1):
         middle = below + (above - below) // 2
         to_left, to_right = distances(middle.view(np.float64), left, right)
-        found = (to_right < to_left) | ((to_right == to_left) & right_first)
-        above, below = np.where(found, middle, above), np.where(found, below, middle)
+        right_is_nearer = (to_right < to_left) | ((to_right == to_left) & right_first)
+        above, below = np.where(right_is_nearer, middle, above), np.where(right_is_nearer, below, middle)
     return np.asarray(above.view(np.float64))
 
 

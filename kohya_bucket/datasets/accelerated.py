@@ -131,14 +131,14 @@ def _batches_class(theirs: ModuleType) -> Any:
     return OwnBatches
 
 
-def _loader_class(theirs: ModuleType, own: Any) -> type:
+def _loader_class(theirs: ModuleType, planned_batches: Any) -> type:
     """accelerate's loader, for one sampler."""
-    sampler: BucketBatchSampler = own.planned
+    sampler: BucketBatchSampler = planned_batches.planned
 
     class Prepared(theirs.DataLoaderShard):  # type: ignore[name-defined]
         def __init__(self, *arguments: Any, batch_sampler: Any, **options: Any) -> None:
             # `_drop_last`: gather_for_metrics keeps all, since nothing was added to fill a last batch.
-            super().__init__(*arguments, batch_sampler=own, **{**options, "_drop_last": True})
+            super().__init__(*arguments, batch_sampler=planned_batches, **{**options, "_drop_last": True})
 
         @property
         def iteration(self) -> int:
@@ -150,13 +150,13 @@ def _loader_class(theirs: ModuleType, own: Any) -> type:
             pass
 
         def __iter__(self) -> Iterator[Any]:
-            own.counted = True
+            planned_batches.counted = True
             try:
                 for trained, batch in enumerate(super().__iter__(), 1):
                     sampler.handed_out = trained
                     yield batch
             finally:
-                own.counted = False
+                planned_batches.counted = False
 
         def adjust_state_dict_for_prefetch(self) -> None:
             """Adjust nothing: what is read is this process's own, and releases until 1.12 take W - 1 batches off."""

@@ -56,10 +56,10 @@ def time_out() -> timedelta:
         return timedelta(seconds=default_pg_timeout.total_seconds())
 
 
-def gather(mine: Mapping[str, Any], group: Any = None) -> list[Mapping[str, Any]]:
+def gather(statement: Mapping[str, Any], group: Any = None) -> list[Mapping[str, Any]]:
     """What every rank of a process group gives, by rank; the default group is all ranks of a run."""
     everyone: list[Any] = [None] * world()[0]
-    dist.all_gather_object(everyone, mine, group=group)
+    dist.all_gather_object(everyone, statement, group=group)
     return everyone
 
 
@@ -77,12 +77,12 @@ def agree_on(plan: EpochPlan) -> None:
     if world()[0] == 1:
         return
 
-    def gather_soon(mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def gather_soon(statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         group, patience = None, time_out()
         try:
             # Not kept for the next epoch: a gloo group that is still alive when Python exits can abort the process.
             group = dist.new_group(backend="gloo", timeout=patience)
-            return gather(mine, group)
+            return gather(statement, group)
         except RuntimeError as error:
             raise PlanError(
                 f"epoch {plan.epoch}: not all ranks came to compare their plans within "
@@ -170,11 +170,11 @@ class Meeting:
         self._prefix = f"{prefix}/{self._store.add(f'{prefix}/rank {self._rank}', 1)}"
         self._times = 0
 
-    def gather(self, mine: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def gather(self, statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What every rank gives at this occasion, by rank."""
         self._times += 1
         keys = [f"{self._prefix}/{self._times}/{rank}" for rank in range(self._ranks)]
-        self._store.set(keys[self._rank], json.dumps(mine))
+        self._store.set(keys[self._rank], json.dumps(statement))
         try:
             self._store.wait(keys, self._patience)
             notes = [json.loads(self._store.get(key)) for key in keys]

@@ -75,8 +75,8 @@ def _focus_of(focus: Any, paths: Sequence[str]) -> FloatArray:
 def _without_captions(paths: Sequence[str], ending: str) -> list[str]:
     """Images with no such file beside them."""
     paths = [path for path in paths if not is_url(path)]
-    there = are_there(os.path.splitext(path)[0] + ending for path in paths)  # noqa: PTH122
-    return [path for path, known in zip(paths, there, strict=True) if not known]
+    have_one = are_there(os.path.splitext(path)[0] + ending for path in paths)  # noqa: PTH122
+    return [path for path, has_caption in zip(paths, have_one, strict=True) if not has_caption]
 
 
 class BucketedDataset(Dataset[dict[str, Any]]):
@@ -277,17 +277,17 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The items of a batch: what a loader asks for. Images that stand for others do not belong to the batch."""
         numbers = [item_number(index, len(self)) for index in indices]
-        taken = set(numbers)
-        return [self._readable(n, bucket_of(i, -1), taken) for n, i in zip(numbers, indices, strict=True)]
+        in_batch = set(numbers)
+        return [self._readable(n, bucket_of(i, -1), in_batch) for n, i in zip(numbers, indices, strict=True)]
 
-    def _readable(self, number: int, at: int, taken: set[int]) -> dict[str, Any]:
-        """Item `number` in bucket `at` (-1: its own), or another of that bucket that is not `taken`."""
+    def _readable(self, number: int, at: int, in_batch: set[int]) -> dict[str, Any]:
+        """Item `number` in bucket `at` (-1: its own), or another of that bucket that is not `in_batch`."""
         own_bucket = int(self.bucket_indices[number])
         if own_bucket < 0:
             raise KohyaBucketError(f"{self.source.name(number)} has no bucket: {self._why_without(number)}")
         at = own_bucket if at < 0 else at
         first: KohyaBucketError | None = None
-        for other in self._candidates(number, at, taken):
+        for other in self._candidates(number, at, in_batch):
             try:
                 picture = self._picture(other, at)
             except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
@@ -299,7 +299,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
                 continue
             item = self._item(other, at, picture)
             if first is not None:
-                taken.add(other)
+                in_batch.add(other)
                 if not self._left_out[number]:
                     warning = f"{first}: it is left out, and {self.source.name(other)} trains in its place"
                     _log.warning("%s", one_line(warning))
@@ -307,9 +307,9 @@ class BucketedDataset(Dataset[dict[str, Any]]):
             return item
         raise KohyaBucketError(f"{first}; no other image of its bucket can be read, to train in its place") from first
 
-    def _candidates(self, number: int, at: int, taken: set[int]) -> Iterator[int]:
+    def _candidates(self, number: int, at: int, in_batch: set[int]) -> Iterator[int]:
         yield number
-        yield from spare_images(np.flatnonzero(self.bucket_indices == at), taken, number)
+        yield from spare_images(np.flatnonzero(self.bucket_indices == at), in_batch, number)
 
     def _fit(self, number: int, at: int) -> Fit:
         def fit(size: tuple[int, int]) -> tuple[int, int]:

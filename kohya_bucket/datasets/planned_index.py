@@ -63,9 +63,9 @@ def item_number(index: Any, n: int) -> int:
     return number % n
 
 
-def spare_images(images: npt.NDArray[Any], taken: Iterable[int], seed: int) -> list[int]:
-    """Images of a bucket to try in the place of one: a few that are not taken, in an order that the seed decides."""
-    others = np.setdiff1d(images, list(taken))
+def spare_images(images: npt.NDArray[Any], excluded: Iterable[int], seed: int) -> list[int]:
+    """Images of a bucket to try in the place of one: a few that are not excluded, in an order that the seed decides."""
+    others = np.setdiff1d(images, list(excluded))
     np.random.RandomState(seed & 0xFFFFFFFF).shuffle(others)
     tried: list[int] = others[:_TRIES].tolist()
     return tried

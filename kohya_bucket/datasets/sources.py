@@ -265,8 +265,8 @@ def column_of(row: Any, column: str, name: str) -> Any:
     try:
         return row[column]
     except KeyError:
-        there = ", ".join(map(str, row))
-        raise KohyaBucketError(f"{name} has no {column!r}, only {there}: name the column that holds it") from None
+        columns = ", ".join(map(str, row))
+        raise KohyaBucketError(f"{name} has no {column!r}, only {columns}: name the column that holds it") from None
 
 
 class FileSource(CellSource):

@@ -436,9 +436,13 @@ class _Comparison:
     def meet(self) -> None:
         if self._meeting is None:
             return
-        mine = {**self._settings, "images": self._read, "what the images are, in their order": self._hash.hexdigest()}
+        stream_read = {
+            **self._settings,
+            "images": self._read,
+            "what the images are, in their order": self._hash.hexdigest(),
+        }
         agree(
-            mine,
+            stream_read,
             self._meeting.gather,
             "reads another stream",
             "Every rank must read the whole stream in the same order: shuffle it with the same seed on all ranks, and "

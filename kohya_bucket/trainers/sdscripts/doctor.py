@@ -26,18 +26,18 @@ from kohya_bucket.trainers.sdscripts.plan import DatasetOverview, name_unreadabl
 
 
 def config_section(
-    path: Path, given: Mapping[str, Any], release: Release, show: ShowProgress, *, programs: Programs = ANY_TRAINER,
-    decode: bool = True,
+    path: Path, command_line: Mapping[str, Any], release: Release, show: ShowProgress, *,
+    programs: Programs = ANY_TRAINER, decode: bool = True,
 ) -> tuple[Section, Config | None]:  # fmt: skip
     """Read the config as the trainer does, and look at every image that it names.
 
-    `given`, `release` and `programs` are as in `read_config`. With `decode`, all images are decoded; else their headers
-    are read only. Returns the config too, where it has no mistakes that stop it.
+    `command_line`, `release` and `programs` are as in `read_config`. With `decode`, all images are decoded; else their
+    headers are read only. Returns the config too, where it has no mistakes that stop it.
 
     Raises:
         KohyaBucketError: the config cannot be read at all.
     """
-    read = read_config(path, given, release=release, programs=programs)
+    read = read_config(path, command_line, release=release, programs=programs)
     checked_for = read.programs.title or f"any model; {NAME_THE_MODEL}"
     section = Section(f"config {path}", [("checked for", checked_for)], read.findings)
     options, trains, left_out = read.options, not read.findings.of(Severity.ERROR), None

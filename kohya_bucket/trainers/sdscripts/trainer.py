@@ -182,11 +182,13 @@ def _read(asked: Asked, check_captions: bool = True) -> Config:
         return read_config(
             asked.config, asked.arguments, release=release, programs=programs, check_captions=check_captions
         )
-    given: dict[str, Any] = dict(asked.arguments)
-    images, regularization, metadata = (given.pop(name, None) for name in ("train_data_dir", "reg_data_dir", "in_json"))
+    command_line: dict[str, Any] = dict(asked.arguments)
+    images, regularization, metadata = (
+        command_line.pop(name, None) for name in ("train_data_dir", "reg_data_dir", "in_json")
+    )
     if images is None:
         raise KohyaBucketError("name a dataset config, a file for --config_file, a GUI preset, or --train-data-dir")
-    return read_folders(images, regularization, given, in_json=metadata, release=release, programs=programs)
+    return read_folders(images, regularization, command_line, in_json=metadata, release=release, programs=programs)
 
 
 def _end_with_captions() -> None:
@@ -205,7 +207,7 @@ def _npz_version(named: str) -> str:
     return npz_version(checkout) if checkout else ""
 
 
-def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
+def release_at_hand(named: str | None) -> tuple[Release, Path | None]:
     """The version or checkout that `--sd-scripts` names; by default the checkout at hand, or else the newest version.
 
     Returns:
@@ -214,25 +216,25 @@ def release_at_hand(given: str | None) -> tuple[Release, Path | None]:
     from kohya_bucket.trainers.sdscripts.config import NEWEST, Release
     from kohya_bucket.trainers.sdscripts.families import NEEDED, is_too_old, is_version
 
-    if given is not None and _VERSION.fullmatch(given):
-        if is_version(given) and is_too_old(given):
-            raise ConfigError(f"--sd-scripts is {given!r}: {NEEDED}")
-        return Release.from_version(given), None
-    checkout = checkout_named("--sd-scripts", given)
+    if named is not None and _VERSION.fullmatch(named):
+        if is_version(named) and is_too_old(named):
+            raise ConfigError(f"--sd-scripts is {named!r}: {NEEDED}")
+        return Release.from_version(named), None
+    checkout = checkout_named("--sd-scripts", named)
     return (Release.in_checkout(checkout), checkout) if checkout else (NEWEST, None)
 
 
-def checkout_named(option: str, given: str | None) -> Path | None:
+def checkout_named(option: str, named: str | None) -> Path | None:
     """The checkout in the folder that an option names; by default the one at hand, if there is one."""
     from kohya_bucket.trainers.sdscripts.checkout import CheckoutError, find_checkout, nearby_checkout
 
-    if not given:
+    if not named:
         return nearby_checkout()
     try:
-        return find_checkout(Path(given))
+        return find_checkout(Path(named))
     except CheckoutError as error:
         raise ConfigError(
-            f"{option} is {given!r}, but must be a version such as 0.11.1, or a checkout: {error}"
+            f"{option} is {named!r}, but must be a version such as 0.11.1, or a checkout: {error}"
         ) from error
 
 

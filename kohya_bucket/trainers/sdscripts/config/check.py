@@ -54,17 +54,17 @@ _ELSEWHERE = {
 
 
 def read_datasets(
-    source: ConfigSource, findings: Findings, given: Mapping[str, Any] | None = None, release: Release = NEWEST
+    source: ConfigSource, findings: Findings, command_line: Mapping[str, Any] | None = None, release: Release = NEWEST
 ) -> list[DatasetConfig]:
     """The datasets of a config: subset > dataset > general > command line > default; None counts as not given.
 
-    Everything that sd-scripts would refuse is added to `findings` and left out. `given` is named as on the command
-    line.
+    Everything that sd-scripts would refuse is added to `findings` and left out. `command_line` holds options by
+    the names they have there.
     """
-    given = {config_name(name): value for name, value in (given or {}).items() if value is not None}
-    reader = _Reader(source, findings, release, arguments(given))
+    command_line = {config_name(name): value for name, value in (command_line or {}).items() if value is not None}
+    reader = _Reader(source, findings, release, arguments(command_line))
     datasets = reader.config()
-    for name in sorted(name for name in given if name in reader.arguments and KEYS[name].decides):
+    for name in sorted(name for name in command_line if name in reader.arguments and KEYS[name].decides):
         value, holders = reader.arguments[name], [table[name] for table in reader.tables if name in table]
         if any(holder != value for holder in holders):
             message = f"--{name} {_shown(value)} is ignored, because the config has {name} = {_shown(holders[0])}"

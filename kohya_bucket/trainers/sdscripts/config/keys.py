@@ -236,12 +236,12 @@ def config_name(name: str) -> str:
     return _OPTIONS.get(name, name)
 
 
-def arguments(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The defaults with the given options over them; names as on the command line (`vars(namespace)` will do).
+def arguments(command_line: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The defaults with those of the command line over them; names as on the command line (`vars(namespace)` will do).
 
     Options that datasets do not read are left out; None counts as not given.
     """
-    named = {config_name(name): value for name, value in (given or {}).items() if value is not None}
+    named = {config_name(name): value for name, value in (command_line or {}).items() if value is not None}
     out = {key: named.get(key, default) for key, default in DEFAULTS.items()}
     for key in ("resolution", "skip_image_resolution"):
         if out[key] is not None and not isinstance(out[key], tuple):

@@ -64,7 +64,7 @@ class Config:
 
 def read_config(
     path: str | os.PathLike[str],
-    given: Mapping[str, Any] | None = None,
+    command_line: Mapping[str, Any] | None = None,
     *,
     release: Release = NEWEST,
     programs: Programs = ANY_TRAINER,
@@ -75,7 +75,7 @@ def read_config(
     Args:
         path: a dataset config (`.toml` or `.json`), a trainer's settings as `--config_file` reads them (`.toml`), or a
             preset of the kohya_ss GUI (`.json`). Paths in it are relative to the current folder, as in sd-scripts.
-        given: command line options of the trainer. They count where a dataset config is silent, and before a
+        command_line: options of the trainer. They count where a dataset config is silent, and before a
             trainer's settings; `train_data_dir`, `reg_data_dir` and `in_json` are for a preset that names no images.
         release: the version of sd-scripts to follow.
         programs: which of them it is for, as far as that is known; a trainer's settings may show the family.
@@ -84,7 +84,7 @@ def read_config(
     Raises:
         ConfigError: the file cannot be read at all. Everything else is in `findings`.
     """
-    source, findings, arguments = load_source(path, "sd-scripts"), Findings(), dict(given or {})
+    source, findings, arguments = load_source(path, "sd-scripts"), Findings(), dict(command_line or {})
     folders = {name: arguments.pop(name, None) for name in FOLDERS}
     source = without_settings(source, findings)
     run = run_file(source, findings)
@@ -135,7 +135,7 @@ def _beside_folders(source: ConfigSource, options: str) -> str:
 def read_folders(
     train_data_dir: str,
     reg_data_dir: str | None = None,
-    given: Mapping[str, Any] | None = None,
+    command_line: Mapping[str, Any] | None = None,
     *,
     in_json: str | None = None,
     release: Release = NEWEST,
@@ -144,32 +144,32 @@ def read_folders(
     """As `read_config`, for `--train_data_dir` with its `5_name` folders, `--reg_data_dir`, or `--in_json`."""
     findings = Findings()
     source = _source_from_folders(train_data_dir, reg_data_dir, findings, in_json)
-    return _read(source, given, findings, release, programs)
+    return _read(source, command_line, findings, release, programs)
 
 
 def read_images(
-    folder: str, given: Mapping[str, Any], *, release: Release = NEWEST, programs: Programs = ANY_TRAINER
+    folder: str, command_line: Mapping[str, Any], *, release: Release = NEWEST, programs: Programs = ANY_TRAINER
 ) -> Config:
     """As `read_config`, for a folder without a config: one with `5_name` folders, or of images.
 
-    Of images, each subfolder is a subset too, and captions are `.txt` files unless `given` says otherwise.
+    Of images, each subfolder is a subset too, and captions are `.txt` files unless `command_line` says otherwise.
     """
     if any(re.match(r"[1-9]\d*_", entry.name) for entry in Path(folder).iterdir() if entry.is_dir()):
-        return read_folders(folder, None, given, release=release, programs=programs)
+        return read_folders(folder, None, command_line, release=release, programs=programs)
     folders = sorted({os.path.dirname(image) for image in list_images([folder])})
     if not folders:
         raise ConfigError(f"{quoted(folder)} holds no images, neither do its subfolders: {path_meant(folder)}")
-    ending = given.get("caption_extension") or ".txt"
+    ending = command_line.get("caption_extension") or ".txt"
     subsets = [{"image_dir": one, "caption_extension": ending} for one in folders]
-    return _read(ConfigSource(None, {"datasets": [{"subsets": subsets}]}), given, Findings(), release, programs)
+    return _read(ConfigSource(None, {"datasets": [{"subsets": subsets}]}), command_line, Findings(), release, programs)
 
 
 def _read(
-    source: ConfigSource, given: Mapping[str, Any] | None, findings: Findings, release: Release, programs: Programs,
-    check_captions: bool = True,
+    source: ConfigSource, command_line: Mapping[str, Any] | None, findings: Findings, release: Release,
+    programs: Programs, check_captions: bool = True,
 ) -> Config:  # fmt: skip
     _check_release(release, findings)
-    datasets = read_datasets(source, findings, given, release)
+    datasets = read_datasets(source, findings, command_line, release)
     if not source.data.get("datasets"):
         raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
     base = source.path.resolve().parent if source.path else None

@@ -384,12 +384,14 @@ def test_the_folder_itself_instead_of_the_one_above(workplace: Path) -> None:
 
 
 def test_command_line_values_that_the_config_overrules() -> None:
-    config = read(GOOD, given={"resolution": (1024, 1024), "batch_size": 3})
+    config = read(GOOD, command_line={"resolution": (1024, 1024), "batch_size": 3})
     assert config.datasets[0].config.batch_size == 3
     assert config.datasets[0].config.resolution == (512, 512)
     assert "--resolution 1024,1024 is ignored, because the config has resolution" in found(config, "overruled").text
     text = GOOD.replace("resolution = 512", "resolution = 512\nkeep_tokens = 2")
-    read_alike = read(text, given={"resolution": (512, 512), "keep_tokens": 3})  # which decides about captions alone
+    read_alike = read(
+        text, command_line={"resolution": (512, 512), "keep_tokens": 3}
+    )  # which decides about captions alone
     assert read_alike.datasets[0].config.subsets[0].keep_tokens == 2
     assert "overruled" not in [f.code for f in read_alike.findings]
 
