@@ -71,6 +71,12 @@ class Case:
         self.latents(*options)
         self.text(*options)
 
+    def cached(self, many, *size):
+        for i in range(many):
+            self.image(f"a{i}.png", i)
+        self.dataset(*size)
+        self.both()
+
     def train(self):
         self.do("train", self.config, self.family)
 
@@ -79,10 +85,7 @@ class Case:
 
 
 def resolution(case):
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset((128, 128))
-    case.both()
+    case.cached(3, (128, 128))
     case.dataset((256, 256))
     case.train()
     case.both("--skip_existing")
@@ -90,10 +93,7 @@ def resolution(case):
 
 
 def edited(case):
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.image("a1.png", 101)
     case.train()
     case.both("--skip_existing")
@@ -101,10 +101,7 @@ def edited(case):
 
 
 def cut_off(case):
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.do("cut", f"{case.cache}/a1_0128x0128_{case.family}.safetensors", 4000)
     case.train()
     case.both("--skip_existing")
@@ -112,10 +109,7 @@ def cut_off(case):
 
 
 def deleted(case):
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.do("remove", case.folder / "im" / "a1.png")
     case.train()
     case.files()
@@ -124,10 +118,7 @@ def deleted(case):
 
 
 def replaced(case):
-    for i in range(2):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(2)
     case.image("a1.png", 1, (160, 128))
     case.both("--keep_cache")
     case.train()
@@ -190,19 +181,13 @@ def other_encodings(case):
 
 
 def no_text(case):
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.do("remove", f"{case.cache}/a1_{case.family}_te.safetensors")
     case.train()
 
 
 def kept(case):
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.files()
     case.both()
     case.files()
@@ -284,10 +269,7 @@ def sections(case):
 
 def two_passes(case):
     """HunyuanVideo's two text encoders add to one file."""
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.train()
     case.caption("a1.png", 101)
     case.text("--skip_existing")
@@ -343,10 +325,7 @@ def no_item(case):
 
 
 def all_broken(case):
-    for i in range(2):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(2)
     for i in range(2):
         case.do("cut", case.folder / "im" / f"a{i}.png", 60)
     case.latents()
@@ -355,10 +334,7 @@ def all_broken(case):
 
 def skip_broken(case):
     """The option for broken files (since 0.3.6) is no reason to make what is current again."""
-    for i in range(3):
-        case.image(f"a{i}.png", i)
-    case.dataset()
-    case.both()
+    case.cached(3)
     case.files()
     case.do("cut", case.folder / "im" / "a1.png", 60)
     case.latents("--skip_broken")
