@@ -84,7 +84,7 @@ class ClipBuckets:
         counts = clip_counts(frames, len(array))
         picture = self.picture.place(array)
         counts = np.where(array.min(axis=1, initial=1) < 1, 0, counts)
-        loaded = counts
+        loaded = counts  # what runs are taken from: a trainer may stop loading before the end
         if source_fps is not None and self.target_fps is not None and self.by_time:
             seconds = counts / np.asarray(source_fps, dtype=np.float64)
             loaded = counts = np.ceil(seconds * self.target_fps - 1e-9).astype(np.int64)

@@ -107,20 +107,21 @@ class Assignment(ABC):
     def placement(self) -> Placement:
         """The whole placement."""
         bucket_set, index, reasons = self._decided()
-        n, read = len(index), [part for part in (self.sizes, self.bucket_sizes, self.resized_sizes) if part is not None]
-        buckets, resized_sizes = (
-            np.empty((n, 2), dtype=np.int32) if part is None else part
-            for part in (self.bucket_sizes, self.resized_sizes)
-        )
+        n, own = len(index), (self.bucket_sizes, self.resized_sizes)
+        # Sizes of the assignment's own become the placement's: only rows without a bucket change, to 0.
+        bucket_sizes, resized_sizes = (np.empty((n, 2), dtype=np.int32) if part is None else part for part in own)
         ltrb, errors, loss = np.empty((n, 4)), np.empty(n), np.empty(n)
         # Columns of doubles, so that no loop over images converts or strides.
         of_set = [] if bucket_set is None else [side.astype(np.float64) for side in bucket_set.sizes.T]
 
         def work(start: int, stop: int) -> None:
             rows = slice(start, stop)
+            # The sides of the images, of their buckets, and of the resized images where an own bucket brings them.
+            read = [part for part in (self.sizes, *own) if part is not None]
             columns = [part[rows, side].astype(np.float64) for part in read for side in (0, 1)]
             if self.bucket_sizes is None:
                 columns += [side[index[rows]] for side in of_set]
+            # An image without a bucket is computed with sides of 1, so that nothing is divided by 0, and blanked last.
             missing = index[rows] < 0
             if missing.any():
                 for column in columns:
@@ -128,17 +129,17 @@ class Assignment(ABC):
             width, height, bucket_width, bucket_height, *resized = columns
             bucket, aspect, bucket_aspect = (bucket_width, bucket_height), width / height, bucket_width / bucket_height
             new_width, new_height = resized or geometry.cover_resize(width, height, aspect, *bucket, bucket_aspect)
-            for out, sides in ((buckets, bucket), (resized_sizes, (new_width, new_height))):
+            for out, sides in ((bucket_sizes, bucket), (resized_sizes, (new_width, new_height))):
                 out[rows, 0], out[rows, 1] = sides
             ltrb[rows] = geometry.crop_ltrb(*bucket, bucket_aspect, aspect)
             errors[rows] = bucket_aspect - aspect
             loss[rows] = geometry.crop_loss(*bucket, new_width, new_height)
             if missing.any():
-                buckets[rows][missing] = resized_sizes[rows][missing] = ltrb[rows][missing] = 0
+                bucket_sizes[rows][missing] = resized_sizes[rows][missing] = ltrb[rows][missing] = 0
                 errors[rows][missing] = loss[rows][missing] = np.nan
 
         for_chunks(n, work)
-        return Placement(bucket_set, index, buckets, resized_sizes, ltrb, errors, loss, reasons)
+        return Placement(bucket_set, index, bucket_sizes, resized_sizes, ltrb, errors, loss, reasons)
 
 
 @dataclass(frozen=True)

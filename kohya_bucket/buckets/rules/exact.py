@@ -130,6 +130,7 @@ class ExactBuckets(RuleBase):
         at = at[loss > (self.max_crop or 0.0)]
         admissible = Admissible(self.max_area, self.divisor, self.no_upscale)
         larger = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
+        # Where no size is within `max_crop`, `larger` is 0, and so below the least side.
         outside = (larger.min(axis=1) < self.min_side) | (larger.max(axis=1) > self.max_side)
         buckets[at] = larger
         reasons[at[outside]] = Reason.CROP_LIMIT
@@ -231,7 +232,7 @@ def settle_underfilled(
     """Change decisions in place until every bucket holds at least a batch. The order of images decides nothing.
 
     The smallest bucket is dissolved first (of equally small ones the narrowest, then the lowest): each of its
-    images moves to the remaining bucket next to the image's own size by Manhattan distance (of equally distant
+    images moves to the remaining bucket next to the one it had at first, by Manhattan distance (of equally distant
     ones the largest area, then the narrowest). What cannot move, or would stay below a batch in the last bucket,
     loses its bucket (`Reason.UNDERFILLED`).
 
@@ -240,24 +241,24 @@ def settle_underfilled(
         limit: [N, 2] sizes that a bucket must not exceed in either side (for no upscaling).
     """
     placed = np.flatnonzero(reasons == Reason.PLACED)
-    origin = bucket_sizes[placed].astype(np.int64)
-    keys, bucket_of = np.unique(size_keys(origin), return_inverse=True)
+    first = bucket_sizes[placed].astype(np.int64)
+    # Sorted by (width, height), so that the first of equals is the narrowest, then the lowest.
+    keys, bucket_of = np.unique(size_keys(first), return_inverse=True)
     buckets = sizes_of_keys(keys).astype(np.int64)
     counts = np.bincount(bucket_of, minlength=len(buckets))
     alive = np.ones(len(buckets), dtype=np.bool_)
     areas = buckets.prod(axis=1)
     while len(small := np.flatnonzero(alive & (counts < batch_size))):
-        at = small[np.argmin(counts[small])]
-        alive[at] = False
-        rows = np.flatnonzero(bucket_of == at)
-        counts[at] = 0
+        smallest = small[np.argmin(counts[small])]
+        rows = np.flatnonzero(bucket_of == smallest)
+        alive[smallest], counts[smallest] = False, 0
         targets = np.flatnonzero(alive)
         bucket_of[rows] = -1
         if not redistribute or not len(targets):
             continue
         # Largest area first, so that the first of the smallest distances is the one wanted.
         targets = targets[np.argsort(-areas[targets], kind="stable")]
-        distance = np.abs(origin[rows, None, :] - buckets[None, targets, :]).sum(axis=2)
+        distance = np.abs(first[rows, None, :] - buckets[None, targets, :]).sum(axis=2)
         if limit is not None:
             fits = (buckets[None, targets, :] <= limit[placed[rows], None, :]).all(axis=2)
             distance = np.where(fits, distance, np.iinfo(np.int64).max)
