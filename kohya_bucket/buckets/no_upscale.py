@@ -94,7 +94,7 @@ def usual_where_filled(plain: OwnSizes, usual: Placement, max_area: int) -> OwnS
 
 
 def corrected_without_upscaling(plain: OwnSizes, max_area: int, largest: bool, max_crop: float | None) -> OwnSizes:
-    """No-upscale buckets, corrected in place.
+    """No-upscale buckets, corrected in place: with `largest` or by `max_crop`, of which one is given at least.
 
     With `largest`, each image takes the largest admissible size that crops no larger share than its bucket
     would, so no image keeps less area than before. Where it has no bucket, it takes the size that
@@ -117,18 +117,19 @@ def corrected_without_upscaling(plain: OwnSizes, max_area: int, largest: bool, m
         within = placed.copy()
         if max_crop is not None:
             within[placed] = geometry.crop_loss(*buckets[placed].T, *resized[placed].T) <= max_crop
-        # What such a bucket crops from an image that is scaled to cover it bounds the search.
+        # Another one may crop no more than such a bucket does from an image that is scaled to cover it.
         bound = np.ones(len(images))
         kept = buckets[within]
         bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], images[within, 0] / images[within, 1])
 
-        # Search for those whose bucket may be another one: all but readable images of exactly their bucket's size.
-        search = ~(within & (images == buckets).all(axis=1)) & (reasons != Reason.UNREADABLE)
-        if not largest:
-            search &= placed & ~within
+        # Who takes the largest size: whoever is over `max_crop`; or all but images of exactly their bucket's size.
+        search = placed & ~within
+        if largest:
+            search = ~(within & (images == buckets).all(axis=1)) & (reasons != Reason.UNREADABLE)
+        # Without a bucket and without `max_crop` nothing bounds what may be cropped: those come last.
         rows = np.flatnonzero(search & (placed | (max_crop is not None)))
         largest_new = largest_sizes(images[rows], admissible, bound[rows], max_crop)
-        # A bucket stays where rounding to pixels hides it from the search.
+        # A bucket within `max_crop` never becomes smaller: rounding to pixels can hide it from the search.
         smaller = largest_new.prod(axis=1, dtype=np.int64) < buckets[rows].prod(axis=1, dtype=np.int64)
         change = ~(smaller & within[rows])
         rows, largest_new = rows[change], largest_new[change]

@@ -168,6 +168,7 @@ def generate_buckets(
     asked = SetRequest(num_buckets, size, step, low, high, seed, max_iter, min_fill)
     made: AutoSet = AUTO_METHODS[method].load()(aspects, asked)
     bucket_set = BucketSet.from_dims(made.sizes, name=name, description=description, vae_factor=vae_factor)
+    # The bucket that crops an image least is the nearest in log aspect.
     index = aspect_switch(bucket_set, "geometric").index(aspects)
     counts = made.counts or tuple(np.bincount(index, minlength=len(bucket_set)).tolist())
     mean = float(aspect_loss(bucket_set.aspects[index], aspects).mean())
@@ -259,16 +260,20 @@ def kmeans_1d(values: FloatArray, k: int, seed: int = 0, max_iter: int = 100) ->
         rest = np.setdiff1d(distinct, centres)
         extra = np.random.default_rng(seed).choice(rest, size=min(missing, len(rest)), replace=False)
         centres = np.union1d(centres, extra)
+
+    def cluster_ends(centres: FloatArray) -> npt.NDArray[np.int64]:
+        """Where each cluster begins in the sorted values, and the end of the last: halfway between centres."""
+        return np.concatenate([[0], np.searchsorted(values, (centres[1:] + centres[:-1]) / 2), [len(values)]])
+
     sums = np.concatenate([[0.0], np.cumsum(values)])
     iterations = 0
     for _ in range(max_iter):
         iterations += 1
-        ends = np.concatenate([[0], np.searchsorted(values, (centres[1:] + centres[:-1]) / 2), [len(values)]])
+        ends = cluster_ends(centres)
         counts = np.diff(ends)
         filled = counts > 0
         moved = np.unique(np.diff(sums[ends])[filled] / counts[filled])
         if len(moved) == len(centres) and np.allclose(moved, centres, rtol=0, atol=1e-12):
             break
         centres = moved
-    ends = np.concatenate([[0], np.searchsorted(values, (centres[1:] + centres[:-1]) / 2), [len(values)]])
-    return centres, np.diff(ends).astype(np.int32), iterations
+    return centres, np.diff(cluster_ends(centres)).astype(np.int32), iterations
