@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.sizes import IntArray, as_pair
 from kohya_bucket.buckets.trainers import AIToolkitBuckets
 from kohya_bucket.checks import path_meant
-from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_video
@@ -30,8 +31,8 @@ from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys
 from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
 from kohya_bucket.trainers.door.face import OneItem, Way
 from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
-from kohya_bucket.trainers.door.group import GpuRow, Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
+from kohya_bucket.trainers.door.overview import Overview, add_overview
 from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedDataset, PlannedItems
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, times_text
 from kohya_bucket.trainers.door.programs import Programs
@@ -61,6 +62,18 @@ class JobData:
     placement: Placement
     left_out: tuple[tuple[str, str], ...]
     rows: tuple[BucketRow, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.keys.place
+
+    @property
+    def files(self) -> str:
+        return counted(len(self.paths), "file")
+
+    @property
+    def remark(self) -> str:
+        return ""
 
     def shown(self, arch: str, images: bool) -> DatasetPlan:
         """For a reader and for programs, with `images` also each image or clip."""
@@ -276,15 +289,11 @@ def overview(
         raise ConfigError(f"{job.path}: {conflict}")
     placed = [_place(keys, job.step, job.findings, progress) for keys in job.datasets]
     placed = [data for data in placed if len(data.items.keys)]
-    rows: tuple[GpuRow, ...] = ()
-    out = []
-    for is_reg in (False, True):
-        mine = [data for data in placed if data.keys.is_reg == is_reg]
-        chosen = options.unscheduled() if is_reg else options
-        counts, of_gpus = epoch_of([data.items for data in mine], chosen, gpus, accumulate)
-        rows = rows or of_gpus
-        out += [replace(data, rows=tuple(data.items.rows(own))) for data, own in zip(mine, counts, strict=True)]
-    return Overview(options, tuple(out), rows)
+    trained, regularizing = (
+        Overview.of([data for data in placed if data.keys.is_reg == is_reg], of_these, gpus, accumulate)
+        for is_reg, of_these in ((False, options), (True, options.unscheduled()))
+    )
+    return Overview(options, trained.datasets + regularizing.datasets, trained.gpus or regularizing.gpus)
 
 
 def job_section(job: JobConfig, show: ShowProgress, *, decode: bool) -> Section:
@@ -292,21 +301,12 @@ def job_section(job: JobConfig, show: ShowProgress, *, decode: bool) -> Section:
     section = Section(
         f"job {job.path}, of ai-toolkit", [("model", f"{job.arch}, in steps of {job.step}")], job.findings
     )
-    try:
-        with show("reading images") as progress:
-            seen = overview(job, progress=progress)
-    except KohyaBucketError as error:
-        section.findings.error("settings", "", str(error))
-        return section
-    for data in seen.datasets:
-        batches = sum(row.batches for row in data.rows)
-        text = f"{counted(len(data.paths), 'file')} in {counted(len(data.items.bucket_keys), 'bucket')}, "
-        section.facts.append((data.keys.place, f"{text}{counted(batches, 'batch')} an epoch"))
-    if decode:
-        known = {path for data in seen.datasets for path, _ in data.left_out}
+    seen = add_overview(section, show, "reading images", partial(overview, job, (1,), 1))
+    if decode and seen is not None:
+        left_out = {path for data in seen.datasets for path, _ in data.left_out}
         files = (path for data in seen.datasets for path in data.paths if path.lower().endswith(IMAGES))
         then = ", for which ai-toolkit trains another one, drawn at random"
-        section.decode((path for path in files if path not in known), show, then, stops=False)
+        section.decode((path for path in files if path not in left_out), show, then, stops=False)
     return section
 
 

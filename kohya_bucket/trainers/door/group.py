@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -252,23 +252,6 @@ class GpuRow:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
-
-
-Placed = TypeVar("Placed")
-
-
-@dataclass(frozen=True)
-class Overview(Generic[Placed]):
-    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs.
-
-    Attributes:
-        unreadable: paths of images that cannot be read, of the other datasets.
-    """
-
-    options: AdapterOptions
-    datasets: tuple[Placed, ...] = ()
-    gpus: tuple[GpuRow, ...] = ()
-    unreadable: frozenset[str] = frozenset()
 
 
 def _largest(group: GroupPlanner, plan: EpochPlan) -> str:

@@ -19,7 +19,6 @@ from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
 from kohya_bucket.buckets.sizes import FloatArray, as_pair
-from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images.clips import ClipScan, read_clips
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, some
@@ -32,10 +31,10 @@ from kohya_bucket.trainers.door.findings import (
     check_turned,
     repaired,
 )
-from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions, required
+from kohya_bucket.trainers.door.overview import Overview, add_overview, check_unmatched, place_datasets
 from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlannedItems
-from kohya_bucket.trainers.door.placing import focus_of, refuse_unmatched
+from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -62,6 +61,7 @@ class PlacedData:
         focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
         rows: one for each bucket, with what the epoch's plan trains of it.
         controls: the control images or clips that are read with each.
+        number: which of the config's it is, from 1.
     """
 
     keys: CommonKeys
@@ -75,13 +75,26 @@ class PlacedData:
     focus: FloatArray | None = None
     rows: tuple[BucketRow, ...] = ()
     controls: Sequence[Sequence[str]] = ()
+    number: int = 0
 
     @property
     def focus_cuts(self) -> FocusCuts | None:
         """How many of the images' or clips' rectangles are cut; None where no focus is set."""
         return None if self.focus is None else FocusCuts.from_placement(self.picture, self.focus)
 
-    def shown(self, number: int, model: Family, images: bool) -> DatasetPlan:
+    @property
+    def name(self) -> str:
+        return f"dataset {self.number}"
+
+    @property
+    def files(self) -> str:
+        return f"{counted(len(self.paths), self.keys.what)}, {counted(len(self.items.keys), 'item')}"
+
+    @property
+    def remark(self) -> str:
+        return "" if self.clips is None else f", {seconds_lost(self):,.1f} s in no item"
+
+    def shown(self, model: Family, images: bool) -> DatasetPlan:
         """For a reader and for programs, with `images` also each image or clip."""
         keys, what = self.keys, self.keys.what
         width, height = keys.resolution
@@ -104,7 +117,7 @@ class PlacedData:
         title = f"{what}s, {width}x{height}, {mode}, for {model.title}, batch size {keys.batch_size}"
         source = f"{keys.directory or keys.jsonl_file}: {counted(len(self.paths), what)}"
         above = [source + times_text([keys.num_repeats]), *self._clip_lines(entry)]
-        return DatasetPlan(number, title, above, entry, [] if cuts is None else [str(cuts)], rows)
+        return DatasetPlan(self.number, title, above, entry, [] if cuts is None else [str(cuts)], rows)
 
     def _clip_lines(self, entry: Mapping[str, Any]) -> list[str]:
         keys = self.keys
@@ -156,8 +169,8 @@ def plan_of(
     if not read.model.name:
         message = "no model is named, and what is shown holds for every one but HiDream-O1 and MiniMax-H3"
         read.findings.note("no-architecture", "", message, "name it, e.g. --arch wan")
-    seen = overview(read, read.options, gpus, accumulate, progress=progress)
-    datasets = [data.shown(read.places.index(data.place) + 1, read.model, images) for data in seen.datasets]
+    seen = overview(read, read.options, gpus, accumulate, progress)
+    datasets = [data.shown(read.model, images) for data in seen.datasets]
     unplanned = sorted({*range(1, len(read.places) + 1)} - {data.number for data in datasets})
     head = {"config": str(read.path), "architecture": read.model.name or None}
     return Plan("musubi-tuner", read.findings, head, datasets, seen.gpus, seen.options, accumulate, unplanned)
@@ -315,8 +328,8 @@ def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findi
 
 
 def overview(
-    config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1, *,
-    decode: bool = False, progress: Progress | None = None,
+    config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
+    progress: Progress | None = None, *, decode: bool = False,
 ) -> Overview[PlacedData]:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
@@ -328,25 +341,20 @@ def overview(
     """
     if options is None:
         return Overview(AdapterOptions())
-    placed, model, stopped = [], config.model, bool(config.findings.of(Severity.ERROR))
-    for keys, readable, place in zip(config.datasets, config.readable, config.places, strict=True):
-        if stopped and not (readable and buckets_follow(keys, place, model)):
-            continue
-        try:
-            data = _place(keys, place, model, options, config.findings, decode, progress)
-        except KohyaBucketError as error:
-            raise type(error)(f"{place}: {error}") from error
+    model, stopped = config.model, bool(config.findings.of(Severity.ERROR))
+
+    def place(i: int) -> PlacedData | None:
+        keys, where = config.datasets[i], config.places[i]
+        if stopped and not (config.readable[i] and buckets_follow(keys, where, model)):
+            return None
+        data = _place(keys, where, model, options, config.findings, decode, progress)
         _check_clips(data, model, config.findings)
-        placed.append(data)
-    if not any(len(data.items.keys) for data in placed) and not stopped:
-        config.findings.error("no-items", "", "nothing can be trained, each for its own reason", "see what is listed")
-    try:
-        refuse_unmatched(options, [data.focus for data in placed])
-    except ConfigError as error:
-        config.findings.error("focus", "", str(error))
-    counts, rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
-    datasets = (replace(data, rows=tuple(data.items.rows(mine))) for data, mine in zip(placed, counts, strict=True))
-    return Overview(options, tuple(datasets), rows)
+        return replace(data, number=i + 1)
+
+    nothing = "no-items", "nothing can be trained, each for its own reason", "see what is listed"
+    placed = place_datasets(config.places, place, config.findings, nothing)
+    check_unmatched(options, [data.focus for data in placed], config.findings)
+    return Overview.of(placed, options, gpus, accumulate)
 
 
 def config_section(read: MusubiConfig, show: ShowProgress, *, decode: bool) -> Section:
@@ -356,29 +364,14 @@ def config_section(read: MusubiConfig, show: ShowProgress, *, decode: bool) -> S
     """
     checked_for = read.model.title + ("" if read.model.name else "; name it for advice that fits: --arch wan")
     section = Section(f"config {read.path}, of musubi-tuner", [("checked for", checked_for)], read.findings)
-    try:
-        with show("reading images and clips") as progress:
-            seen = overview(read, read.options, decode=decode, progress=progress)
-    except KohyaBucketError as error:
-        section.findings.error("settings", "", str(error))
-        return section
-    for data in seen.datasets:
-        batches = sum(row.batches for row in data.rows)
-        text = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')} in "
-        text += f"{counted(len(data.items.bucket_keys), 'bucket')}, {counted(batches, 'batch')} an epoch"
-        lost = "" if data.clips is None else f", {seconds_lost(data):,.1f} s in no item"
-        section.facts.append((f"dataset {read.places.index(data.place) + 1}", text + lost))
-    if decode:
-        known = {path for data in seen.datasets for path, _ in data.left_out}
-        images = (
-            path
-            for data in seen.datasets
-            if data.clips is None
-            for path in (*data.paths, *itertools.chain(*data.controls))
-        )
-        section.decode((p for p in images if p not in known), show, ", at which musubi-tuner stops", stops=True)
-        clips = sum(len(data.paths) for data in seen.datasets if data.clips is not None)
-        if clips:
+    look = partial(overview, read, read.options, (1,), 1, decode=decode)
+    seen = add_overview(section, show, "reading images and clips", look)
+    if decode and seen is not None:
+        left_out = {path for data in seen.datasets for path, _ in data.left_out}
+        of_images = [data for data in seen.datasets if data.clips is None]
+        images = (path for data in of_images for path in (*data.paths, *itertools.chain(*data.controls)))
+        section.decode((p for p in images if p not in left_out), show, ", at which musubi-tuner stops", stops=True)
+        if clips := sum(len(data.paths) for data in seen.datasets if data.clips is not None):
             section.facts.append(("decoded clips", f"{clips:,}"))
     return section
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import numpy as np
 
 from kohya_bucket.buckets.families import NAME_THE_MODEL
 from kohya_bucket.buckets.misfits import MUCH_ENLARGED, enlargement, too_long
-from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import argument, where_this_came_from
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.activation import activation, site_packages
 from kohya_bucket.trainers.door.findings import Section, ShowProgress, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.overview import add_overview
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.trial import try_adapter
 from kohya_bucket.trainers.sdscripts.checkout import describe_folder, find_checkout, has_patch
@@ -41,10 +42,8 @@ def config_section(
     checked_for = read.programs.title or f"any model; {NAME_THE_MODEL}"
     section = Section(f"config {path}", [("checked for", checked_for)], read.findings)
     options, trains, left_out = read.options, not read.findings.of(Severity.ERROR), None
-    try:
-        left_out = None if options is None else _planned(section, read, options, show)
-    except KohyaBucketError as error:
-        section.findings.error("settings", "", str(error))
+    if options is not None:
+        left_out = _planned(section, read, options, show)
     if left_out is None:  # the images are looked at all the same
         with show("reading image headers") as progress:
             left_out, trains = name_unreadable(read.datasets, read.findings, progress), False
@@ -53,14 +52,18 @@ def config_section(
     return section, read if trains and options is not None else None
 
 
-def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str]:
-    """What training would be, in facts and findings; the paths of the images that no dataset trains."""
-    with show("reading image headers") as progress:
-        processes = 1 if read.length is None else read.length.processes
-        seen = overview(read, options, (processes,), 1, progress)
+def _planned(section: Section, read: Config, options: AdapterOptions, show: ShowProgress) -> set[str] | None:
+    """What training would be, in facts and findings; the paths of the images that no dataset trains.
+
+    None where options keep it from being planned.
+    """
+    processes = 1 if read.length is None else read.length.processes
+    look = partial(overview, read, options, (processes,), 1)
+    seen = add_overview(section, show, "reading image headers", look)
+    if seen is None:
+        return None
     left_out, trained = set(seen.unreadable), set[str]()
     for dataset in seen.datasets:
-        section.facts.append((f"dataset {dataset.read.config.number}", _summary(dataset)))
         left = _name_left_out(section, dataset)
         left_out |= left
         trained.update(path for path in dataset.read.images.paths if path not in left)
@@ -69,16 +72,6 @@ def _planned(section: Section, read: Config, options: AdapterOptions, show: Show
         if row.never_trained:
             section.findings.warning("never-trained", "", row.left_over, names=row.never_trained)
     return left_out - trained
-
-
-def _summary(dataset: DatasetOverview) -> str:
-    images, rows = dataset.images, dataset.rows
-    counts = ((len(images.keys), "image"), (len(rows), "bucket"), (sum(row.batches for row in rows), "batch"))
-    number, buckets, batches = (counted(n, what) for n, what in counts)
-    text = f"{number} in {buckets}, {batches} an epoch"
-    if dataset.read.images.skipped:
-        text += f", {len(dataset.read.images.skipped):,} left out by skip_image_resolution"
-    return text
 
 
 def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:

@@ -16,17 +16,17 @@ from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, narrowes
 from kohya_bucket.buckets.rule import BucketRule
 from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
-from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.planning import RESOLUTION_MODES
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned, repaired
-from kohya_bucket.trainers.door.group import Overview, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.overview import Overview, check_unmatched, place_datasets
 from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
-from kohya_bucket.trainers.door.placing import place_all, refuse_unmatched
+from kohya_bucket.trainers.door.placing import place_all
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -58,6 +58,23 @@ class DatasetOverview:
     turned: tuple[int, ...] = ()
     mends: tuple[dict[str, Any], ...] = ()
     rows: tuple[BucketRow, ...] = ()
+
+    @property
+    def items(self) -> PlacedDataset:
+        return self.images
+
+    @property
+    def name(self) -> str:
+        return f"dataset {self.read.config.number}"
+
+    @property
+    def files(self) -> str:
+        return counted(len(self.images.keys), "image")
+
+    @property
+    def remark(self) -> str:
+        skipped = len(self.read.images.skipped)
+        return f", {skipped:,} left out by skip_image_resolution" if skipped else ""
 
     @property
     def focus_cuts(self) -> list[FocusCuts]:
@@ -193,27 +210,21 @@ def overview(
     if options is None:
         bad = name_unreadable(config.datasets, config.findings, progress)
         return Overview(AdapterOptions(), unreadable=frozenset(bad))
-    unreadable: set[str] = set()
-    placed, stopped = [], bool(config.findings.of(Severity.ERROR))
-    for dataset in config.datasets:
+    unreadable, stopped = set[str](), bool(config.findings.of(Severity.ERROR))
+
+    def place(i: int) -> DatasetOverview | None:
+        dataset = config.datasets[i]
         if stopped and not buckets_follow(dataset.config):
-            unreadable |= name_unreadable([dataset], config.findings, progress)
-            continue
-        try:
-            refuse_lost_focus(dataset.config, options, config.release)
-            placed.append(_place(dataset, options, progress, config.findings, config.programs))
-        except KohyaBucketError as error:
-            raise type(error)(f"{dataset.config.place}: {error}") from error
-    if not any(len(d.images.keys) for d in placed) and not stopped:
-        message = "no image can be trained, each for its own reason"
-        config.findings.error("no-images", "", message, "see what is listed as not trained")
-    try:
-        refuse_unmatched(options, [d.images.focus for d in placed])
-    except ConfigError as error:
-        config.findings.error("focus", "", str(error))
-    counts, rows = epoch_of([d.images for d in placed], options, gpus, accumulate)
-    datasets = (replace(d, rows=tuple(d.images.rows(trained))) for d, trained in zip(placed, counts, strict=True))
-    return Overview(options, tuple(datasets), rows, frozenset(unreadable))
+            unreadable.update(name_unreadable([dataset], config.findings, progress))
+            return None
+        refuse_lost_focus(dataset.config, options, config.release)
+        return _place(dataset, options, progress, config.findings, config.programs)
+
+    nothing = "no-images", "no image can be trained, each for its own reason", "see what is listed as not trained"
+    places = [dataset.config.place for dataset in config.datasets]
+    placed = place_datasets(places, place, config.findings, nothing)
+    check_unmatched(options, [data.images.focus for data in placed], config.findings)
+    return replace(Overview.of(placed, options, gpus, accumulate), unreadable=frozenset(unreadable))
 
 
 def _place(

@@ -1,0 +1,117 @@
+"""A config's datasets, placed and planned: what `plan` and `doctor` begin with, whichever trainer's config it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from kohya_bucket.buckets.sizes import FloatArray
+from kohya_bucket.errors import ConfigError, KohyaBucketError
+from kohya_bucket.images.parallel import Progress
+from kohya_bucket.texts import counted
+from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
+from kohya_bucket.trainers.door.group import GpuRow, epoch_of
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, PlannedItems
+from kohya_bucket.trainers.door.placing import refuse_unmatched
+
+
+class PlannedDataset(Protocol):
+    """One dataset; each trainer has a dataclass of its own for it.
+
+    `name` is the dataset's for a reader, `files` how many it has, `remark` what else is to be said of it; `rows` are
+    what the epoch's plan trains of its buckets.
+    """
+
+    @property
+    def items(self) -> PlacedDataset | PlannedItems: ...
+    @property
+    def rows(self) -> tuple[BucketRow, ...]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def files(self) -> str: ...
+    @property
+    def remark(self) -> str: ...
+
+
+Planned = TypeVar("Planned", bound=PlannedDataset)
+
+
+@dataclass(frozen=True)
+class Overview(Generic[Planned]):
+    """The datasets of a config from which buckets follow, and the epoch on each number of GPUs.
+
+    Attributes:
+        unreadable: paths of images that cannot be read, of the other datasets.
+    """
+
+    options: AdapterOptions
+    datasets: tuple[Planned, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
+    unreadable: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls, placed: Iterable[Planned], options: AdapterOptions, gpus: Sequence[int], accumulate: int
+    ) -> Overview[Planned]:
+        """The plan of an epoch of datasets without rows."""
+        placed = list(placed)
+        counts, gpu_rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
+        with_rows: list[Any] = [
+            replace(data, rows=tuple(data.items.rows(trained)))  # type: ignore[type-var]  # a dataclass
+            for data, trained in zip(placed, counts, strict=True)
+        ]
+        return cls(options, tuple(with_rows), gpu_rows)
+
+
+def place_datasets(
+    places: Sequence[str], place: Callable[[int], Planned | None], findings: Findings, nothing: Sequence[str]
+) -> list[Planned]:
+    """What `place` makes of the number of each dataset, without those of which it makes None.
+
+    Args:
+        places: what messages call the datasets.
+        nothing: code, message and remedy of the finding that no item of a config without mistakes is trained.
+
+    Raises:
+        KohyaBucketError: as `place` raises it, with the dataset's place.
+    """
+    placed, stopped = [], bool(findings.of(Severity.ERROR))
+    for number, name in enumerate(places):
+        try:
+            data = place(number)
+        except KohyaBucketError as error:
+            raise type(error)(f"{name}: {error}") from error
+        if data is not None:
+            placed.append(data)
+    if not stopped and not any(len(data.items.keys) for data in placed):
+        code, message, remedy = nothing
+        findings.error(code, "", message, remedy)
+    return placed
+
+
+def check_unmatched(options: AdapterOptions, focuses: Sequence[FloatArray | None], findings: Findings) -> None:
+    """Name a focus that no image of any dataset has."""
+    try:
+        refuse_unmatched(options, focuses)
+    except ConfigError as error:
+        findings.error("focus", "", str(error))
+
+
+def add_overview(
+    section: Section, show: ShowProgress, reading: str, look: Callable[[Progress | None], Overview[Planned]]
+) -> Overview[Planned] | None:
+    """Put the facts of what `look` sees into a section of `doctor`; where it raises, the reason, and None."""
+    try:
+        with show(reading) as progress:
+            seen = look(progress)
+    except KohyaBucketError as error:
+        section.findings.error("settings", "", str(error))
+        return None
+    for data in seen.datasets:
+        batches = counted(sum(row.batches for row in data.rows), "batch")
+        text = f"{data.files} in {counted(len(data.rows), 'bucket')}, {batches} an epoch{data.remark}"
+        section.facts.append((data.name, text))
+    return seen
