@@ -242,6 +242,16 @@ def check_ignored(paths: Sequence[str], trainer: str, place: str, findings: Find
         findings.warning("ignored-files", place, f"{message}({some(names)})", remedy, paths)
 
 
+def note_subfolders(
+    paths: Sequence[str], trainer: str, place: str, table: str, findings: Findings, what: str = "image"
+) -> None:
+    """Name what lies in subfolders of a folder of which a trainer lists only its own files; `table` names a folder."""
+    if paths:
+        message = f"{counted(len(paths), what, 'lies', 'lie')} in subfolders, which {trainer} does not search "
+        remedy = f"to train them, name each folder in a {table} of its own"
+        findings.note("subfolders", place, f"{message}({some(paths)})", remedy, paths)
+
+
 def check_turned(
     paths: Sequence[str], orientations: Sequence[int], trainer: str, place: str, findings: Findings
 ) -> None:

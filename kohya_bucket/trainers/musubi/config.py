@@ -7,6 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,12 @@ class MusubiConfig:
     model: Family
     options: AdapterOptions | None
     findings: Findings
+
+    @cached_property
+    def folders(self) -> frozenset[str]:
+        """The folders that its datasets name, as `os.path.realpath` has them."""
+        of_all = ((keys.directory, keys.control_directory, keys.cache_directory) for keys in self.datasets)
+        return frozenset(os.path.realpath(folder) for folders in of_all for folder in folders if folder)
 
 
 def is_musubi(data: Any) -> bool:

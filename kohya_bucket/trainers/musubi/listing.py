@@ -20,7 +20,7 @@ from kohya_bucket.images.listing import from_here
 from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
-from kohya_bucket.trainers.door.findings import Findings, check_ignored
+from kohya_bucket.trainers.door.findings import Findings, check_ignored, note_subfolders
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout, lists_are_searched_beside_them
 from kohya_bucket.trainers.musubi.controls import controls_in_folder, controls_in_rows, paths_in
@@ -38,11 +38,18 @@ class Listed(NamedTuple):
     controls: list[list[str]]
 
 
-def list_items(keys: CommonKeys, place: str, findings: Findings, model: Family = ANY) -> Listed:
-    """What a dataset names. What is wrong with it is added to the findings."""
+def list_items(
+    keys: CommonKeys, place: str, findings: Findings, model: Family = ANY, folders: Collection[str] = ()
+) -> Listed:
+    """What a dataset names. What is wrong with it is added to the findings.
+
+    `folders` are all that its config names, whose files are no oversight where they lie in another of them.
+    """
     known = len(findings)
     if keys.directory is not None:
         paths = _in_folder(keys, keys.directory, place, findings)
+        below = _in_subfolders(keys.directory, frame_endings() if keys.what == "image" else _VIDEO_ENDINGS, folders)
+        note_subfolders(below, "musubi-tuner", place, "[[datasets]]", findings, keys.what)
         images = _images_in(keys.control_directory) if keys.control_directory and keys.what == "image" else []
         controls = controls_in_folder(keys, paths, images, place, findings, model)
         _check_captions(keys, paths, place, findings)
@@ -91,6 +98,17 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
         message = f"{counted(len(bare), 'clip')} without a caption, at which musubi-tuner stops: {some(bare)}"
         findings.error("no-caption", place, message, f"write one to the same name with {ending}", bare)
     return paths
+
+
+def _in_subfolders(folder: str, endings: Collection[str], but: Collection[str]) -> list[str]:
+    """What lies in the folders in `folder`, without those in `but`."""
+    below = []
+    _, inner, _ = next(os.walk(folder), ("", [], []))
+    for path in (os.path.join(folder, name) for name in sorted(filter(is_listed, inner))):
+        if os.path.realpath(path) not in but:
+            with suppress(OSError):
+                below += _ending_in(_names_in(path), path, endings)
+    return below
 
 
 def images_of(folder: str, ending: str | None, *, of_others: bool = False) -> tuple[list[str], list[str]]:

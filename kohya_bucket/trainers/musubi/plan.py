@@ -177,15 +177,15 @@ def plan_of(
 
 
 def _place(
-    keys: CommonKeys, place: str, model: Family, options: AdapterOptions, findings: Findings, decode: bool,
-    progress: Progress | None,
-) -> PlacedData:  # fmt: skip
-    """Read the headers of a dataset's files, and place them.
+    config: MusubiConfig, i: int, options: AdapterOptions, decode: bool, progress: Progress | None
+) -> PlacedData:
+    """Read the headers of the files of one dataset, and place them.
 
     Raises:
         BucketSettingsError: keys from which no buckets follow.
     """
-    paths, controls = list_items(keys, place, findings, model)
+    keys, place, model, findings = config.datasets[i], config.places[i], config.model, config.findings
+    paths, controls = list_items(keys, place, findings, model, config.folders)
     focus = focus_of(options, paths)
     if focus is not None and any(getattr(keys, name, None) for name in OWN_SIZES):
         findings.note("focus-control", place, CONTROL_IN_THE_MIDDLE)
@@ -344,10 +344,9 @@ def overview(
     model, stopped = config.model, bool(config.findings.of(Severity.ERROR))
 
     def place(i: int) -> PlacedData | None:
-        keys, where = config.datasets[i], config.places[i]
-        if stopped and not (config.readable[i] and buckets_follow(keys, where, model)):
+        if stopped and not (config.readable[i] and buckets_follow(config.datasets[i], config.places[i], model)):
             return None
-        data = _place(keys, where, model, options, config.findings, decode, progress)
+        data = _place(config, i, options, decode, progress)
         _check_clips(data, model, config.findings)
         return replace(data, number=i + 1)
 
@@ -383,7 +382,7 @@ def subjects_of(
     model, options = read.model, required(read.options, read.findings, read.path)
     subjects, placed = [], list[InBuckets]()
     for number, (keys, place) in enumerate(zip(read.datasets, read.places, strict=True), 1):
-        paths, controls = list_items(keys, place, read.findings, model)
+        paths, controls = list_items(keys, place, read.findings, model, read.folders)
         if not paths:
             continue
         name = f"{read.path.stem}, dataset {number}" if len(read.datasets) > 1 else read.path.stem

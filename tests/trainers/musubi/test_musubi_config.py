@@ -207,6 +207,22 @@ def test_images_without_a_caption_are_left_out_and_named(tmp_path):
     assert "missing-folder" in said(config)
 
 
+def test_images_in_subfolders_are_named_unless_the_config_has_the_folder(tmp_path):
+    for name in ("i", "i/named", "i/control", "i/cache", "i/other", "i/other/deeper"):
+        make_pictures(tmp_path / name, [(64, 64)], "a caption")
+    folder = (tmp_path / "i").as_posix()
+    config = read(
+        tmp_path,
+        f"[general]\ncaption_extension = '.txt'\n[[datasets]]\nimage_directory = '{folder}'\n"
+        f"control_directory = '{folder}/control'\ncache_directory = '{folder}/cache'\n"
+        f"[[datasets]]\nimage_directory = '{folder}/named'\n",
+    )
+    list_items(config.datasets[0], "dataset 1", config.findings, folders=config.folders)
+    (finding,) = (f for f in config.findings if f.code == "subfolders")
+    assert finding.names == (str(tmp_path / "i" / "other" / "0.png"),)
+    assert finding.remedy == "to train them, name each folder in a [[datasets]] of its own"
+
+
 def test_lists_that_hold_nothing(tmp_path):
     list_file = tmp_path / "i.jsonl"
     for text, found in (

@@ -15,7 +15,7 @@ from typing import TypeVar
 from kohya_bucket.checks import quoted
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.findings import Findings
+from kohya_bucket.trainers.door.findings import Findings, note_subfolders
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
     CACHE_FILE,
@@ -223,10 +223,7 @@ def _note_subfolders(folder: Folder, where: str, reading: ReadContext) -> None:
         if os.path.realpath(path) not in reading.named_folders:
             with suppress(OSError):
                 paths += read_folder(path).images
-    if paths:
-        message = f"{counted(len(paths), 'image', 'lies', 'lie')} in subfolders, which sd-scripts does not search "
-        remedy = "to train them, name each folder in a [[datasets.subsets]] of its own"
-        reading.findings.note("subfolders", where, f"{message}({some(paths)})", remedy, paths)
+    note_subfolders(paths, "sd-scripts", where, "[[datasets.subsets]]", reading.findings)
 
 
 # The pairs of a ControlNet dataset. Source: sd-scripts' `ControlNetDataset.__init__`.
