@@ -85,8 +85,8 @@ def per_rank_batches(
 
     Args:
         batch_size: images, the same for all buckets or [K]; None only together with a budget.
-        n_buckets: K.
-        budgets: further bounds, by which small buckets train larger batches; all of them hold.
+        n_buckets: K, from `count_buckets`, which has held the length of `batch_size` to it.
+        budgets: bounds by which small buckets train larger batches; the lowest of all bounds is taken.
         bucket_sizes: [K, 2] (width, height), for messages.
 
     Raises:

@@ -98,7 +98,7 @@ def sequence_items(
     if times is None:
         items = _stable_order(group)
         counts = np.bincount(bucket, minlength=demand.n_buckets).astype(np.int64)
-        # of each group, in the order of the items
+        # How many items each group has, in their order: they are shuffled within it.
         lengths = counts if parts is None else _run_lengths(group[items])
         if not demand.rows_are_images:
             items = demand.image[items].astype(np.intp)  # before they are shuffled: memory is read in order then

@@ -56,6 +56,10 @@ class DemandModel:
         images_per_bucket: [K] images that have each bucket, without repeats.
         several_buckets: images have one bucket per resolution.
         everywhere: every image has a bucket, at every resolution.
+        unplaced: numbers of the images that have no bucket at any.
+        stage_of: [N] the stage of the schedule that trains each image, where `stages` says it.
+        cycle: with weights, the resolutions in the order in which an image is trained at them.
+        stage_begins: [S] the epochs at which the stages of a schedule begin; only 0 without one.
     """
 
     def __init__(self, ids: Ids, n_buckets: int, options: PlanOptions) -> None:
@@ -70,15 +74,16 @@ class DemandModel:
         self.mode = mode = options.mode
         self.repeats = parse_repeats(options.repeats, len(ids))
         self.regularization = _as_mask(options.regularization, len(ids))
-        self.uses = options.regularization_uses
+        self.regularization_uses = options.regularization_uses
         self.stage_of = _as_stages(options, len(ids))
         self.cycle = weighted_cycle(options.resolution_weights, ids.shape[1]) if mode and mode.by_weight else None
-        self.starts = np.zeros(1, dtype=np.int64)
+        self.stage_begins = np.zeros(1, dtype=np.int64)
         if mode and mode.by_schedule:
-            stages = len(options.resolution_epochs or ()) + 1 if ids.ndim == 1 else ids.shape[1]
-            self.starts = stage_starts(options.resolution_epochs, stages)
+            # A stage is a resolution, of which there is a column each; or `stages` says whose images it trains.
+            stages = ids.shape[1] if ids.ndim == 2 else len(options.resolution_epochs or ()) + 1
+            self.stage_begins = stage_starts(options.resolution_epochs, stages)
         self.several_buckets = ids.ndim == 2
-        self._places: tuple[int, Times] | None = None
+        self._places: tuple[int, Times] | None = None  # the seed, and its `cycle_places`
         self.unplaced = np.zeros(0, dtype=np.intp)
         placed = ids
         self.everywhere = not ids.size or bool(ids.min() >= 0)
@@ -104,14 +109,15 @@ class DemandModel:
         return EpochDemand(demand, unplaced.astype(np.int32), total)
 
     def _stage(self, epoch: int) -> int:
-        return int(np.searchsorted(self.starts, epoch, side="right")) - 1
+        return int(np.searchsorted(self.stage_begins, epoch, side="right")) - 1
 
     def _rows(self, seed: int, epoch: int) -> tuple[npt.NDArray[np.int32], Ids]:
+        """[M] images that the epoch trains, and the bucket of each: those that have one, at the resolutions in turn."""
         ids, n = self.ids, len(self.ids)
-        each = self.mode is not None and not self.mode.one_per_epoch
-        if each and self.everywhere:
+        at_each_resolution = self.mode is not None and not self.mode.one_per_epoch
+        if at_each_resolution and self.everywhere:
             return np.repeat(np.arange(n, dtype=np.int32), ids.shape[1]), ids.reshape(-1)
-        if each:
+        if at_each_resolution:
             at_image, at_column = np.nonzero(ids >= 0)
             return at_image.astype(np.int32), ids[at_image, at_column]
         if self.stage_of is not None:
@@ -144,7 +150,7 @@ class DemandModel:
         if self.mode is None or not self.mode.one_per_epoch:
             return range(1)
         if self.mode.by_schedule:
-            return list(map(int, self.starts))
+            return list(map(int, self.stage_begins))
         available = np.unique((self.ids >= 0).sum(axis=1))
         return range(int(np.lcm.reduce(available[available > 0], initial=1)))
 
@@ -153,7 +159,7 @@ class DemandModel:
         most: Times = -(-self.repeats.numerator // self.repeats.denominator)
         if self.regularization is not None:
             usable, others = self._regularization_and_others(self.regularization)
-            uses = int(most[others].sum()) if self.uses is None else self.uses
+            uses = int(most[others].sum()) if self.regularization_uses is None else self.regularization_uses
             most[self.regularization] = 0
             most[usable] = -(-uses // max(len(usable), 1))
         return most
@@ -167,8 +173,8 @@ class DemandModel:
         if self.regularization is not None:
             usable, others = self._regularization_and_others(self.regularization)
             used_before, uses = int(before[others].sum()), int(times[others].sum())
-            if self.uses is not None:
-                used_before, uses = self.uses * epoch, self.uses
+            if self.regularization_uses is not None:
+                used_before, uses = self.regularization_uses * epoch, self.regularization_uses
             times[self.regularization] = 0
             times[usable] = regularization_times(len(usable), used_before, uses, seed)
         return times

@@ -72,18 +72,19 @@ def equal_cost(
     batches = -(-cut.length // per_rank[cut.bucket])
     few = batches < world_size
     held = int(cut.length[few].sum())
-    # The pool must be able to give each rank of its last step an image: if it is short of images, a step joins it.
+    # The pool must be able to give each rank of its last step an image: if it is short of images, the longest step
+    # joins it, where it can spare as many beyond the one for each rank that its own batches need.
     if (missing := -(-int(batches[few].sum()) // world_size) * world_size - held) > 0 and not few.all():
         longest = int(np.argmax(np.where(few, 0, cut.length)))
         few[longest] = cut.length[longest] - world_size >= missing
     # Cut the pool into batches of one rank, W for each of its steps; split batches until there are enough.
     pool = _rank_batches(cut, few, batches, per_rank)
     mixed_steps = -(-len(pool.length) // world_size)
-    whole = BatchLayout.from_columns(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
-    kept = split_batches(whole, steps - mixed_steps)
+    one_bucket = BatchLayout.from_columns(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
+    kept = split_batches(one_bucket, steps - mixed_steps)
     mixed_steps = max(mixed_steps, steps - len(kept.length)) if len(pool.length) else 0
     pool = split_batches(pool, mixed_steps * world_size)
-    # Neighbours in cost meet; ties are drawn.
+    # Batches next to each other in cost meet in a step; ties are drawn.
     order = np.arange(len(pool.length))
     if rng is not None:
         rng.shuffle(order)

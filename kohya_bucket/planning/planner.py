@@ -122,8 +122,8 @@ class EpochPlanner:
                 "round, so no length fits all epochs; use whole repeats, or leave equal_epochs out"
             )
         self.epochs = epochs
-        self._alone: dict[tuple[int, int, bytes], list[int]] = {}
-        self._last: tuple[EpochPosition, EpochPlan] | None = None
+        self._alone: dict[tuple[int, int, bytes], list[int]] = {}  # what `_steps_alone` has found
+        self._last: tuple[EpochPosition, EpochPlan] | None = None  # what `plan_at` was asked for last
         self.fingerprint = fingerprint_of(
             ids,
             self.demand_model.images_per_bucket,
@@ -141,6 +141,7 @@ class EpochPlanner:
 
     def _plan(self, seed: int, epoch: int, done: Sequence[Done]) -> EpochPlan:
         asked = self.demand_model.for_epoch(seed, whole("epoch", epoch, 0, bits=31))
+        # What is left is planned for the present global batch, with which nothing is trained so far.
         trained = [self._trained_part(part) for part in done] + [(self.global_batch, self.world_size, 0)]
         # The epoch as it was begun; wherever the global batch changed, what was left then is planned again.
         plan = self._planned(asked.demand, asked.demand, trained[0][0], trained[0][1], seed, epoch, 0)

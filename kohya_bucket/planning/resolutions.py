@@ -96,6 +96,7 @@ def choose_columns(
     has = [column >= 0 for column in bucket_ids.T]
     everywhere = all(column.all() for column in has)
     if cycle is not None:
+        # As often as there are resolutions, an image that does not have the chosen one goes on to the next.
         chosen = cycle[(places + epoch) % len(cycle)]
         for _ in range(0 if everywhere else r):
             chosen = np.where(np.choose(chosen, has), chosen, (chosen + 1) % r)
@@ -153,4 +154,5 @@ def weighted_cycle(weights: npt.ArrayLike | None, n_columns: int) -> npt.NDArray
         )
     columns = np.repeat(np.arange(n_columns), [int(s * length) for s in shares])
     counts = np.bincount(columns, minlength=n_columns)
+    # The j-th of c turns of a column lies in the middle of the j-th of c equal parts of the cycle.
     return columns[np.argsort((2 * runs(counts) + 1) / (2 * counts[columns]), kind="stable")]
