@@ -302,6 +302,7 @@ class PlanOptions(EpochOptions):
             "small_buckets": self.policies[1].name if len(self.policies) > 1 else None,
             "step_shapes": "one" if self.one_shape else "equal_cost",
             "item_costs": self.item_costs if self.by_cost or self.largest_first else None,
+            # States that were saved before these existed stay equal: where unset, their names are absent.
             **({"largest_first": True} if self.largest_first else {}),
             **({"resolution_epochs": self.resolution_epochs} if self.resolution_epochs else {}),
             **({"stages": self.stages} if self.stages is not None else {}),
