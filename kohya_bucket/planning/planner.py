@@ -214,17 +214,8 @@ class EpochPlanner:
                 counts = self._settled(demand, global_batch // group, seed, epoch)[0].per_bucket()
                 steps.append(step_count(counts, global_batch, group))
                 trainings.append(int(counts.sum()))
-            for stage, (alone, count) in enumerate(zip(steps, trainings, strict=True)):
-                if (
-                    self.options.stages is not None
-                    and self.options.equal_epochs
-                    and alone < max(steps) > count // ranks
-                ):
-                    raise PlanError(
-                        f"stage {stage + 1} trains too few images in an epoch ({count}) for the {max(steps)} steps of "
-                        f"another stage (ranks: {ranks}): raise the repeats of its images, or the batch size of the "
-                        "others"
-                    )
+            if self.options.stages is not None and self.options.equal_epochs:
+                _check_stages(steps, trainings, ranks)
             self._alone[key] = steps
         return self._alone[key]
 
@@ -246,6 +237,17 @@ class EpochPlanner:
             least_steps=self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0,
         )
         return planned(draft, self.fingerprint, moves=self.demand_model.several_buckets)
+
+
+def _check_stages(steps: list[int], trainings: list[int], ranks: int) -> None:
+    """Refuse a stage that has too few images to be split into the steps of the longest one, an image for each rank."""
+    longest = max(steps)
+    for stage, (alone, count) in enumerate(zip(steps, trainings, strict=True), start=1):
+        if alone < longest > count // ranks:
+            raise PlanError(
+                f"stage {stage} trains too few images in an epoch ({count}) for the {longest} steps of another stage "
+                f"(ranks: {ranks}): raise the repeats of its images, or the batch size of the others"
+            )
 
 
 def untrained(plan: EpochPlan, n_buckets: int, changes: Rows) -> Demand:
