@@ -57,7 +57,8 @@ def _row(names: str, parameter: Any) -> str:
     default = getattr(parameter.default, "value", parameter.default)
     is_value = isinstance(default, (str, int, float)) and not isinstance(default, bool)
     shown = "required" if parameter.required else f"`{default}`" if is_value and default else ""
-    text = parameter.help or parameter.rich_help_panel or ""
+    panel = parameter.rich_help_panel or ""
+    text = " ".join(filter(None, (parameter.help, panel if panel.startswith("If ") else "")))
     return f"| {names} | {shown} | {_plain(text)} |"
 
 

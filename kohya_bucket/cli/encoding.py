@@ -108,10 +108,10 @@ class PlannedConfig:
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
-def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: str) -> PlannedConfig:
+def planned(config: Path, train_batch_size: int | None, gpus: str | None, sd_scripts: str) -> PlannedConfig:
     """A config in which sd-scripts would stop at nothing, for a version of it or "" for the one at hand.
 
-    `gpus` is "" for the number that this run has.
+    `gpus` is None for the number that this run has.
     """
     asked = Asked(config, version=sd_scripts or None, arguments={"train_batch_size": train_batch_size})
     latents = trainer_for("precompute", config).latents(asked)
@@ -120,7 +120,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str, sd_scripts: s
         latents,
         latents.options,
         gpu_counts(gpus or str(number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)))),
-        bool(gpus),
+        gpus is not None,
     )
 
 
@@ -226,7 +226,7 @@ _HOW = (
     "trainer until its captions are encoded: accelerate launch -m kohya_bucket.precompute --text flux_train_network.py "
     "--dataset_config my.toml …"
 )
-_ALLOWED = ("output", "dtype", "device", "batch_size", "collection", "quiet", "engine", "concurrency")
+_ALLOWED = ("output", "dtype", "device", "encode_batch", "collection", "quiet", "engine", "concurrency")
 
 
 def encode_captions(

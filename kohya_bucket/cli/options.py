@@ -79,7 +79,7 @@ def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) 
 
 
 def _option(name: str, hint: Any, made: Field[Any], panel: str | None = None, also: str = "") -> inspect.Parameter:
-    about, text = made.metadata, made.metadata["help"]
+    about, text = made.metadata, made.metadata["help"] or SHARED.get(name, "")
     option = (typer.Option if about.get("usual") else rare)(
         *((_spelled(name), also) if also else about.get("spelled", ())),
         help=text() if callable(text) else text, **about.get("about", {}),
@@ -111,11 +111,6 @@ def refuse_beside(context: typer.Context, what: str, names: Iterable[str], path:
 Sources = Annotated[list[str], typer.Argument(help="Folders, files, patterns, lists, tar shards.")]
 TableOrSources = Annotated[list[str], typer.Argument(help="Folders, files, lists, tar shards, or one table of sizes.")]
 Recursive = Annotated[bool, rare(help="Look into subfolders.")]
-Workers = Annotated[int | None, rare(min=1, help="At most this many threads or processes.")]
-FAMILY_HELP = f"The model: {', '.join(FAMILIES)}."
-MODEL_HELP = f"{FAMILY_HELP[:-1]}; of musubi-tuner wan, qwen-image, z-image, …; or a program, flux_train.py."
-Family = Annotated[str | None, typer.Option("--arch", help=FAMILY_HELP)]
-Arch = Annotated[str | None, typer.Option(help=MODEL_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, rare("--quiet", "-q", help="Show no progress.")]
 
@@ -127,9 +122,34 @@ def path(text: str) -> Path:
     return cast("Path", as_given(text))
 
 
-HASH_HELP = "Hash every file's content, to notice copies and changes."
-SD_SCRIPTS_HELP = "Its checkout or version; else the checkout that you are in."
-ENGINE_HELP = "local, or ray: a Ray cluster."
+_PER_STEP = "Images per step of each GPU."
+_AS_THERE = "As in sd-scripts."
+SHARED: Mapping[str, str] = {
+    "arch": f"The model: {', '.join(FAMILIES)}; or a program, flux_train.py; for clips and musubi-tuner wan, "
+    "qwen-image, z-image, …",
+    "batch_size": _PER_STEP,
+    "bucket_no_upscale": _AS_THERE,
+    "bucket_reso_steps": _AS_THERE,
+    "caption_extension": "Ending of caption files.",
+    "collection": "Part of a store, to keep several models apart.",
+    "config": "A config of a trainer: its images and rules are taken.",
+    "config_option": "A config of a trainer: its images and rules are taken.",
+    "dtype": "Type of the latents: float32, float16 or bfloat16.",
+    "engine": "local, or ray: a Ray cluster.",
+    "for_": "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest.",
+    "gpus": "Numbers of GPUs that train together: 1,2,4.",
+    "hash": "Hash every file's content, to notice copies and changes.",
+    "images": "Where the images are, if they were moved.",
+    "max_bucket_reso": _AS_THERE,
+    "min_bucket_reso": _AS_THERE,
+    "resolution": "512 or 832,1216.",
+    "sd_scripts": "Its checkout or version; else the checkout that you are in.",
+    "train_batch_size": _PER_STEP,
+    "vae": "Hub name, folder, or .safetensors file.",
+    "workers": "At most this many threads or processes.",
+}
+"""Help of options that several commands have, by the parameter's name: an option means the same wherever it is."""
+
 _ENGINES: dict[str, Engine] = {"local": "auto", "ray": "ray"}
 
 
@@ -222,11 +242,11 @@ class RuleArguments(RuleOptions):
     rule: str | None = opt(None, lambda: f"{', '.join(rule_choices())}.")
     preset: str | None = opt(None, "A bundled bucket set, e.g. sdxl.", "--preset", "-p")
     bucket_config: Path | None = opt(None, "A bucket set in a TOML or JSON file.", "--bucket-config", "-c")
-    resolution: str = opt("512", "512 or 832,1216.")
-    min_bucket_reso: int = opt(256, "As in sd-scripts.")
-    max_bucket_reso: int = opt(1024, "As in sd-scripts.", min=1)
-    bucket_reso_steps: int = opt(64, "As in sd-scripts.")
-    bucket_no_upscale: bool = opt(False, "As in sd-scripts.", "--bucket-no-upscale", "--no-upscale")
+    resolution: str = opt("512")
+    min_bucket_reso: int = opt(256)
+    max_bucket_reso: int = opt(1024, min=1)
+    bucket_reso_steps: int = opt(64)
+    bucket_no_upscale: bool = opt(False, "", "--bucket-no-upscale", "--no-upscale")
 
     @property
     def name(self) -> str:
@@ -260,7 +280,7 @@ class RuleArguments(RuleOptions):
         """With what people set for a family that `--arch` names, except for what is given beside it."""
         if not arch or self.brings_sizes:
             return self
-        usual = family_named(arch if is_family(arch) else _family_of_trainer(arch))
+        usual = family_named(family_of(arch))
         names = "resolution", "min_bucket_reso", "max_bucket_reso", "bucket_reso_steps"
         values = str(usual.resolution), usual.min_size, usual.max_size, usual.reso_steps
         changed: dict[str, Any] = dict(zip(names, values, strict=True))
@@ -301,11 +321,12 @@ class SourceOptions:
     panel: ClassVar[str] = ADVANCED
 
     captions_file: Path | None = opt(None, "A file with one caption per line. Default: what is beside each image.")
-    caption_extension: str = opt(
-        ".txt", 'Ending of caption files, also in tars. In a .json file, the text under "caption" is taken.'
-    )
+    caption_extension: str = opt(".txt")
     image_column: str = opt("image", "Of Parquet files and saved datasets: the column of images.")
     caption_column: str | None = opt(None, "Of the same: the column of captions. Default: none.")
+
+
+BATCH_SIZE = "--train-batch-size", "--batch-size", "-b"
 
 
 @dataclass(frozen=True)
@@ -314,10 +335,10 @@ class TrainerArguments:
 
     panel: ClassVar[str] = "If the config does not set it"
 
-    resolution: str | None = opt(None, "512 or 512,768")
-    train_batch_size: int | None = opt(None, "", "--train-batch-size", "--batch-size", min=1)
+    resolution: str | None = opt(None)
+    train_batch_size: int | None = opt(None, "", *BATCH_SIZE, min=1)
     enable_bucket: bool = opt(False, "", "--enable-bucket")
-    bucket_no_upscale: bool = opt(False, "", "--bucket-no-upscale")
+    bucket_no_upscale: bool = opt(False, "", "--bucket-no-upscale", "--no-upscale")
     min_bucket_reso: int | None = opt(None)
     max_bucket_reso: int | None = opt(None)
     bucket_reso_steps: int | None = opt(None)
@@ -333,8 +354,10 @@ class TrainerArguments:
 CLIP_SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)\s*[xX×*,@]\s*(\d+)")
 
 
-def _family_of_trainer(arch: str) -> str:
-    """The family of a trainer's file, such as flux_train.py; anything else comes back as it is, for its message."""
+def family_of(arch: str) -> str:
+    """The family that `--arch` names, itself or by a program's file; anything else comes back as it is."""
+    if is_family(arch):
+        return arch
     from kohya_bucket.trainers.door.face import Asked
     from kohya_bucket.trainers.door.registry import usual_trainer
 
@@ -348,7 +371,7 @@ def _family_of_trainer(arch: str) -> str:
 class ClipOptions:
     """The model, and how musubi-tuner takes frames; each field is an option."""
 
-    arch: str | None = opt(None, MODEL_HELP)
+    arch: str | None = opt(None)
     target_frames: str | None = opt(None, "Of a clip: 1,25,45; else all up to 129.", usual=False)
     source_fps: float | None = opt(None, "Of a clip: as in musubi-tuner, with --arch.", usual=False)
 
@@ -356,7 +379,7 @@ class ClipOptions:
         """The family of sd-scripts that `arch` names, which trains no clips, and the options without it."""
         if self.arch is None:
             return None, self
-        if is_family(self.arch) or is_family(_family_of_trainer(self.arch)):
+        if is_family(family_of(self.arch)):
             return self.arch, replace(self, arch=None)
         from kohya_bucket.trainers.door.registry import trainer_of_model
 
@@ -378,16 +401,13 @@ class ClipOptions:
         return {"target_frames": lengths, "frame_extraction": extraction, "source_fps": self.source_fps}
 
 
-FOR_HELP = "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest."
-
-
 @dataclass(frozen=True)
 class ClusterOptions:
     """Which engine, and how many encoders it has; each field is an option."""
 
     panel: ClassVar[str] = ADVANCED
 
-    engine: str = opt("local", ENGINE_HELP)
+    engine: str = opt("local")
     concurrency: int | None = opt(None, "With ray: encoders; by default one for each GPU.", min=1)
 
     def on_ray(self) -> bool:
@@ -400,20 +420,13 @@ class ClusterOptions:
         return True
 
 
-def cached_families() -> str:
-    """Help for the families of which latents are cached."""
-    from kohya_bucket.trainers.door.registry import usual_trainer
-
-    return f"The model: {', '.join(usual_trainer().cached_families())}."
-
-
 @dataclass(frozen=True)
 class VaeOptions:
     """Which VAE, and how it runs; each field is an option."""
 
-    vae: str = opt("", "Hub name, folder, or .safetensors file.", "--vae")
-    arch: str = opt("", cached_families)
-    dtype: str = opt("auto", "float32, float16 or bfloat16; auto computes as suits the device.", usual=False)
+    vae: str = opt("")
+    arch: str = opt("")
+    dtype: str = opt("auto", usual=False)
     device: str | None = opt(None, "E.g. cuda:0; by default this process' GPU.", usual=False)
 
     def load_options(self) -> dict[str, Any]:
@@ -430,8 +443,8 @@ class StoreOptions:
     mask: bool = opt(False, "Store the alpha channel too.", "--mask", usual=False)
     posterior: bool = opt(False, "Store mean and deviation, no sample.", "--posterior", usual=False)
     format: str = opt("shards", "shards, or npz: sd-scripts' own files.")
-    for_: str = opt("", FOR_HELP, "--for", usual=False)
-    collection: str = opt("", "Part of the store, to keep several models apart.", usual=False)
+    for_: str = opt("", "", "--for", usual=False)
+    collection: str = opt("", usual=False)
 
     def recipe(self, dtype: str, output: Path | None) -> EncodeOptions:
         """How latents are made with these options; the hash of the encoder is still missing.

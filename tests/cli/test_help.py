@@ -39,6 +39,25 @@ def test_a_page_fits_and_cuts_no_option(command: tuple[str, ...]) -> None:
             assert any(set(names) <= set(row) for row in rows), names
 
 
+OF_THE_RESULT = {"--output", "-o"}  # where it goes; the text says what it is: a page, a store, a picture
+OF_A_FILE = {"-c"}  # --config or --bucket-config: each takes the other's file, and what it holds decides
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    meanings: dict[str, set[tuple[str, ...]]] = {}
+    for command in PAGES:
+        found = GROUPS[command[0]]
+        for option in (found.commands[command[1]] if command[1:] else found).params:
+            if option.param_type_name == "option":
+                declared = getattr(option, "type_descriptor", None)  # before typer 0.29 there is none
+                kind = str(declared.annotation) if declared else option.type.name
+                name = max(option.opts, key=len)
+                for spelled in (*option.opts, *option.secondary_opts):
+                    meanings.setdefault(spelled, set()).add((name, kind, option.help))
+    assert {name for name, of_it in meanings.items() if len(of_it) > 1} == OF_THE_RESULT | OF_A_FILE
+    assert len({name for of_it in meanings.values() for name, *_ in of_it}) <= 80
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [("kohya-bucket pl", "plan"), ("kohya-bucket plan --gp", "--gpus"), ("kohya-bucket cache ve", "verify")],

@@ -94,7 +94,7 @@ def test_chart(folder, tmp_path) -> None:
     assert "1.4762" in text
     assert "1.4516" in text
     svg = tmp_path / "chart.SVG"
-    run("buckets", "chart", folder, "--resolution", 512, "--method", "area", "--output", svg)
+    run("buckets", "chart", folder, "--resolution", 512, "--switching", "area", "--output", svg)
     assert "20 images" in svg.read_text(encoding="utf-8")
 
 
@@ -102,7 +102,7 @@ def test_chart(folder, tmp_path) -> None:
     ("arguments", "message"),
     [
         (["buckets", "chart", "--rule", "exact"], "no fixed set of buckets"),
-        (["buckets", "chart", "--method", "mean"], "switching is 'mean'"),
+        (["buckets", "chart", "--switching", "mean"], "switching is 'mean'"),
         (["buckets", "chart", "--output", "chart.pdf"], "drawn as .svg"),
         (["buckets", "chart", "--resolution", "big"], "resolution is 'big'"),
         (["compare", "nowhere", "--rules", "kohya"], "nowhere"),

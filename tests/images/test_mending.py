@@ -220,6 +220,7 @@ def test_the_command(few: Path, command_line: Command) -> None:  # noqa: F811
     code, out, errors = command_line("fix", few)
     assert (code, errors) == (0, "")
     assert "nothing is changed yet: --apply does it for 8 files" in out
+    assert "read as cp1252; if these look wrong: --captions-in cp932" in out
     assert bytes_of(few) == before
     assert "\n8 files fixed" in command_line("fix", few, "--apply")[1]
     assert "nothing to fix" in command_line("fix", few)[1]

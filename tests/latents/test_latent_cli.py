@@ -51,7 +51,7 @@ def bucket_file(tmp_path):
 
 def test_precompute_status_verify(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
-    options = ["--vae", "mean", "-o", out, "-c", bucket_file(tmp_path), "--batch-size", 2, "--flip"]
+    options = ["--vae", "mean", "-o", out, "-c", bucket_file(tmp_path), "--encode-batch", 2, "--flip"]
     code, text, _ = run("precompute", folder, *options)
     assert code == 0
     assert encoded_counts(text) == (5, 0, 0)
@@ -81,7 +81,7 @@ def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
     assert encoded_counts(run("precompute", folder, *options, "-o", out)[1])[:2] == (0, 5)
     code, text, _ = run("cache", "status", out)
     assert (code, text.startswith(f"{out}: 5 items")) == (0, True)
-    code, text, _ = run("cache", "pack", out, "--to", tmp_path / "here")
+    code, text, _ = run("cache", "pack", out, "--output", tmp_path / "here")
     assert (code, "5 items copied" in text) == (0, True)
     assert LatentStore(tmp_path / "here").layout.images_root() == folder
     code, text, _ = run("cache", "export", out, "--arch", "sd", "-o", tmp_path / "npz")
@@ -103,7 +103,7 @@ def test_damage_prune_pack(tmp_path, images, run):
     assert run("cache", "verify", out)[0] == 0
     text = run("precompute", folder, "--vae", "mean", "-o", out, "-c", bucket_file(tmp_path))[1]
     assert re.search(r"[1-4] encoded, [1-4] were current", text)
-    assert run("cache", "pack", out, "--to", tmp_path / "packed")[0] == 0
+    assert run("cache", "pack", out, "--output", tmp_path / "packed")[0] == 0
     assert len(LatentStore(tmp_path / "packed")) == 5
     images[0].unlink()
     assert "1 item dropped" in run("cache", "prune", out, "--gone")[1]
@@ -333,11 +333,11 @@ def test_prune_of_stale_items_keeps_the_same_image_in_another_collection(tmp_pat
     assert run("cache", "status", tmp_path / "out")[0] == 0
 
 
-@pytest.mark.parametrize("command", [["prune"], ["export", "--arch", "sd"]])
+@pytest.mark.parametrize("command", [["prune", "--drop-collection"], ["export", "--arch", "sd", "--collection"]])
 def test_a_collection_that_is_not_there_is_said(tmp_path, images, run, command):
     run("precompute", tmp_path / "images", "--vae", "mean", "-o", tmp_path / "out", "-c", bucket_file(tmp_path),
         "--collection", "a")  # fmt: skip
-    code, _, err = run("cache", command[0], tmp_path / "out", *command[1:], "--collection", "b")
+    code, _, err = run("cache", command[0], tmp_path / "out", *command[1:], "b")
     assert (code, "no collection 'b'" in err) == (2, True)
 
 

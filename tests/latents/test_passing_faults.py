@@ -60,7 +60,7 @@ COMMANDS = {
     "prune --damaged": ["cache", "prune", "{root}", "--damaged", "--image-dir", "{images}"],
     "prune --stale --gone": ["cache", "prune", "{root}", "--stale", "--gone"],
     "pack": ["cache", "pack", "{root}"],
-    "pack --to": ["cache", "pack", "{root}", "--to", "{out}"],
+    "pack --output": ["cache", "pack", "{root}", "--output", "{out}"],
     "export": ["cache", "export", "{root}", "--arch", "sd", "--output", "{out}", "--quiet"],
     "precompute": [],
 }

@@ -82,7 +82,7 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
         "an image is gone": lambda: paths[0].unlink(),
         "prune": lambda: run("cache", "prune", "store", "--gone", "--stale", "--damaged", "--image-dir", "images"),
         "pack": lambda: run("cache", "pack", "store"),
-        "pack into another folder": lambda: run("cache", "pack", "store", "--to", "copy"),
+        "pack into another folder": lambda: run("cache", "pack", "store", "--output", "copy"),
         "export": lambda: run("cache", "export", "store", "npz", "--arch", "sd"),
         "import": lambda: run("cache", "import", "images", "store", "--arch", "sd"),
         "sizes": lambda: run("cache", "sizes", "images", "--output", "sizes.parquet"),

@@ -14,14 +14,11 @@ from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
-    ENGINE_HELP,
-    HASH_HELP,
-    Arch,
+    BATCH_SIZE,
     AsJson,
     Quiet,
     Recursive,
     RuleArguments,
-    Workers,
     check_output,
     engine_of,
     refuse_beside,
@@ -42,12 +39,12 @@ _PICTURES = 240  # small ones on a page
 def analyze(
     context: typer.Context,
     path: Annotated[list[str] | None, typer.Argument(help="Folders, files, patterns, lists, tar shards.")] = None,
-    config: Path | None = opt(None, "A dataset config of sd-scripts or musubi-tuner, or a job of ai-toolkit."),
-    batch_size: int | None = opt(None, "Images per step; 1, or the config's.", "--batch-size", "-b", min=1),
-    arch: Arch = None,
+    config: Path | None = opt(None),
+    batch_size: int | None = opt(None, "", *BATCH_SIZE, min=1),
+    arch: str | None = opt(None),
     *,
     decode: bool = opt(False, "Decode every image, to find damaged pixels.", "--decode"),
-    hash: bool = opt(False, HASH_HELP, "--hash"),
+    hash: bool = opt(False, "", "--hash"),
     html: Path | None = opt(None, "Write the report to this file, too.", "--html"),
     list_bad: Path | None = opt(None, "Write the paths of images to repair, split or leave out into this file."),
     as_json: AsJson = False,
@@ -56,8 +53,8 @@ def analyze(
         None, "A file of `cache sizes`. Unchanged images are not opened, and the file is updated.", usual=False
     ),
     recursive: Recursive = True,
-    workers: Workers = None,
-    engine: str = opt("local", ENGINE_HELP, usual=False),
+    workers: int | None = opt(None, usual=False, min=1),
+    engine: str = opt("local", usual=False),
     quiet: Quiet = False,
 ) -> None:
     quiet = quiet or as_json

@@ -18,12 +18,10 @@ from kohya_bucket.cli.console import plain_console, print_table, say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     AsJson,
-    Family,
     Quiet,
     Recursive,
     RuleArguments,
     TableOrSources,
-    Workers,
     check_output,
     refuse_beside,
 )
@@ -42,7 +40,7 @@ SUBCOMMANDS = "list_", "chart", "make"
 _OF_ONE_IMAGE = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
 _WITH_OWN_SET = ("rule", "preset", "bucket_config", "switching")
 OPTION_GROUPS = {
-    "chart": {"without": _OF_ONE_IMAGE, "also": {"switching": "--method"}},
+    "chart": {"without": _OF_ONE_IMAGE},
     "make": {"without": (*_WITH_OWN_SET, *_OF_ONE_IMAGE), "also": {"bucket_reso_steps": "--vae-factor"}},
 }
 
@@ -56,9 +54,9 @@ def make(
     method: str = opt("kmeans", lambda: f"{described(AUTO_METHODS)}."),
     compare_to: str | None = opt(None, "A preset, or a set in a .toml file, to compare with.", "--compare-to"),
     output: Path | None = opt(None, "Write the set to this TOML file.", "--output", "-o"),
-    arch: Family = None,
+    arch: str | None = opt(None),
     recursive: Recursive = True,
-    workers: Workers = None,
+    workers: int | None = opt(None, usual=False, min=1),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -181,7 +179,7 @@ def chart(
     *,
     options: RuleArguments,
     output: Path | None = opt(None, "Draw to this .svg file.", "--output", "-o"),
-    arch: Family = None,
+    arch: str | None = opt(None),
     recursive: Recursive = True,
 ) -> None:
     """Which aspects go to which bucket, as a table or a picture."""

@@ -13,17 +13,13 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
-    ENGINE_HELP,
-    FOR_HELP,
-    HASH_HELP,
     AsJson,
     Quiet,
     Recursive,
     Sources,
-    Workers,
-    cached_families,
     check_output,
     engine_of,
+    family_of,
 )
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
@@ -37,16 +33,13 @@ if TYPE_CHECKING:
 
 
 _Store = Annotated[Path, typer.Argument(parser=folder, help="The store's folder, or its address, as s3://…")]
-_Images = Annotated[Path | None, typer.Option("--image-dir", help="Where the images are, if they were moved.")]
-_Collection = Annotated[str, typer.Option(help="Part of the store.")]
-_Family = Annotated[str, typer.Option(help=cached_families())]
 SUBCOMMANDS = "status", "verify", "prune", "pack", "import_", "export", "sizes"
 
 
 def status(
     store: _Store,
-    images: _Images = None,
-    hash: bool = opt(False, HASH_HELP, "--hash"),
+    images: Path | None = opt(None, "", "--image-dir"),
+    hash: bool = opt(False, "", "--hash"),
     as_json: AsJson = False,
 ) -> None:
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
@@ -85,10 +78,10 @@ def verify(store: _Store, quiet: Quiet = False) -> None:
 
 def prune(
     store: _Store,
-    images: _Images = None,
+    images: Path | None = opt(None, "", "--image-dir"),
     gone: bool = opt(False, "Drop items whose image is gone.", "--gone"),
     stale: bool = opt(False, "Drop items whose image has changed.", "--stale"),
-    collection: str | None = opt(None, "Drop this whole collection."),
+    drop_collection: str | None = opt(None, "Drop this whole part of the store."),
     damaged: bool = opt(False, "Read everything, and drop what is damaged; encode it again afterwards.", "--damaged"),
 ) -> None:
     """Free the space of replaced rows and of what crashes left. Not while something writes."""
@@ -109,10 +102,10 @@ def prune(
         # by item, not by image: another collection may hold the same image as it is now
         unwanted = (absent & gone) | (changed & stale)
         drop |= set(unwanted.nonzero()[0].tolist())
-    if collection is not None:
-        if collection not in opened.collections():
-            raise ConfigError(f"{store} has no collection {collection!r}, but {opened.collections()}")
-        drop |= {i for i, name in enumerate(opened.strings("collection")) if name == collection}
+    if drop_collection is not None:
+        if drop_collection not in opened.collections():
+            raise ConfigError(f"{store} has no collection {drop_collection!r}, but {opened.collections()}")
+        drop |= {i for i, name in enumerate(opened.strings("collection")) if name == drop_collection}
     done = prune_store(opened, drop, damaged=damaged, images_root=images)
     say_first([f"{name}: {problem}" for name, problem in done.damaged])
     say(
@@ -130,8 +123,8 @@ def prune(
 
 def pack(
     store: _Store,
-    to: Path | None = opt(
-        None, "Write a new store to this folder or address, for another machine.", "--to", parser=folder
+    output: Path | None = opt(
+        None, "Write a new store to this folder or address, for another machine.", "--output", "-o", parser=folder
     ),
 ) -> None:
     """Rewrite a store in as few files as possible. Not while something writes."""
@@ -139,7 +132,7 @@ def pack(
 
     opened = _open(store)
     before = len(opened.shards)
-    done = pack_store(opened, to)
+    done = pack_store(opened, output)
     say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {done.shards} now")
     _end_if_not_removed(done)
     _end_if_damaged(opened, store, "so what they hold was not packed")
@@ -147,17 +140,17 @@ def pack(
 
 def import_(
     path: Annotated[list[str], typer.Argument(help="Folders of images with sd-scripts' npz beside them.")],
-    output: Annotated[Path, typer.Option("--output", "-o", parser=folder, help="The store's folder, or its address.")],
-    arch: _Family,
-    dtype: str = opt("float32", "float32 keeps every bit."),
-    vae: str = opt("", "The VAE of files that do not name theirs: hub name, folder or .safetensors.", "--vae"),
-    collection: _Collection = "",
+    output: Path = opt(..., "The store's folder, or its address.", "--output", "-o", parser=folder),
+    arch: str = opt(...),
+    dtype: str = opt("float32"),
+    vae: str = opt(""),
+    collection: str = opt(""),
     quiet: Quiet = False,
 ) -> None:
     """Take sd-scripts' npz into a store.
 
-    Files that sd-scripts made itself do not say which VAE made them. Name it, and training takes them as they
-    are; without it they would be encoded again.
+    Files that sd-scripts made itself do not say which VAE made them. Name it with --vae, and training takes them as
+    they are; without it they would be encoded again. In float32 every bit is kept.
     """
     from kohya_bucket.cli.encoding import vae_hash_of
     from kohya_bucket.images import list_images
@@ -181,13 +174,13 @@ def import_(
 
 def export(
     store: _Store,
-    arch: _Family,
+    arch: str = opt(...),
     output: Path | None = opt(
         None, "Write to this folder instead of beside the images.", "--output", "-o", parser=folder
     ),
-    images: Path | None = opt(None, "Where the images are; npz go beside them without --output.", "--image-dir"),
-    collection: _Collection = "",
-    for_: str = opt("", FOR_HELP, "--for"),
+    images: Path | None = opt(None, "", "--image-dir"),
+    collection: str = opt(""),
+    for_: str = opt("", "", "--for"),
     quiet: Quiet = False,
 ) -> None:
     """Write a store's latents as npz for unmodified sd-scripts."""
@@ -208,12 +201,12 @@ def export(
 
 def sizes(
     path: Sources,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The Parquet file to write.")],
+    output: Path = opt(..., "The Parquet file to write.", "--output", "-o"),
     refresh: bool = opt(False, "Reuse rows of --output for unchanged files.", "--refresh"),
-    hash: bool = opt(False, HASH_HELP, "--hash"),
+    hash: bool = opt(False, "", "--hash"),
     recursive: Recursive = True,
-    workers: Workers = None,
-    engine: str = opt("local", ENGINE_HELP, usual=False),
+    workers: int | None = opt(None, usual=False, min=1),
+    engine: str = opt("local", usual=False),
     quiet: Quiet = False,
 ) -> None:
     """Read every image's size into a Parquet file, for later runs."""
@@ -260,7 +253,7 @@ def _open(store: Path) -> LatentStore:
 
 
 def _family(name: str, families: Mapping[str, Any]) -> Any:
-    return families[one_of("--arch", name, families, ConfigError)]
+    return families[one_of("--arch", family_of(name), families, ConfigError)]
 
 
 def _print_status(found: StoreStatus, store: Path) -> None:

@@ -16,13 +16,13 @@ from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import print_table, say, wide_console
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
+    BATCH_SIZE,
     AsJson,
-    Family,
     Quiet,
     Recursive,
     RuleArguments,
     TableOrSources,
-    Workers,
+    gpu_counts,
 )
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, one_line
@@ -53,13 +53,13 @@ def compare(
         "kohya,novelai,exact,auto", lambda: f"Names, separated by commas: {', '.join([*comparable(), *groups()])}."
     ),
     *,
-    arch: Family = None,
-    batch_size: int = opt(4, "Images per step.", "--batch-size", "-b", min=1),
-    gpus: int = opt(1, "GPUs that train together.", min=1),
+    arch: str | None = opt(None),
+    batch_size: int = opt(4, "", *BATCH_SIZE, min=1),
+    gpus: str = opt("1"),
     as_json: AsJson = False,
     options: RuleArguments,
     recursive: Recursive = True,
-    workers: Workers = None,
+    workers: int | None = opt(None, usual=False, min=1),
     quiet: Quiet = False,
 ) -> None:
     from kohya_bucket.cli.sources import sizes_of
@@ -67,19 +67,22 @@ def compare(
     from kohya_bucket.images.listing import list_images
     from kohya_bucket.reports.compare import compare_rules
 
-    options = options.for_arch(context, arch)
+    options, counts = options.for_arch(context, arch), gpu_counts(gpus)
     names = names_of(rules, comparable(), groups())
     clips = list_images([p for p in path if Path(p).is_dir()], recursive=recursive, extensions=VIDEO_EXTENSIONS)
     if clips and not (quiet or as_json):
         say(f"{counted(len(clips), 'clip')} left out: only images are compared", err=True)
     images = sizes_of(path, recursive=recursive, workers=workers, quiet=quiet or as_json)
     chosen = [(name, compared_rule(name, options, images.sizes)) for name in names]
-    results = compare_rules(chosen, images.sizes, batch_size, gpus)
-    if as_json:
-        counts = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size, "gpus": gpus}
-        typer.echo(json.dumps(counts | {"rules": [result.as_dict() for result in results]}, indent=2))
-    else:
-        _print(images, results, options.size, batch_size, gpus)
+    about = {"images": len(images.sizes), "unreadable": images.unreadable, "batch_size": batch_size}
+    of_gpus = []
+    for n in counts:
+        results = compare_rules(chosen, images.sizes, batch_size, n)
+        of_gpus.append({**about, "gpus": n, "rules": [result.as_dict() for result in results]})
+        if not as_json:
+            _print(images, results, options.size, batch_size, n)
+    if as_json:  # of one number of GPUs no list
+        typer.echo(json.dumps(of_gpus if len(of_gpus) > 1 else of_gpus[0], indent=2))
 
 
 def _print(images: SizedImages, results: list[Compared], size: tuple[int, int], batch_size: int, gpus: int) -> None:

@@ -12,7 +12,7 @@ import typer
 from kohya_bucket.cli.configs import asked_trainer, only_one
 from kohya_bucket.cli.console import plain_console, say, say_first
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import SD_SCRIPTS_HELP, Arch, AsJson, TrainerArguments
+from kohya_bucket.cli.options import AsJson, TrainerArguments
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}  # the most 
 def doctor(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="as for `plan`")] = None,
-    config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
-    sd_scripts: str | None = opt(None, SD_SCRIPTS_HELP),
-    arch: Arch = None,
+    config_option: Path | None = opt(None, "", "--config", "-c", usual=False),
+    sd_scripts: str | None = opt(None),
+    arch: str | None = opt(None),
     quick: bool = opt(False, "decode no image and import no sd-scripts", "--quick"),
     as_json: AsJson = False,
     *,

@@ -12,7 +12,7 @@ import typer
 from kohya_bucket.cli.configs import SETTINGS
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import Arch, Quiet, Recursive, RuleArguments, Workers, check_output, refuse_beside
+from kohya_bucket.cli.options import Quiet, Recursive, RuleArguments, check_output, refuse_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 
@@ -31,10 +31,10 @@ def explore(
     ] = None,
     out: Path | None = opt(None, "Write the page to this file. Default: a temporary file.", "--out", "--output", "-o"),
     open_: bool = opt(True, "Open it in the browser.", "--open/--no-open"),
-    arch: Arch = None,
-    resolution: str = opt("512", "512 or 832,1216, where no config says it."),
+    arch: str | None = opt(None),
+    resolution: str = opt("512"),
     recursive: Recursive = True,
-    workers: Workers = None,
+    workers: int | None = opt(None, usual=False, min=1),
     quiet: Quiet = False,
 ) -> None:
     """Without a source the page is empty: drop a folder on it. It can be kept, and sent to others."""

@@ -53,6 +53,8 @@ def fix(
     if not quiet:
         say(f"{folder}: {counted(found.images, 'image')} and {counted(found.captions, 'caption')} looked at")
         _show(found.fixes)
+        if any(one.why.startswith(f"{captions_in}: ") for one in found.fixes):
+            say(f"captions that are not UTF-8 are read as {captions_in}; if these look wrong: --captions-in cp932, …")
     left = found.left
     if apply and found.fixes:
         with scan_progress("fixing", quiet=quiet) as progress:

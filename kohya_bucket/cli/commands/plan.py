@@ -13,7 +13,7 @@ from kohya_bucket.buckets.families import family_named
 from kohya_bucket.cli.configs import asked_trainer, only_one
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import SD_SCRIPTS_HELP, Arch, AsJson, RuleArguments, TrainerArguments, gpu_counts
+from kohya_bucket.cli.options import AsJson, RuleArguments, TrainerArguments, gpu_counts
 
 
 def plan(
@@ -22,8 +22,8 @@ def plan(
         Path | None,
         typer.Argument(help="a dataset config, a job, a file for --config_file, a GUI preset, or a folder of images"),
     ] = None,
-    config_option: Path | None = opt(None, "the same as CONFIG", "--config", "-c", usual=False),
-    gpus: str | None = opt(None, "GPUs to plan for: 1,2,4; else as the file says, or 1"),
+    config_option: Path | None = opt(None, "", "--config", "-c", usual=False),
+    gpus: str | None = opt(None),
     accumulate: int | None = opt(
         None, "batches for one update of the weights; by default as the file says, or 1", min=1
     ),
@@ -33,8 +33,8 @@ def plan(
     train_data_dir: str | None = opt(None, "folder of `5_name` folders, without a config"),
     reg_data_dir: str | None = opt(None, "the same for regularization images", usual=False),
     in_json: str | None = opt(None, "fine-tuning metadata, with --train-data-dir", usual=False),
-    arch: Arch = None,
-    sd_scripts: str | None = opt(None, SD_SCRIPTS_HELP),
+    arch: str | None = opt(None),
+    sd_scripts: str | None = opt(None),
     *,
     arguments: TrainerArguments,
 ) -> None:

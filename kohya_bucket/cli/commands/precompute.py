@@ -12,7 +12,6 @@ from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.help import PlainCommand, opt
 from kohya_bucket.cli.options import (
-    HASH_HELP,
     ClusterOptions,
     Quiet,
     Recursive,
@@ -48,7 +47,6 @@ _ARCH_OF_PRESET = {"preset:sdxl": "sdxl", "preset:sd15": "sd", "preset:novelai":
 
 
 _OUTPUT_HELP = "Folder or address of the store, else that of --config; npz go beside the images without."
-_GPUS_HELP = "With --config: numbers of GPUs that you train on, e.g. 1,2. Default: the number used here."
 
 
 def precompute(
@@ -59,18 +57,16 @@ def precompute(
     *,
     vae: VaeOptions,
     output: Path | None = opt(None, _OUTPUT_HELP, "--output", "-o", parser=folder),
-    config: Path | None = opt(None, "An sd-scripts dataset config instead of PATH."),
-    gpus: str = opt("", _GPUS_HELP, usual=False),
-    train_batch_size: int | None = opt(None, "With --config, if it does not set one.", usual=False, min=1),
+    config: Path | None = opt(None),
+    gpus: str | None = opt(None, usual=False),
+    train_batch_size: int | None = opt(None, usual=False, min=1),
     options: RuleArguments,
-    batch_size: int | None = opt(
-        None, "Images per run of the VAE; 8, or as many as memory has room for.", "--batch-size", "-b", min=1
-    ),
+    encode_batch: int | None = opt(None, "Images per run of the VAE; 8, or as many as memory has room for.", min=1),
     stored: StoreOptions,
     beside: SourceOptions,
     captions: TextOptions,
-    hash: bool = opt(False, HASH_HELP, "--hash", usual=False),
-    workers: int | None = opt(None, "Threads that decode images; with ray, batches.", usual=False, min=1),
+    hash: bool = opt(False, "", "--hash", usual=False),
+    workers: int | None = opt(None, usual=False, min=1),
     cluster: ClusterOptions,
     recursive: Recursive = True,
     quiet: Quiet = False,
@@ -84,7 +80,7 @@ def precompute(
         from kohya_bucket.cli.encoding import encode_captions
 
         encode_captions(
-            context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=batch_size,
+            context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=encode_batch,
             collection=stored.collection, quiet=quiet, cluster=cluster,
         )  # fmt: skip
         return
@@ -118,7 +114,7 @@ def precompute(
             output = cast("Path | None", source.store())
     else:
         source = _chosen(context, path, options, beside, stored.format, recursive=recursive)
-    work = EncodeJob(source, stored.recipe(vae.dtype, output), output, hash, quiet, batch_size, workers)
+    work = EncodeJob(source, stored.recipe(vae.dtype, output), output, hash, quiet, encode_batch, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")

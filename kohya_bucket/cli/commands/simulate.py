@@ -14,6 +14,7 @@ import typer
 from kohya_bucket.checks import path_meant
 from kohya_bucket.cli.configs import given_config
 from kohya_bucket.cli.console import plain_console, say
+from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import (
     CLIP_SIZE,
     AsJson,
@@ -44,12 +45,10 @@ def simulate(
     context: typer.Context,
     image: Annotated[str, typer.Argument(help="a size such as 576x768, an image; 1280x720x81 or a clip")],
     *,
-    config: Annotated[Path | None, typer.Option(help="take the rules of this dataset config")] = None,
+    config: Path | None = opt(None),
     clip_options: ClipOptions,
-    focus: Annotated[
-        str | None, typer.Option(help="keep this rectangle: left,top,right,bottom in shares of the picture; or a file")
-    ] = None,
-    preview: Annotated[Path | None, typer.Option(help="draw the kept area into this picture")] = None,
+    focus: str | None = opt(None, "keep this rectangle: left,top,right,bottom in shares of the picture; or a file"),
+    preview: Path | None = opt(None, "draw the kept area into this picture"),
     as_json: AsJson = False,
     options: RuleArguments,
 ) -> None:
