@@ -80,23 +80,24 @@ def _unplaced_share(summary: Summary) -> float:
 
 
 def worth(before: Summary, after: Summary) -> float:
-    """How much a change is worth; 0 or less: do not mention it.
+    """How much a change is worth, in percentage points of crop loss; 0 or less: do not mention it.
 
-    In units of one percentage point of crop loss. An image that is not trained at all counts like one that is
-    cropped away, an enlarged one like 10% cropped, a batch that is not full like 8%. 1% more pixels trained count
-    like 0.2%; fewer hardly count, since a lower resolution is a choice.
+    Settings buy crop loss with batches that are not full, or with enlarged images, so these must count in one unit:
+    without one, by the gravest number that changes, the usual longer buckets would not be proposed to photographs.
     """
     more = after.mean_pixels / before.mean_pixels - 1 if before.mean_pixels else 0.0
-    gains = (
-        100 * (before.mean_crop - after.mean_crop),
-        25 * (before.p95_crop - after.p95_crop),
-        10 * (before.enlarged - after.enlarged),
-        8 * (_short_share(before) - _short_share(after)),
-        100 * (_unplaced_share(before) - _unplaced_share(after)),
-        (20 if more > 0 else 2) * more,
+    gains = (  # (points, the least that is worth a mention)
+        (100 * (before.mean_crop - after.mean_crop), 0.1),
+        (25 * (before.p95_crop - after.p95_crop), 0.25),
+        (10 * (before.enlarged - after.enlarged), 0.3),  # an enlarged image counts like 10% cropped
+        (8 * (_short_share(before) - _short_share(after)), 0.6),
+        (
+            100 * (_unplaced_share(before) - _unplaced_share(after)),
+            0.0,
+        ),  # not trained: cropped away
+        ((20 if more > 0 else 2) * more, 0.5),  # fewer pixels hardly count: a lower resolution is a choice
     )
-    matters = max(gains[0] - 0.1, gains[1] - 0.25, gains[2] - 0.3, gains[3] - 0.6, gains[4], gains[5] - 0.5)
-    return sum(gains) if matters > 0 else 0.0
+    return sum(points for points, _ in gains) if any(points > least for points, least in gains) else 0.0
 
 
 def differences(before: Summary, after: Summary) -> tuple[str, str]:
