@@ -62,7 +62,7 @@ def read_clip(path: str, *, decode: bool = False) -> ClipRow:
     seen = 0
     try:
         stated = _stated_frames(path, status.st_size)
-        whole = decode or not stated
+        whole = decode or not stated  # else the first frame is enough: it shows that the clip can be decoded
         with av.open(path) as container:
             for frame in container.decode(_video(container)):
                 seen += 1

@@ -72,6 +72,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
     wanted = set(image_keys)
     rows = {key: row for row, key in enumerate(keys) if key in wanted}
     at = np.array([rows.get(key, -1) for key in image_keys], dtype=np.intp)  # -1: the last row, which is NaN
+    # Names that none of the images has, and of which there is no file either, are told.
     unused = np.arange(len(rectangles)) < len(names)
     unused[at] = False
     others = [name for i in np.flatnonzero(unused).tolist() if not is_url(name := names[i])]

@@ -222,6 +222,7 @@ def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
         ff, marker, length = _segment(head, at)
         if ff != 0xFF or length < 2:
             return None
+        # Segments that no pixel depends on, among them EXIF and XMP; the frame header; the scan, where the header ends.
         if marker in _SKIPPED:
             if marker == _APP1 and head.startswith(_MARK, at + 4):
                 block = head[at + 10 : at + 2 + length]
@@ -237,6 +238,7 @@ def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
                 return None
             width, height = head[at + 7] << 8 | head[at + 8], head[at + 5] << 8 | head[at + 6]
         elif marker == _SCAN and width >= 0 and at + 2 + length <= end:
+            # An orientation in XMP counts where EXIF states none.
             if xmp and orientation < 1 and any(_XMP in read_at(source, *part) for part in xmp):
                 return None
             return width, height, orientation if orientation > 1 else 1, _JPEG
@@ -298,6 +300,7 @@ def read_webp(head: bytes, source: Opened) -> HeaderRow | None:
 
 def _webp_orientation(head: bytes, source: Opened, flags: int) -> tuple[int, int | None]:
     """(bytes that the file is known to have, orientation); None if only Pillow can tell."""
+    # `head` holds the bytes of the file from `start` to `reached`; a chunk begins `at`.
     at, start, reached = _FIRST_CHUNK, 0, len(head)
     for _ in range(_WEBP_CHUNKS):
         if at + 8 > reached:

@@ -97,8 +97,8 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
             if captions is not None:
                 captions += part.captions.to_pylist()
     check_unchanged(path, stamp_or_refuse(path), stamp)
-    shape = np.array(sizes, np.int32).reshape(-1, 2)
-    return ScannedRows(stamp, shape, np.concatenate(offsets), np.array(lengths, np.int64), reasons, captions)
+    pixels, byte_counts = np.array(sizes, np.int32).reshape(-1, 2), np.array(lengths, np.int64)
+    return ScannedRows(stamp, pixels, np.concatenate(offsets), byte_counts, reasons, captions)
 
 
 def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:

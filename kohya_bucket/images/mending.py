@@ -355,6 +355,7 @@ def content_of(fix: Fix, encoding: str) -> bytes | None:
         KohyaBucketError: it cannot be made, or a copy no longer equals its original. OSError: the file cannot be read
             now.
     """
+    # A caption, a copy or what is set aside has no other mend; only images have several.
     if fix.mends[0] is Mend.CAPTION:
         try:
             return decoded(read_input(fix.path, MAX_CAPTION_BYTES), encoding)[0].encode("utf-8")

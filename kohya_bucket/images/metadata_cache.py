@@ -144,9 +144,9 @@ class MetadataCache:
         except KeyboardInterrupt:
             raise ScanInterrupted(SizeScan.unread(texts)) from None
         # Each path's old row, -1 for a new path; rows of unchanged files are reused, the others read.
-        same = texts == self.paths
-        rows = np.arange(n) if same else self.paths.find(texts)
-        reused = self._unchanged(rows, stat)
+        same_paths = texts == self.paths
+        old_rows = np.arange(n) if same_paths else self.paths.find(texts)
+        reused = self._unchanged(old_rows, stat)
         stale = np.flatnonzero(~reused)
         interrupted: ScanInterrupted | None = None
         try:
@@ -157,24 +157,27 @@ class MetadataCache:
         for name in ("sizes", "formats", "orientation"):
             old, new = getattr(self, name), getattr(scan, name)
             columns[name] = np.empty((n, *new.shape[1:]), new.dtype)
-            columns[name][reused], columns[name][stale] = old[rows[reused]], new
-        n_reused, added = int(reused.sum()), int((rows < 0).sum())
-        dropped = 0 if same else len(self) - len(np.unique(rows[rows >= 0]))
+            columns[name][reused], columns[name][stale] = old[old_rows[reused]], new
+        n_reused, added = int(reused.sum()), int((old_rows < 0).sum())
+        dropped = 0 if same_paths else len(self) - len(np.unique(old_rows[old_rows >= 0]))
         reasons = {int(stale[i]): reason for i, _, reason in scan.failures}
         changes = Changes(n_reused, n - n_reused - added, added, dropped, len(scan.failures))
         cache = replace(self, paths=texts, hashes=None, reasons=reasons, changes=changes, **columns)
         if interrupted is not None:
-            reused[stale[scan.read]] = True
-            interrupted.cache = cache.where(reused)
+            finished = reused.copy()
+            finished[stale[scan.read]] = True
+            interrupted.cache = cache.where(finished)
             raise interrupted
+        # A cache that has hashes keeps them: those of unchanged files, and new ones of the others.
         if not hash and self.hashes is None:
             return cache
         hashes = np.zeros(n, dtype=f"S{HASH_LENGTH}")
         if self.hashes is not None:
-            hashes[reused] = self.hashes[rows[reused]]
+            hashes[reused] = self.hashes[old_rows[reused]]
         return cache._with_hashes(hashes, **how, progress=progress)
 
     def _unchanged(self, rows: npt.NDArray[np.int64], stat: Job) -> npt.NDArray[np.bool_]:
+        """[M] whether the rows here (-1: none) hold for the files of which `stat` has the time and length."""
         cached = rows >= 0
         if not cached.any():
             return cached

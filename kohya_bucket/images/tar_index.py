@@ -106,6 +106,7 @@ class TarIndex:
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
         reasons: dict[int, str] = {}
+        # Shards follow each other as given, whether new or from `before`; `why` numbers the rows of one shard.
         for number, shard in enumerate(zip(texts, stamps, strict=True)):
             if shard not in indexed:
                 part, names, why, odd = next(scans)
@@ -113,7 +114,7 @@ class TarIndex:
             else:
                 at = np.flatnonzero(before.rows["shard"] == indexed[shard])
                 part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
-                why = {new: before.reasons[i] for new, i in enumerate(at.tolist()) if i in before.reasons}
+                why = {row: before.reasons[i] for row, i in enumerate(at.tolist()) if i in before.reasons}
             part["shard"] = number
             reasons |= {len(keys) + i: reason for i, reason in why.items()}
             keys += names
