@@ -56,13 +56,14 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
             )
     from accelerate import data_loader as theirs
 
-    told = accelerator.num_processes == 1
+    # accelerate deals out batches of several processes, and so must tell how many and which: those of one it leaves.
+    ranks_told = accelerator.num_processes == 1
     batches_of_ours = _batches_class(theirs)(sampler)
 
     def dealt(batches: BucketBatchSampler, num_processes: int, process_index: int, **_: Any) -> BucketBatchSampler:
-        nonlocal told
+        nonlocal ranks_told
         batches.deal_to(num_processes, process_index)
-        batches_of_ours.num_processes, batches_of_ours.process_index, told = num_processes, process_index, True
+        batches_of_ours.num_processes, batches_of_ours.process_index, ranks_told = num_processes, process_index, True
         return batches
 
     sampler.accelerated = True
@@ -72,7 +73,7 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     except BaseException:
         sampler.accelerated = False
         raise
-    if not told or prepared.batch_sampler is not batches_of_ours:
+    if not ranks_told or prepared.batch_sampler is not batches_of_ours:
         raise PlanError(
             f"accelerate {version('accelerate')} prepares loaders in a way that is not known here: use a release from "
             "0.30.0 to 1.15.0"
@@ -102,7 +103,8 @@ def _batches_class(theirs: ModuleType) -> Any:
         def __init__(self, planned: BucketBatchSampler) -> None:
             super().__init__(planned, 1, 0, False, True)
             self.planned = self.sampler = planned
-            self.awake = self.counted = False
+            self.awake = False  # yields nothing while the loader is prepared, which may begin an iterator
+            self.counted = False  # in a pass of `Prepared`, which counts what it hands out
 
         def __len__(self) -> int:
             return len(self.planned)

@@ -182,6 +182,7 @@ class ItemSettings:
             raise KohyaBucketError(
                 f"pixels of {path} are {pixels.dtype} of shape {list(pixels.shape)}, but must be uint8 [H, W, 3]"
             )
+        # Decoded at a fraction, an image may end within its last pixel.
         extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
         resized, sides, cut = fit(size), (np.array([bucket.width]), np.array([bucket.height])), None
         crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))

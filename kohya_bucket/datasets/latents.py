@@ -159,7 +159,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             if not Layout(folder).exists():
                 raise LatentStoreError(f"{folder} does not exist, so there are no outputs of text encoders: {_HOW}")
             texts, captions = LatentStore(folder, verify=verify), table["caption"].take(self._rows).to_pylist()
-            captions += [None] * bool(caption_dropout)
+            captions += [None] * bool(caption_dropout)  # at -1: what a caption that is dropped trains
             self._outputs = texts, _rows_of_captions(texts, text_outputs, captions)
 
     def _choose(self, collection: str | None) -> npt.NDArray[np.int64]:

@@ -337,6 +337,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                 _log.warning("%s", one_line(f"{bad[-1]}: it is left out, and another of its batch is trained twice"))
         if bad and not items:
             raise bad[0]
+        # The buffer has counted each of the samples as one that is trained once.
         counts.trained += len(items) - len(samples)
         counts.repeated += len(samples) - len(items)
         return [items[i % len(items)] for i in range(len(samples))]
