@@ -22,7 +22,7 @@ from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE
 from kohya_bucket.latents.items import TEXT_FOLDER, Caption
 from kohya_bucket.latents.space import LatentSpace
-from kohya_bucket.latents.store.entries import SIDES
+from kohya_bucket.latents.store.entries import SIDES, WITHOUT_MASKS
 from kohya_bucket.latents.store.exact_arrays import unpack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
@@ -144,7 +144,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self._texts = {name: table[name] for name in ("caption", "source")}
         self._originals = [self.store.column(f"original_{side}") for side in ("width", "height")]
         self._crops = [self.store.column(f"ltrb_{side}") for side in SIDES]
-        self._masked = np.asarray(self.store.column("mask_row") >= -1)
+        self._masked = np.asarray(self.store.column("mask_row") != WITHOUT_MASKS)
         self._with_masks = bool(self._masked[self._rows].any())
         flips = self.store.column("flip")[self._rows]
         if self.flip and not flips.all():

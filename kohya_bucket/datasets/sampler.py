@@ -79,6 +79,15 @@ def buckets_of(dataset: Any) -> npt.NDArray[Any]:
     )
 
 
+def _settle_drop_last(drop_last: bool, options: dict[str, Any]) -> None:
+    """Set the remainder policy that it stands for: with True also for buckets that fill no batch at all."""
+    remainder = one_of("remainder", options.setdefault("remainder", "drop" if drop_last else "keep"), REMAINDERS)
+    if drop_last != REMAINDERS[remainder].leaves_out:
+        raise PlanError(f"drop_last={drop_last} and remainder={remainder!r} contradict: leave one of them out")
+    if drop_last:
+        options.setdefault("small_buckets", remainder)
+
+
 class BucketBatchSampler(Sampler[list[int]]):
     """Yields lists of dataset indices, all of one bucket.
 
@@ -138,14 +147,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             options.setdefault("bucket_sizes", bucket_set.sizes)
         shuffle = as_flag("shuffle", shuffle, PlanError)
         if drop_last is not None:
-            drop_last = as_flag("drop_last", drop_last, PlanError)
-            remainder = one_of(
-                "remainder", options.setdefault("remainder", "drop" if drop_last else "keep"), REMAINDERS
-            )
-            if drop_last != REMAINDERS[remainder].leaves_out:
-                raise PlanError(f"drop_last={drop_last} and remainder={remainder!r} contradict: leave one of them out")
-            if drop_last:
-                options.setdefault("small_buckets", remainder)
+            _settle_drop_last(as_flag("drop_last", drop_last, PlanError), options)
         if not shuffle and ORDERS[order := one_of("order", options.setdefault("order", "file"), ORDERS)].shuffles:
             raise PlanError(f"shuffle=False and order={order!r} contradict: leave one of them out")
         self._replicas = given_rank(num_replicas, rank)
@@ -153,7 +155,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._planners: dict[int, EpochPlanner] = {}
         # Where the next iteration starts, and how far the last one was read.
         self._start = self._live = EpochPosition(integer("seed", seed), 0)
-        self._first_step = self._live_steps = 0  # of its epoch: steps before it began, and at its end; 0 before any
+        self._first_step = self._live_steps = 0  # of the last one's epoch: steps before it, and at its end; 0: none yet
         self.accelerated = False  # by prepare_loader, whose loader counts:
         self.handed_out: int | None = None  # batches of this iteration
         planner = self._planner(1 if self._replicas is None else self._replicas[0])

@@ -30,6 +30,8 @@ NUMBER_COLUMNS = {
     "crop_ltrb": tuple(f"ltrb_{side}" for side in SIDES),
 }
 """The columns of attributes that consist of several numbers."""
+OPAQUE, WITHOUT_MASKS = -1, -2
+"""In `mask_row`, in place of a row: an image that needs no mask, and an item that was stored without."""
 FORMAT = "kohya_bucket.latents"
 VERSION = 1
 
@@ -331,7 +333,8 @@ def _check_places(
     _refuse(present & ((row < 0) | (row >= of_shards(lambda info: info.rows))), row, "row")
     masks = of_shards(lambda info: info.tensors["alpha_mask"].shape[0] if "alpha_mask" in info.tensors else 0)
     mask = numpy_of(table["mask"])
-    _refuse(present & ((mask_row < -2) | (mask_row >= masks) | ((mask_row == -2) == mask)), mask_row, "mask_row")
+    impossible = (mask_row < WITHOUT_MASKS) | (mask_row >= masks) | ((mask_row == WITHOUT_MASKS) == mask)
+    _refuse(present & impossible, mask_row, "mask_row")
     flip = numpy_of(table["flip"])
     flipped = of_shards(lambda info: any(name.endswith("_flipped") for name in info.tensors)).astype(bool)
     _refuse((present & flip & ~flipped) | (texts & flip), flip, "flip")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.store.contents import Contents, contents_of
-from kohya_bucket.latents.store.entries import ItemTable
+from kohya_bucket.latents.store.entries import OPAQUE, WITHOUT_MASKS, ItemTable
 from kohya_bucket.latents.store.exact_arrays import DamagedItemError, Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import Layout, remedy
 from kohya_bucket.latents.store.remote_shards import RemoteShards, RowRange, shard_files
@@ -187,9 +187,9 @@ class LatentStore(ItemTable):
             LatentStoreError: masks were not stored.
         """
         row = int(self._mask_row[i])
-        if row == -1:
+        if row == OPAQUE:
             return None
-        if row < -1:
+        if row == WITHOUT_MASKS:
             raise LatentStoreError(
                 f"{self.table['source'][i]} has no alpha mask: run `kohya-bucket precompute` again with --mask"
             )

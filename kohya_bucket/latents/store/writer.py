@@ -21,7 +21,17 @@ import numpy.typing as npt
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
-from kohya_bucket.latents.store.entries import FORMAT, Columns, StoreEntry, arrow, encode, schema, table_of_rows
+from kohya_bucket.latents.store.entries import (
+    FORMAT,
+    OPAQUE,
+    WITHOUT_MASKS,
+    Columns,
+    StoreEntry,
+    arrow,
+    encode,
+    schema,
+    table_of_rows,
+)
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, content_of
@@ -137,8 +147,12 @@ class StoreWriter:
             if part is not None:
                 pending.latents.setdefault(name, []).append(part)
         for alpha in masks:
-            pending.mask_rows.append(-2 if not mask else -1 if alpha is None else len(pending.masks))
-            if mask and alpha is not None:
+            if not mask:
+                pending.mask_rows.append(WITHOUT_MASKS)
+            elif alpha is None:
+                pending.mask_rows.append(OPAQUE)
+            else:
+                pending.mask_rows.append(len(pending.masks))
                 pending.masks.append(alpha)
         self._append(key, rows, len(plain), numbers, (plain, flipped, *masks))
 
@@ -158,7 +172,7 @@ class StoreWriter:
         key = entry.collection, tuple((name, packed.layout) for name, packed in item.items())
         pending = self._pending.setdefault(key, _Pending())
         pending.texts.append(item)
-        pending.mask_rows.append(-2)
+        pending.mask_rows.append(WITHOUT_MASKS)
         numbers = None if sequence is None else [sequence]
         self._append(key, entry.rows(), 1, numbers, [packed.bits for packed in item.values()])
 
