@@ -361,6 +361,8 @@ def prune(
     old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
     unusable = (store.layout.own_file(name) for name in set(bad_files) - set(rewritten))
     old += [path for path in unusable if path is not None]  # not store.json, which is written again or stays
+    # A missing store.json is made first: the writer would make one without the root. A damaged one, if it is ours, is
+    # replaced once all else is done.
     lost_root = damaged and images_root is not None
     replace_store_file = lost_root and store.layout.store_file.name in bad_files
     if replace_store_file:

@@ -294,6 +294,7 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
         masks = [mask for single in singles for mask in single.masks]
         failed = [failure for single in singles for failure in single.failed]
         return DecodedBatch(done, np.concatenate(pixels) if pixels else None, masks, failed)
+    # A task numbers the items that it was given from 0.
     return replace(
         batch,
         items=[items[k] for k in batch.items],

@@ -187,6 +187,7 @@ def load_text_encoder(
         model, tokenizer = _loaded(transformers, name)
         positions = getattr(model.config, "max_position_embeddings", _LONGEST)
         length = lengths[k] if k < len(lengths) else min(tokenizer.model_max_length, positions)
+        # Nothing bounds the length where neither the tokenizer nor the model has a limit: it must be given.
         if not 0 < length <= positions or (k >= len(lengths) and length >= _LONGEST):
             what = "give one, because its tokenizer has no limit" if length >= _LONGEST else length
             raise ConfigError(f"--max-length of {name}: {what}, at most {positions}")

@@ -288,6 +288,7 @@ def _newest_in_order(parts: list[dict[str, bytes]], shards: Shards) -> Any:
     sortable = pa.table(keys | {name: arrow_of(rank) for name, rank in ranks.items()})
     by = ("collection", "source", "written_ns", "shard", "row")
     at = numpy_of(pc.sort_indices(sortable, sort_keys=[(name, "ascending") for name in by]))
+    # Rows of other shards do not count.
     at = at[np.array([name in shards for name in words["shard"]], dtype=bool)[codes["shard"][at]]]
     del sortable, ranks
     # Bring one column after the other into that order, the sources first, which tell equal keys apart.

@@ -105,7 +105,7 @@ def read_ranges(ranges: Sequence[Range]) -> list[bytes]:
 
     def ask() -> None:
         problem: BaseException | None = None
-        starts, stops = ([ranges[k][edge] for k in missing] for edge in (1, 2))
+        starts, stops = [ranges[k].start for k in missing], [ranges[k].stop for k in missing]
         answers = system.cat_ranges([paths[k] for k in missing], starts, stops, on_error="return")
         for k, answer in zip(list(missing), answers, strict=True):
             nbytes = ranges[k].stop - ranges[k].start
