@@ -83,17 +83,18 @@ def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
 
 
 def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
+    """Of each family that has npz there: how many a run would make again, and why; and the room that those need."""
     needed: list[int] = []
     lacking: list[LatentItems] = []
-    longest: dict[str, str] = {}
+    too_long: dict[str, str] = {}  # images and why, of the family with the most
     for arch in ARCHITECTURES.values():
         files = paths_of_run(parts, arch, None, root)
-        long = {
+        too_long_here = {
             part.paths[i]: unnameable for part, paths in zip(parts, files, strict=True) for i, path in enumerate(paths)
             if (unnameable := why_too_long(path))
         }  # fmt: skip
-        if len(long) > len(longest):
-            longest = long
+        if len(too_long_here) > len(too_long):
+            too_long = too_long_here
         if not any(map(os.path.exists, (path for paths in files for path in paths))):
             continue
         reasons: Counter[str] = Counter()
@@ -108,10 +109,11 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
         _say(section, arch.name, sum(map(len, parts)), reasons)
         lacking += wrong
         needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))
-    if longest:
-        first = next(iter(longest.values()))
-        message = f"{counted(len(longest), 'image', 'has', 'have')} a name that is too long to be cached: {first}"
-        section.findings.warning("long-names", "", message, 'or set latent_cache = "shards"', longest)
+    if too_long:
+        first = next(iter(too_long.values()))
+        message = f"{counted(len(too_long), 'image', 'has', 'have')} a name that is too long to be cached: {first}"
+        section.findings.warning("long-names", "", message, 'or set latent_cache = "shards"', too_long)
+    # Without a family's npz, all are to be made, of whichever family.
     lacking = lacking if needed else list(parts)
     folders = {Path(path).parent for part in lacking for path in part.paths}
     elsewhere = 'latent_cache = "shards" with another latent_cache_dir'

@@ -144,7 +144,7 @@ class DatasetOverview:
                 | {"enlarged": enlarged, "largest_enlargement": most}
                 for row, (enlarged, most) in zip(self.rows, self.enlarged_per_bucket(), strict=True)
             ],
-            # those that no bucket takes, and those that `skip_image_resolution` leaves out
+            # Those that no bucket takes, and those that `skip_image_resolution` leaves out.
             "not_trained": [
                 {"image": key, "reason": why, "mend": mend}
                 for (key, why), mend in zip(self.left_out, self.mends, strict=True)

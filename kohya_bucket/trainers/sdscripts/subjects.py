@@ -89,7 +89,7 @@ def _with_images(path: Path, config: Config, reader: HeaderReader) -> list[tuple
         masked = [dataset.config.subsets[number - 1].alpha_mask for number in dataset.images.subset.tolist()]
         images = replace(
             images, repeats=dataset.images.repeats, captions=endings or images.captions,
-            # sd-scripts trusts the sizes that metadata states
+            # sd-scripts trusts the sizes that metadata states.
             sizes=np.where(is_stated[:, None], stated, images.sizes).astype(np.int32),
             failures={i: why for i, why in images.failures.items() if not is_stated[i]},
             misread={i: why for i, why in images.misread.items() if why != TRANSPARENT or not masked[i]},

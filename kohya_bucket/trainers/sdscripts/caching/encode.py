@@ -165,6 +165,7 @@ class EncodingLoop:
         refused: set[int] = set()
 
         def load_ahead(most: int) -> None:
+            """Begin to load what a batch of `most` still lacks, and a few images beyond it, as far as memory allows."""
             held = sum(_bytes_of(info, condition) for info, condition, _ in loading)
             while to_do and len(loading) < most + 2 * workers:
                 held += _bytes_of(*to_do[0])
@@ -193,7 +194,7 @@ class EncodingLoop:
                     if not may_pass(why):
                         leave_out(info, why, self.options)
                         self._left_out += 1
-                    elif id(info) in refused:
+                    elif id(info) in refused:  # for the second time: the run ends
                         with reading(info.absolute_path):
                             raise
                     else:

@@ -155,10 +155,10 @@ class CachingSession:
         earlier = [requested for dataset, requested in shared.requested if dataset() is not None]
         requested_here: Requested = {}
         shared.requested.append((ref(self.dataset), requested_here))
-        images = paths = [str(info.absolute_path) for info in infos]
+        images = [str(info.absolute_path) for info in infos]
         in_shards = self.options.latent_cache == "shards"
-        if not in_shards:
-            paths = self._npz_paths(images, infos)
+        # In shards, where no item has a file of its own, its image's path takes the place of it.
+        paths = images if in_shards else self._npz_paths(images, infos)
         # One item for each image and size; a file may hold several.
         for info, image, path in zip(infos, images, paths, strict=True):
             subset = self.dataset.image_to_subset[info.image_key]

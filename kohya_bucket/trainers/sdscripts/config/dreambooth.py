@@ -90,6 +90,8 @@ def _images_of(
     training: bool,
     captioned: list[tuple[SubsetConfig, Folder, list[Entry]]],
 ) -> list[Entry]:
+    """The images of a subset that are trained, or held back. Those whose captions are still to be read are added to
+    `captioned`, with their folder."""
     findings, where = reading.findings, subset.place
     if subset.image_dir is None:
         return []
@@ -105,7 +107,7 @@ def _images_of(
     # Which images there are: those of its metadata cache, where one is used, or else of the folder.
     cache = os.path.join(subset.image_dir, CACHE_FILE)
     images = _cached(cache, subset, folder, dataset, reading) if subset.cache_info else None
-    fresh = images is None
+    from_folder = images is None
     images = [Entry(path, path) for path in folder.images] if images is None else images
     if not images:
         _report_empty(subset, folder, dataset, findings)
@@ -113,7 +115,7 @@ def _images_of(
     _note_subfolders(folder, where, reading)
     images, _ = large_enough(images, dataset, subset, registry, reading)
     paths = [image.path for image in images]
-    if not fresh:  # the sizes in the file decide what is left out, but not all are believed beyond
+    if not from_folder:  # the sizes in the file decide what is left out, but not all are believed beyond
         truly = are_stated_truly(paths, [written_ns(cache)] * len(paths))
         images = [image if true else replace(image, size=None) for image, true in zip(images, truly, strict=True)]
         if reading.captions:
@@ -121,20 +123,21 @@ def _images_of(
     elif reading.captions:
         captioned.append((subset, folder, images))
     check_stems(paths, where, findings)
-    # Which of them are trained and which are held back.
-    # a share above 1 trains nothing, as in sd-scripts; one at which it overflows and stops is reported with the values
+    # Which of them are trained and which are held back. A share above 1 trains nothing, as in sd-scripts; one at which
+    # it overflows and stops is reported with the values.
     if 0 < dataset.validation_split * len(images) < math.inf:
         if subset.is_reg:
             images = images if training else []
         else:
             if subset.cache_info:
-                _report_cache_and_split(subset, cache, fresh, reading)
+                _report_cache_and_split(subset, cache, from_folder, reading)
             share, seed = dataset.validation_split, dataset.validation_seed
             trained, held = (split(images, share, seed, part) for part in (True, False))
             if training and seed is not None:
                 _report_in_both(trained, held, len(images), share, where, findings)
             images = trained if training else held
-    if fresh and subset.cache_info:
+    # What sd-scripts writes into the cache now, later datasets of this config read from it.
+    if from_folder and subset.cache_info:
         reading.written_caches[cache] = images
     return images
 
@@ -187,11 +190,11 @@ def _report_in_both(
         findings.warning("validation-overlap", where, message, "choose another share", both)
 
 
-def _report_cache_and_split(subset: SubsetConfig, cache: str, fresh: bool, reading: ReadContext) -> None:
+def _report_cache_and_split(subset: SubsetConfig, cache: str, is_written: bool, reading: ReadContext) -> None:
     message = "cache_info with validation_split: sd-scripts "
     if Feature.SKIPPING not in reading.release:
         message += "gives images the captions of others"
-    elif fresh:
+    elif is_written:
         message += (
             f"writes the training part into {cache}, takes the images to validate on from it, and later runs train a "
             "part of that part"
@@ -235,10 +238,10 @@ def _note_subfolders(folder: Folder, where: str, reading: ReadContext) -> None:
 def list_controlnet(dataset: DatasetConfig, reading: ReadContext) -> Registry:
     """The images with their control images."""
     registry = list_dreambooth(dataset, reading)
-    by_folder: dict[str | None, SubsetConfig] = {}
+    first_of_folder: dict[str | None, SubsetConfig] = {}
     folders: dict[str, Folder] = {}
     for subset in dataset.subsets:
-        by_folder.setdefault(subset.image_dir, subset)
+        first_of_folder.setdefault(subset.image_dir, subset)
         if subset.random_crop:
             message = "random_crop is set, which sd-scripts refuses for ControlNet datasets"
             reading.findings.error("random-crop", subset.place, message, "remove it")
@@ -252,7 +255,8 @@ def list_controlnet(dataset: DatasetConfig, reading: ReadContext) -> Registry:
     paired: set[str] = set()
     missing: dict[int, list[str]] = {}
     for entry in registry.entries.values():
-        subset = by_folder[dataset.subsets[entry.subset - 1].image_dir]
+        # As sd-scripts, which looks for the first subset of the image's folder.
+        subset = first_of_folder[dataset.subsets[entry.subset - 1].image_dir]
         folder = folders.get(subset.conditioning_data_dir or "")
         if folder is None:
             continue

@@ -97,7 +97,7 @@ def _add_latents(
         with OpenNpz(cache.path) as file:
             for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
                 noted, reasons = made_from(file, keys, Path(image))
-                # of two kinds of keys for one bucket those that are to be trusted, or else those that are read first
+                # Of two kinds of keys for one bucket those that are to be trusted, or else those that are read first.
                 if bucket not in sizes or (sizes[bucket][2] and not reasons):
                     sizes[bucket] = read_keys(file, keys, arch), noted, as_text(reasons)
     except (FileNotFoundError, LatentStoreError) as error:
@@ -202,8 +202,9 @@ def export_npz(
             f"npz there, add --image-dir {argument(root)}; or name another folder by --output"
         )
     sources, paths = store.strings("source"), source_paths(store, root)
+    # Images at an address stay in: for one of them nothing is exported, see `paths_beside`.
     outside = [i for i in items if not is_url(paths[i]) and not Path(paths[i]).is_relative_to(root)]
-    items = [i for i in items if i not in set(outside)]
+    items = sorted(set(items) - set(outside))
     _refuse_unfit(store, {i: sources[i] for i in items}, arch)
     beside = paths_beside([paths[i] for i in items], None if output is None else Path(output), root)
     entries = {i: store.entry(i) for i in items}
