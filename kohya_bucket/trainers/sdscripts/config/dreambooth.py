@@ -131,11 +131,7 @@ def _images_of(
         else:
             if subset.cache_info:
                 _report_cache_and_split(subset, cache, from_folder, reading)
-            share, seed = dataset.validation_split, dataset.validation_seed
-            trained, held = (split(images, share, seed, part) for part in (True, False))
-            if training and seed is not None:
-                _report_in_both(trained, held, len(images), share, where, findings)
-            images = trained if training else held
+            images = _trained_or_held_back(images, dataset, where, findings, training)
     # What sd-scripts writes into the cache now, later datasets of this config read from it.
     if from_folder and subset.cache_info:
         reading.written_caches[cache] = images
@@ -177,17 +173,21 @@ def _cached(
     return listed
 
 
-def _report_in_both(
-    trained: list[Entry], held: list[Entry], total: int, share: float, where: str, findings: Findings
-) -> None:
-    back = {entry.path for entry in held}
-    if both := [entry.path for entry in trained if entry.path in back]:
-        message = f"validation_split {share:g} of {counted(total, 'image')}: {len(trained):,} are trained and "
-        message += (
+def _trained_or_held_back(
+    images: list[Entry], dataset: DatasetConfig, where: str, findings: Findings, training: bool
+) -> list[Entry]:
+    share, seed = dataset.validation_split, dataset.validation_seed
+    trained, held = (split(images, share, seed, part) for part in (True, False))
+    held_paths = {entry.path for entry in held}
+    both = [entry.path for entry in trained if entry.path in held_paths]
+    if both and training and seed is not None:
+        message = (
+            f"validation_split {share:g} of {counted(len(images), 'image')}: {len(trained):,} are trained and "
             f"{len(held):,} held back, as sd-scripts rounds, so {counted(len(both), 'image', 'is', 'are')} in both "
+            f"({some(both, 2)})"
         )
-        message += f"({some(both, 2)})"
         findings.warning("validation-overlap", where, message, "choose another share", both)
+    return trained if training else held
 
 
 def _report_cache_and_split(subset: SubsetConfig, cache: str, is_written: bool, reading: ReadContext) -> None:

@@ -114,11 +114,15 @@ def read_config(
         )
     read = _read(source, arguments, findings, release, programs, check_captions)
     if length.computed and dataset_config is None:
-        times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
-        times *= 2 if paths["reg_data_dir"] else 1
-        steps = times / max(1, read.datasets[0].config.batch_size) / length.batches * length.epochs
-        length = replace(length, max_train_steps=math.ceil(steps))
+        length = replace(length, max_train_steps=_steps_of_gui(read, length, bool(paths["reg_data_dir"])))
     return replace(read, length=length)
+
+
+def _steps_of_gui(read: Config, length: RunLength, regularized: bool) -> int:
+    """`max_train_steps` as the kohya_ss GUI computes it, which counts each image twice beside regularization images."""
+    times = sum(int(one.images.repeats[~one.images.is_reg].sum()) for one in read.datasets)
+    times *= 2 if regularized else 1
+    return math.ceil(times / max(1, read.datasets[0].config.batch_size) / length.batches * length.epochs)
 
 
 def _beside_folders(source: ConfigSource, options: str) -> str:
