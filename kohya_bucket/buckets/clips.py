@@ -230,6 +230,7 @@ def _of_length(counts: Counts, length: int, how: ClipBuckets) -> tuple[Counts, C
     fitting = np.flatnonzero(counts >= length)
     room = counts[fitting] - length
     if how.extraction == "uniform":
+        # Clips with equal room have equal starts, which are found once: [M] places, one kind of clip after another.
         distinct, which = np.unique(room, return_inverse=True)
         _refuse_too_many(how.sample * len(distinct), length)
         starts = [np.unique(np.linspace(0, last, how.sample, dtype=int)).astype(np.int64) for last in distinct.tolist()]

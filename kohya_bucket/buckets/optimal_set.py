@@ -56,6 +56,7 @@ def least_crop_set(aspects: FloatArray, candidates: IntArray, k: int) -> tuple[I
         candidates: [C, 2] sizes ascending in aspect, C >= 1, no two of one aspect.
     """
     costs = _Costs(np.sort(aspects), candidates[:, 0] / candidates[:, 1])
+    # `total`: the least loss up to each candidate, as the last of `count` chosen; `tail`: of the images beyond it.
     total = costs.before(np.arange(len(candidates)))
     tail = costs.after(np.arange(len(candidates)))
     best_loss, best_end, best_count = np.inf, 0, 0
@@ -109,7 +110,8 @@ def _extend(total: FloatArray, costs: _Costs) -> tuple[FloatArray, Ints]:
     n = len(total)
     best = np.full(n, np.inf)
     parent = np.zeros(n, dtype=np.int64)
-    # Rows: first and last undecided candidate, first and last possible predecessor.
+    # Rows: first and last undecided candidate, first and last possible predecessor. Predecessors ascend with the
+    # candidates, so that the middle one's bounds those of either half.
     ranges = np.array([[1, n - 1, 0, n - 2]], dtype=np.int64)
     while len(ranges):
         first, last, low, high = ranges.T

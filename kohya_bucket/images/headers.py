@@ -56,6 +56,7 @@ def exif_orientation(tiff: bytes) -> int | None:
     for at in range(start, end, _ENTRY):
         tag, kind, count, value = entry(tiff, at)
         if tag == _ORIENTATION:
+            # With a second entry for it, Pillow decides which one counts.
             others = range(at + _ENTRY, end, _ENTRY) if tiff.find(tiff[at : at + 2], at + _ENTRY, end) >= 0 else ()
             if kind != _SHORT or count != 1 or any(entry(tiff, k)[0] == _ORIENTATION for k in others):
                 return None
@@ -127,6 +128,7 @@ def _png_orientation(head: bytes, source: Opened) -> int | None:
                 return None
             orientation = value
         elif name in _METADATA and (name != b"iCCP" or length > _SMALL_TEXT):
+            # Of packed texts, as much as they may unpack to.
             texts += length if name == b"tEXt" else max(length, _MOST_TEXT)
             if texts > 64 * _MOST_TEXT or not _is_plain(name, head, source, at + 8, length):
                 return None

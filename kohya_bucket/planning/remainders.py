@@ -117,7 +117,7 @@ def take_in_rotation(demand: Demand, want: npt.NDArray[np.int64], seed: int, epo
     chosen: list[npt.NDArray[np.intp]] = []
     for k in np.flatnonzero(rows_in):
         rows = order[ends[k] - rows_in[k] : ends[k]]
-        rng.shuffle(rows)
+        rng.shuffle(rows)  # also where none is wanted: the circles of other buckets stay as they are
         most = int(times[rows].max())
         if want[k] > 0 and most > 0:
             circle = np.concatenate([rows[times[rows] > j] for j in range(most)])

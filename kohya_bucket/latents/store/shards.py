@@ -191,7 +191,7 @@ def _check_latents(info: ShardInfo) -> None:
 def _check_texts(info: ShardInfo) -> None:
     specs = dict(info.tensors)
     spans = specs.pop(SPANS, None)
-    # sorted: the columns of `SPANS` are in this order
+    # Sorted: the columns of `SPANS` are in this order.
     if specs.keys() != info.arrays.keys() or list(info.arrays) != sorted(info.arrays) or info.space.values != "text":
         raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)} of {list(info.arrays)}")
     if spans is None or spans.dtype != "int64" or spans.shape[1:] != (len(specs), 3) or not spans.nbytes:
@@ -200,7 +200,7 @@ def _check_texts(info: ShardInfo) -> None:
         spec = specs[name]
         if not isinstance(numpy_type, str) or spec.dtype not in STORED_AS.get(numpy_type, ()):
             raise ValueError(f"shard {info.name!r} cannot hold {name!r} of type {numpy_type!r} as {spec.dtype}")
-        # each axis counts as 1 at least: an axis of 0 would allow any length
+        # Each axis counts as 1 at least: an axis of 0 would allow any length.
         widest = 8 * math.prod(max(1, side) for side in spec.shape[1:])
         if type(axes) is not int or not 0 <= axes <= MOST_AXES or len(spec.shape) != max(1, axes):
             raise ValueError(f"shard {info.name!r} cannot hold {name!r} of {axes!r} axes as {list(spec.shape)}")

@@ -226,6 +226,7 @@ class StoreWriter:
         entries = encode(table_of_rows(pending.rows, places | checks), description)
         width, height = pending.bucket_size
         note = {"kind": "text"} if pending.texts else {"bucket": f"{width}x{height}"}
+        # What lies under an assigned name was written by another process for the same piece, and says the same.
         with suppress(*([FileExistsError] if self._assigned else [])):
             write_shard(path, tensors, entries, {"format": FORMAT} | note)
 

@@ -151,6 +151,7 @@ def vae_from_single_file(diffusers: Any, path: Path, architecture: str) -> tuple
             raise ValueError(f"diffusers {version} is too old for it: pip install -U diffusers")
         config = {name: value for name, value in config.items() if name in supported}
         if not any(name.startswith("encoder.down_blocks.") for name in weights):
+            # The original names, which the converter expects as they are in a whole checkpoint.
             original = {f"first_stage_model.{name}": tensor for name, tensor in weights.items()}
             weights = _converter("convert_ldm_vae_checkpoint")(original, config)
         return _filled(diffusers.AutoencoderKL, config, weights), architecture

@@ -108,7 +108,7 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
     for i, _ in placing.left_out:
         _take_out(dataset, infos[i])
     if placing.trained.mode == "all":
-        # sd-scripts prints these counts and writes them into metadata: there an image counts once per resolution
+        # sd-scripts prints these counts and writes them into metadata: there an image counts once per resolution.
         more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
         regular = table.is_reg[placement.placed]
         dataset.num_train_images += int(more[~regular].sum())
@@ -193,6 +193,7 @@ _CACHE_NAME = re.compile(r"(?P<stem>.*)_\d{4,}x\d{4,}(_[a-z0-9]+)?\.npz", re.IGN
 
 def table_of(dataset: Dataset, infos: Sequence[ImageRecord]) -> DatasetTable:
     """Images of one of sd-scripts' own datasets, with the sizes that it knows and may be trusted with."""
+    # Sizes in metadata count; those in a `metadata_cache.json` where they are to be believed.
     sizes = np.zeros((len(infos), 2), dtype=np.int32)
     noted = []
     subsets = [dataset.image_to_subset[info.image_key] for info in infos]

@@ -91,6 +91,8 @@ def _set_at(refusal: Refusal, dataset: DatasetConfig) -> Iterable[str]:
 
 
 def _refuse(refusal: Refusal, place: str, dataset: DatasetConfig, findings: Findings, programs: Programs) -> None:
+    # Of the programs that may train this, those that can cache it and know the setting; of these, which stop, and which
+    # train captions as they are cached.
     files = [file for file in programs.steps if "_network" in file or not dataset.network_module]
     able = [file for file in files if refusal.cache == _LATENTS or file not in NO_TEXT_CACHE]
     able = [file for file in able if file in refusal.of or not refusal.of]

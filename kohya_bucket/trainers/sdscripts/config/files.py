@@ -172,7 +172,7 @@ def read_captions(
             check_broken(_broken(job.rows[start:end]), "sd-scripts", subset.place, findings)
             if missing := [path for path, caption in zip(images, read, strict=True) if caption is None]:
                 _report_missing(missing, folder.names, len(images), subset, findings)
-            # 0 of a broken one
+            # A broken one has the row's 0 in place of a text.
             captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in read]
             cut = [image for image, one in zip(images, job.rows["cut"][start:end].tolist(), strict=True) if one]
             check_captions(dataset, subset, list(zip(images, captions[i], strict=True)), cut, findings)
