@@ -147,10 +147,10 @@ def main() -> None:
     if settings.get("plan", True):
         import logging
 
-        import kohya_bucket.trainers.ai_toolkit as door
+        from kohya_bucket.trainers.ai_toolkit.door import DOOR
 
         logging.basicConfig(level=logging.INFO)
-        door.install()
+        DOOR.open()
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if ranks > 1:
         import torch.distributed as dist

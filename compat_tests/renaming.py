@@ -154,10 +154,10 @@ class Copy:
 
 
 def outcome(name: str, root: Path) -> dict[str, Any]:
-    """What `install()` says in a checkout, in this process, which must not have imported it."""
-    door = importlib.import_module(f"kohya_bucket.trainers.{name}")
+    """What the door says in a checkout, in this process, which must not have imported it."""
+    door = opened(name)
     sys.path.insert(0, str(root))
-    door.install(quiet=True)
+    door.open(quiet=True)
     try:
         TRAINERS[name].load()
     except BaseException:

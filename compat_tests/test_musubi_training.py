@@ -91,6 +91,6 @@ def test_a_version_that_is_not_known_is_refused(musubi_source, tmp_path):
     for file in (copy / "src" / "musubi_tuner" / "dataset").glob("*.py"):
         text = file.read_text(encoding="utf-8")
         file.write_text(text.replace("bucket_batch_indices", "batches_by_bucket"), encoding="utf-8")
-    trial = try_adapter(copy / "src", "kohya_bucket.trainers.musubi", ["musubi_tuner.dataset.config_utils"])
+    trial = try_adapter(copy / "src", "kohya_bucket.trainers.musubi.door", ["musubi_tuner.dataset.config_utils"])
     assert not trial.active
     assert "BucketBatchManager has no bucket_batch_indices" in trial.refused

@@ -62,7 +62,7 @@ def test_without_git_the_version_follows_from_the_modules(unpatched, copy, tmp_p
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(copy)]), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code + "import library.config_util"]
     log = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=True).stderr
-    assert f"kohya_bucket in sd-scripts {facts['checkout']}: " in " ".join(log.split())
+    assert f"kohya_bucket in sd-scripts {facts['checkout']} is active" in " ".join(log.split())
 
 
 def test_a_config_is_read_as_this_version_reads_it(copy, unpatched, tmp_path):

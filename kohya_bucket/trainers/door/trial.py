@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.trainers.door.door import TrainerDoor
 
 _MARK = "kohya_bucket probe: "
 _PACKAGES = Path(__file__).parents[3]
@@ -42,7 +43,7 @@ def try_adapter(folder: Path, door: str, imports: Sequence[str]) -> Trial:
 
     Args:
         folder: the one that the trainer's modules are imported from.
-        door: the module that opens the trainer's door.
+        door: the module of the trainer's `DOOR`.
         imports: modules with which everything is imported that the door looks at.
     """
     # where this package is run from a folder, the new process would not find it
@@ -71,8 +72,8 @@ def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
     sys.path.insert(0, folder)
     sys.dont_write_bytecode = True
     try:
-        opened = importlib.import_module(door)
-        opened.install(quiet=True)
+        opened: TrainerDoor = importlib.import_module(door).DOOR
+        opened.open(quiet=True)
         for name in imports:
             importlib.import_module(name)
         return Trial(opened.is_active(), opened.why_inactive(), opened.left_alone())

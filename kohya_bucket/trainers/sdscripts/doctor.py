@@ -155,7 +155,7 @@ def _how_it_starts(root: Path) -> str:
 
 def _probe(section: Section, root: Path) -> None:
     # in a process of its own
-    trial = try_adapter(root, "kohya_bucket.trainers.sdscripts", ("library.train_util", "library.config_util"))
+    trial = try_adapter(root, "kohya_bucket.trainers.sdscripts.door", ("library.train_util", "library.config_util"))
     if trial.active:
         section.facts.append(("adapter", "every part of sd-scripts that it replaces looks as expected"))
     elif trial.refused:
