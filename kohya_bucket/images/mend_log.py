@@ -106,7 +106,7 @@ def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress |
             outcome = Outcome(run, 0, [])
             with open(run / _LOG, "x", encoding="utf-8", newline="\n") as log:
                 _write_line(log, {"made_by": _HEAD})
-                _apply_all(folder, fixes, encoding, outcome, log, progress)
+                _apply_all(folder, root, fixes, encoding, outcome, log, progress)
             if not outcome.done:
                 _undo_run(root, run, [])
             return outcome
@@ -115,9 +115,10 @@ def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress |
 
 
 def _apply_all(
-    folder: str, fixes: Sequence[Fix], encoding: str, outcome: Outcome, log: Any, progress: Progress | None
-) -> None:
-    root, stayed, lines = outcome.run.parents[1], set[str](), 0
+    folder: str, root: Path, fixes: Sequence[Fix], encoding: str, outcome: Outcome, log: Any,
+    progress: Progress | None,
+) -> None:  # fmt: skip
+    stayed, lines = set[str](), 0
     for number, fix in enumerate(fixes):
         if progress is not None:
             progress(number, len(fixes))
@@ -138,12 +139,13 @@ def _apply_all(
             lines += 1
             _change(files, fix, content)
             outcome.done += 1
-        except KohyaBucketError as error:
-            outcome.failed.append((fix.path, str(error)))
+        except (KohyaBucketError, OSError) as error:
+            outcome.failed.append((fix.path, _why(error)))
             stayed.add(fix.path)
-        except OSError as error:
-            outcome.failed.append((fix.path, why_not_written(error)))
-            stayed.add(fix.path)
+
+
+def _why(error: KohyaBucketError | OSError) -> str:
+    return str(error) if isinstance(error, KohyaBucketError) else why_not_written(error)
 
 
 def _step_of(fix: Fix, content: bytes | None, folder: str) -> Step:
@@ -240,10 +242,8 @@ def _undo_run(root: Path, run: Path, failed: list[tuple[str, str]]) -> int:
                 step = _step_in(line)
                 name = step.path
                 done += _undo(_Files(root, run, number, step), step)
-            except KohyaBucketError as error:
-                failed.append((name, str(error)))
-            except OSError as error:
-                failed.append((name, why_not_written(error)))
+            except (KohyaBucketError, OSError) as error:
+                failed.append((name, _why(error)))
     except KohyaBucketError as error:
         failed.append((os.fspath(log), str(error)))
     if len(failed) == failed_before:

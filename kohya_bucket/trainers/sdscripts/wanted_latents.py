@@ -39,9 +39,9 @@ def wanted_by_config(
     """
     options = options or AdapterOptions()
     names = ["{}x{}".format(*dataset.config.dataset_keys.resolution) for dataset in config.datasets]
-    # the part of a store that each dataset's latents go into
+    # Each dataset with the part of a store that its latents go into.
     pairs = list(zip(config.datasets, names if len(set(names)) > 1 else [""] * len(names), strict=True))
-    # sd-scripts caches all that is trained before all that is held back
+    # sd-scripts caches all that is trained before all that is held back.
     training = [(dataset, name, dataset.images) for dataset, name in pairs]
     validation = [(dataset, name, dataset.validation) for dataset, name in pairs if dataset.validation is not None]
     out = []
@@ -106,19 +106,19 @@ def _of_dataset(
     placement, encoding = part.placement, replace(encoding, collection=part.collection)
     subsets = {subset.number: subset for subset in dataset.config.subsets}
     groups: dict[tuple[bool, bool, str] | None, list[int]] = {}
-    for at, i in enumerate(part.rows.tolist()):
-        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(at)
+    for member, i in enumerate(part.rows.tolist()):
+        groups.setdefault(_way(subsets[int(images.subset[i])], dataset), []).append(member)
     out = []
     for way, group in groups.items():
         if way is None:
             continue
-        members = np.array(group)
-        rows = part.rows[members]
-        paths = [images.paths[i] for i in rows.tolist()]
         flip, mask, interpolation = way
         encoding_of_group = replace(
             encoding, flip=encoding.flip or flip, mask=encoding.mask or mask, interpolation=interpolation
         )
+        members = np.array(group)
+        rows = part.rows[members]
+        paths = [images.paths[i] for i in rows.tolist()]
         captions = [images.captions[i] for i in rows.tolist()] if images.captions else None
         out.append(
             LatentItems.from_placement(
@@ -167,7 +167,10 @@ def _cached_sizes(
     usual = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)
     for number, column in enumerate(columns):
         here = usual == number
-        for rows, further in ((here if number else here | (usual < 0), False), (column.placed & ~here, True)):
+        elsewhere = column.placed & ~here
+        if number == 0:
+            here |= usual < 0  # images without any bucket, of which the first part tells
+        for rows, further in ((here, False), (elsewhere, True)):
             if rows.any():
                 yield _CachedSize(np.flatnonzero(rows), column.select(rows), names[number], further)
     if not options.moving:
