@@ -293,17 +293,17 @@ def _fix_of(path: str, kind: ImageFormat, orientation: int) -> Fix | None:
         why.append(kind.name)
         becomes = f"{stem}.png"
     else:
+        if kind is ImageFormat.PNG and _is_deep(path):
+            mends.append(Mend.EIGHT_BITS)
+            why.append("16 bits of grey")
+        if orientation > 1:
+            mends.append(Mend.TURNED)
+            why.append(f"EXIF orientation {orientation}")
         listed = ending.lower() in _LISTED and ending in (ending.lower(), ending.upper())
         if not listed or format_of_extension(ending) is not kind:
             mends.append(Mend.RENAMED)
             why.append(f"{kind.name} in {ending}")
             becomes = stem + _USUAL[kind]
-        if orientation > 1:
-            mends.insert(0, Mend.TURNED)
-            why.insert(0, f"EXIF orientation {orientation}")
-        if kind is ImageFormat.PNG and _is_deep(path):
-            mends.insert(0, Mend.EIGHT_BITS)
-            why.insert(0, "16 bits of grey")
     return Fix(path, tuple(mends), becomes, ", ".join(why)) if mends else None
 
 
