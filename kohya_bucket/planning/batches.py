@@ -110,12 +110,14 @@ def _crowded_batches(items: Items, cut: BatchLayout) -> npt.NDArray[np.intp]:
 
 
 def _exchange(items: Items, cut: BatchLayout, batches: npt.NDArray[np.intp], crowded: npt.NDArray[np.intp]) -> bool:
+    """Exchange the second of each pair in the `crowded` of a bucket's `batches` with an image of the nearest batch that
+    suits both; False where there is none."""
     begin, end, last = cut.start, cut.start + cut.length, int(batches[-1])
-    for s in crowded.tolist():
-        batch = items[begin[s] : end[s]]
+    for number in crowded.tolist():
+        batch = items[begin[number] : end[number]]
         while (place := _second_of_a_pair(batch)) is not None:
-            for t in _outward(s, int(batches[0]), last):
-                partner = items[begin[t] : end[t]]
+            for other in _outward(number, int(batches[0]), last):
+                partner = items[begin[other] : end[other]]
                 if batch[place] in partner:
                     continue
                 fits = np.flatnonzero(~np.isin(partner, batch))
@@ -128,6 +130,7 @@ def _exchange(items: Items, cut: BatchLayout, batches: npt.NDArray[np.intp], cro
 
 
 def _second_of_a_pair(batch: Items) -> int | None:
+    """The place of an image that stands in the batch before, too."""
     order = np.argsort(batch, kind="stable")
     again = np.flatnonzero(batch[order[1:]] == batch[order[:-1]])
     return int(order[again[0] + 1]) if len(again) else None

@@ -64,6 +64,7 @@ class Windows:
         first, last = self.of_images(items[cut.start]), self.of_images(items[cut.start + cut.length - 1])
         joins = last > first
         if self.nodes > 1:
+            # Items of another bucket or window begin inside batches that join windows, and with batches.
             begins = np.append(
                 self._inside(items, cut, joins), cut.start[(cut.turn == 0) | (first != np.roll(last, 1))]
             )
