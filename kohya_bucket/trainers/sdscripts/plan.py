@@ -235,14 +235,14 @@ def _place(
     stated = check_images(dataset, read.sizes, findings, options.metadata_cache, progress)
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
-    turned = [scan.orientation[scan.rotated()].tolist() for scan in (read, stated) if scan is not None]
-    for scan in (read, stated):
-        if scan is not None:
-            check_turned(scan.paths, scan.orientation.tolist(), "sd-scripts", dataset.config.place, findings)
+    scans = [read] if stated is None else [read, stated]
+    for scan in scans:
+        check_turned(scan.paths, scan.orientation.tolist(), "sd-scripts", dataset.config.place, findings)
+    turned = tuple(itertools.chain.from_iterable(scan.orientation[scan.rotated()].tolist() for scan in scans))
     trained = read.sizes[placing.placement.placed]
     without = read.sizes[~placing.placement.placed]
     mends = mends_of(keys, options, without, programs)
-    seen = DatasetOverview(dataset, placing.trained, trained, left_out, tuple(itertools.chain(*turned)), tuple(mends))
+    seen = DatasetOverview(dataset, placing.trained, trained, left_out, turned, tuple(mends))
     _check_limits(seen, options, programs, findings)
     return seen
 
