@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.trainers.door.findings import Findings, Severity
-from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, architecture_named
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.controls import controls_wanted
+from kohya_bucket.trainers.musubi.families import architecture_named
 from kohya_bucket.trainers.musubi.keys import ClipKeys, ImageKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 

@@ -15,8 +15,9 @@ from PIL import Image
 
 from kohya_bucket.trainers.door.findings import Severity
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, architecture_named
+from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.config import read_config
+from kohya_bucket.trainers.musubi.families import architecture_named
 from kohya_bucket.trainers.musubi.plan import overview
 from tests.clip_files import make_clip
 

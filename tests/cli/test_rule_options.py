@@ -148,7 +148,7 @@ def test_an_argument_that_does_not_fit_is_named_with_its_value(command_line, arg
 
 def test_a_page_lists_every_model_of_musubi_tuner_by_its_long_name() -> None:
     from kohya_bucket.cli.options import SHARED
-    from kohya_bucket.trainers.musubi.architectures import long_names
+    from kohya_bucket.trainers.musubi.families import long_names
 
     page = (Path(__file__).parents[2] / "docs" / "musubi.md").read_text(encoding="utf-8")
     assert re.findall(r"`([^`]+)`", page.split("`--arch` names the model: ", 1)[1].split(";", 1)[0]) == long_names()

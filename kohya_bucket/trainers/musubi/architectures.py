@@ -6,14 +6,11 @@ Source: kohya-ss/musubi-tuner 0.3.6, `dataset/architectures.py`, `BucketSelector
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.buckets.clips import FrameGrid
-from kohya_bucket.checks import nearest
-from kohya_bucket.errors import ConfigError
 
 _GRID = FrameGrid()
 
@@ -33,10 +30,12 @@ class Family:
         by_time: clips are always brought to the rate, by their frames' times: `source_fps` is ignored.
         in_sections: clips are trained in sections of `fp_latent_window_size` latents, each an item.
         trainer: the file that named it, if one did.
+        defined_in: the code that says what is known of it, where the table does not have it.
+        plain: its caches are named and found as most are; else they are left to musubi-tuner.
         latents, text: its caching programs, without `.py`.
-        stride: pixels per latent in each side.
+        stride: pixels per latent in each side; 0 where that is not known.
         passes: how a tensor's name begins that each pass over the captions adds to a file; empty where there is one
-            pass.
+            pass, None where the number is not known.
         sees_controls: outputs of the text encoder depend on the images too that an item has, and on their size.
         grown_to: sides that an option of the program rounds up to; 1 for none.
         per_clip: each clip of a video has its own outputs of the text encoder, and its sound counts, and further keys
@@ -56,10 +55,12 @@ class Family:
     by_time: bool = False
     in_sections: bool = False
     trainer: Path | None = None
+    defined_in: Path | None = None
+    plain: bool = True
     latents: str = ""
     text: str = ""
     stride: int = 8
-    passes: tuple[str, ...] = ()
+    passes: tuple[str, ...] | None = ()
     sees_controls: bool = False
     grown_to: int = 1
     per_clip: bool = False
@@ -115,40 +116,3 @@ ARCHITECTURES = dict(
                 grid=_H3_GRID, sees_controls=True, per_clip=True, controls=None),
     )
 )  # fmt: skip
-
-
-def architecture_named(word: str | None) -> Family:
-    """The family that a name (`wan`, `hunyuan_video`) or a trainer's file (`wan_train_network.py`) stands for.
-
-    None stands for `ANY`.
-
-    Raises:
-        ConfigError: there is none, with the nearest that is.
-    """
-    if word is None:
-        return ANY
-    known: dict[str, Family] = {}
-    for family in ARCHITECTURES.values():
-        known |= {_plain(name): family for name in (family.name, family.full_name, family.title)}
-    file = word.replace("\\", "/").rpartition("/")[2]
-    if file.endswith(".py"):
-        found = [a for a in ARCHITECTURES.values() for start in a.trainers if re.match(rf"{start}(_|\.)", file)]
-    else:
-        found = [known[_plain(word)]] if _plain(word) in known else []
-    if not found:
-        near = f"; the nearest is {known[nearest(_plain(word), known)].long_name}" if _plain(word) else ""
-        raise ConfigError(
-            f"--arch is {word!r}, but must be a family of musubi-tuner ({', '.join(long_names())}), or one of its "
-            f"trainers, such as wan_train_network.py{near}"
-        )
-    path = Path(word)
-    return replace(found[0], trainer=path.resolve()) if path.is_file() else found[0]
-
-
-def long_names() -> list[str]:
-    """What people call all families, in `--arch`."""
-    return [family.long_name for family in ARCHITECTURES.values()]
-
-
-def _plain(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.lower())

@@ -21,7 +21,7 @@ from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, Stale, StaleReason, why_stale
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import focus_of
-from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES, Family
+from kohya_bucket.trainers.musubi.architectures import ANY, Family
 from kohya_bucket.trainers.musubi.cache_files import (
     REPAIRED,
     BrokenFileError,
@@ -35,6 +35,7 @@ from kohya_bucket.trainers.musubi.cache_files import (
     why_made_otherwise,
 )
 from kohya_bucket.trainers.musubi.checkout import repaired_encoder
+from kohya_bucket.trainers.musubi.families import family_of
 from kohya_bucket.trainers.musubi.items import CacheName, Source, clip_of_text, identity, table_of
 from kohya_bucket.trainers.musubi.keys import CLIPS, DEPRECATED, IMAGES, OWN_SIZES, SOURCES, CommonKeys
 from kohya_bucket.trainers.musubi.listing import images_of, why_bare
@@ -122,7 +123,7 @@ class Caches:
                 "a dataset of a list has no cache_directory, and there is no folder to take for it: set one"
             )
         self.folder, name = Path(self.dataset.cache_directory), self.dataset.architecture
-        self.family: Family = ARCHITECTURES[name]
+        self.family: Family = family_of(name, self.package) or ANY
         self.clips = holds_clips(self.dataset)
         self.per_clip = self.clips and self.family.per_clip
         self.repair = repaired_encoder(self.package, name)
@@ -280,8 +281,9 @@ class Caches:
         found = next(filter(None, map(_MAIN.match, header.shapes)), None)
         if found is None:
             return [StaleReason(Stale.PART, "latents")]
-        stride, grown = self.family.stride, self.family.grown_to
-        size = int(found[2]) * stride, int(found[1]) * stride
+        width, height, grown = int(found[2]), int(found[1]), self.family.grown_to
+        stride = self.family.stride or max(bucket[0] // max(width, 1), 1)
+        size = width * stride, height * stride
         fitting = (bucket, [-(-side // grown) * grown for side in bucket])
         good = any(size == tuple(side // stride * stride for side in sides) for sides in fitting)
         return [] if good else [_other_bucket(size, bucket)]
@@ -317,7 +319,7 @@ class Caches:
             return why, None
         if header.texts.get("caption1", caption) != caption:
             return [StaleReason(Stale.CAPTION)], None
-        for start in (begin,) if begin else self.family.passes:
+        for start in (begin,) if begin else self.family.passes or ():
             if not any(name.startswith(start) for name in header.shapes):
                 return [StaleReason(Stale.PART, start.rstrip("_"))], None
         note = Note.in_file(header, latents=False)

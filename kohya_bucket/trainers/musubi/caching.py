@@ -56,6 +56,8 @@ class Session:
         self._identities: dict[int, list[Identity]] = {}  # of the files, as they were before they were read
         self._kept: set[str] = set()
         self._passes = -1
+        self._taken: set[int] = set()
+        self._earlier: set[int] = set()  # of these, those that an earlier pass made
         self._begin_pass()
 
     def _begin_pass(self) -> None:
@@ -68,6 +70,8 @@ class Session:
     def picking(self, dataset: Any) -> Iterator[None]:
         """The dataset hands out what must be made; then a line says what was."""
         self._passes += 1
+        if self.caches.family.passes is None:  # what a pass has made, further ones may add to
+            self._earlier |= self._taken
         self._begin_pass()
         datasource = dataset.datasource
         dataset.datasource = PickedSource(datasource, self)
@@ -81,6 +85,9 @@ class Session:
         source = self.caches.table.at.get(number)
         if source is None:
             return False
+        if number in self._earlier:
+            self._wanted.add(number)
+            return True
         reasons = self._why(source)
         if reasons:
             self._wanted.add(number)
@@ -92,7 +99,7 @@ class Session:
     @property
     def _begin(self) -> str:
         """How the names of the tensors begin that this pass makes."""
-        passes = self.caches.family.passes
+        passes = self.caches.family.passes or ()
         return passes[self._passes] if 0 <= self._passes < len(passes) else ""
 
     def _why(self, source: Source) -> list[StaleReason]:
@@ -121,6 +128,7 @@ class Session:
         if source is None:
             return True
         self._wanted.discard(source.number)
+        self._taken.add(source.number)
         setattr(item, _ORIGIN, (self, source))
         return source.number not in self.left_out
 
@@ -184,6 +192,8 @@ class Session:
 
     def adds(self, source: Source, caption: str) -> bool:
         """Whether a pass adds to what another pass has made of this caption."""
+        if source.number in self._earlier:
+            return True
         reasons = self.caches.text(source, caption).reasons if self.caches.family.passes else None
         return reasons is not None and all(reason.kind is Stale.PART for reason in reasons)
 

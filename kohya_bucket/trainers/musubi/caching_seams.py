@@ -15,10 +15,10 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.seams import Door, Replaced, Seam, SeamGroup
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, TakesAmong, Uses, checksum, sample_picture
-from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.cache_files import MadeBy, made_by
 from kohya_bucket.trainers.musubi.caches import Caches, holds_clips
 from kohya_bucket.trainers.musubi.caching import Session, cut, focus_in, save_item
+from kohya_bucket.trainers.musubi.families import family_of
 from kohya_bucket.trainers.musubi.keys import CONTROL_IN_THE_MIDDLE
 from kohya_bucket.trainers.musubi.objects import CachedDataset, Selector
 from kohya_bucket.trainers.musubi.trained_items import Trained, items_of_config, pick_out_of
@@ -31,17 +31,28 @@ _trained: list[Trained] = []  # of the dataset that makes its buckets at the mom
 
 def _generate(seam: Replaced, self: Any, user_config: Any, argparse_namespace: Namespace, **runtime: Any) -> Any:
     _given[:] = [argparse_namespace]
-    if getattr(argparse_namespace, "skip_existing", False):
+    known = _are_known(runtime.get("architecture"), seam.door)
+    if known and getattr(argparse_namespace, "skip_existing", False):
         argparse_namespace.skip_existing = False  # it asks only whether there is a file
     return seam.original(self, user_config, argparse_namespace, **runtime)
 
 
-def _knows(dataset: Any) -> bool:
-    return getattr(dataset, "architecture", None) in ARCHITECTURES and hasattr(dataset, "datasource")
+def _package(door: Door) -> Path:
+    return Path(str(door.owners.home.__file__)).parent.parent
+
+
+def _are_known(architecture: Any, door: Door) -> bool:
+    """Whether it is known how the caches of a model are named and found."""
+    family = family_of(architecture, _package(door))
+    return family is not None and family.plain
+
+
+def _knows(dataset: Any, door: Door) -> bool:
+    return _are_known(getattr(dataset, "architecture", None), door) and hasattr(dataset, "datasource")
 
 
 def _caches(dataset: Any, door: Door, made: MadeBy | None = None) -> Caches:
-    package = Path(str(door.owners.home.__file__)).parent.parent
+    package = _package(door)
     if holds_clips(dataset):  # how they get their buckets depends on the version, so its own code is asked
         selector = clip_selector(type(dataset).retrieve_latent_cache_batches, copy.copy(dataset))
         if selector is None:
@@ -84,6 +95,11 @@ def _begin_session(dataset: Any, door: Door, *, text: bool) -> Session:
     return _sessions[dataset]
 
 
+def _say_left_alone(dataset: Any) -> None:
+    message = "[kohya_bucket] caches of %r are left to musubi-tuner: they are made, found and trained unchecked"
+    logger.warning(message, getattr(dataset, "architecture", None))
+
+
 def _say_what_focus_does(door: Door, *, known: bool) -> None:
     """What is asked for and not cropped here: only shown, or cached as of a family without a table of its own."""
     if not door.options().focus:
@@ -97,8 +113,11 @@ def _say_what_focus_does(door: Door, *, known: bool) -> None:
 
 def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
     looked_at = _given and getattr(_given[0], "debug_mode", None) is not None
-    if not _knows(self) or looked_at:
-        _say_what_focus_does(seam.door, known=_knows(self))
+    known = _knows(self, seam.door)
+    if not known:
+        _say_left_alone(self)
+    if not known or looked_at:
+        _say_what_focus_does(seam.door, known=known)
         yield from seam.original(self, num_workers, **more)
         return
     session = _sessions.get(self)
@@ -111,7 +130,7 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
 
 
 def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
-    session = _sessions.get(self) if _knows(self) else None
+    session = _sessions.get(self) if _knows(self, seam.door) else None
     if session is None:
         yield from seam.original(self, num_workers, **more)
         return
@@ -129,7 +148,7 @@ def _all_latents(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[s
 
 def _all_text(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
     found: list[str] = seam.original(self, *args, **kwargs)
-    return _begin_session(self, seam.door, text=True).removable(found) if _knows(self) else found
+    return _begin_session(self, seam.door, text=True).removable(found) if _knows(self, seam.door) else found
 
 
 def _path(seam: Replaced, self: Any, item_info: Any, **more: Any) -> str:
@@ -151,7 +170,8 @@ def _saving(*, text: bool) -> Callable[..., None]:
 
 
 def _prepare(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> None:
-    if not _knows(self):
+    if not _knows(self, seam.door):
+        _say_left_alone(self)
         seam.original(self, *args, **kwargs)
         return
     config = getattr(_given[0], "dataset_config", "") if _given else ""

@@ -1,4 +1,4 @@
-"""A checkout of musubi-tuner: where it is, what its code does as far as that differs."""
+"""A checkout of musubi-tuner: where it is, what its code does as far as that differs. It is read, not imported."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kohya_bucket.errors import ConfigError
+
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")
 
 
 def known_checkout(trainer: Path | None) -> Path | None:
-    """The `musubi_tuner` package that is at hand: beside the trainer that was named, or installed here."""
-    for folder in trainer.parents if trainer else ():
+    """The `musubi_tuner` package that is at hand: beside the trainer that was named, in this folder, or installed."""
+    for folder in (*(trainer.parents if trainer else ()), Path.cwd()):
         for package in (folder, folder / _PACKAGE):
             if (package / _DATA).is_file():
                 return package
@@ -41,6 +43,15 @@ def lists_are_searched_beside_them(package: Path | None) -> bool:
     if package is None:
         return True
     return bool(_uses(package / "dataset" / "datasources.py", ["VideoJsonlDatasource"], "PATH_KEYS"))
+
+
+@cache
+def keys_of_configs(package: Path | None) -> frozenset[str]:
+    """The keys that the code at hand takes in a dataset config; none where there is no code."""
+    file = None if package is None else package / "dataset" / "config_utils.py"
+    tables = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.Dict)] if file and file.is_file() else []
+    inside = (part for table in tables for key in table.keys if key is not None for part in ast.walk(key))
+    return frozenset(str(part.value) for part in inside if isinstance(part, ast.Constant))
 
 
 class Repair(NamedTuple):
@@ -70,8 +81,16 @@ def repaired_encoder(package: Path | None, family: str) -> Repair | None:
 
 def _uses(file: Path, where: Sequence[str], name: str) -> bool | None:
     """Whether the code of a function uses an attribute of that name; None where there is no such function."""
-    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))] if file.is_file() else []
+    nodes: list[ast.AST] = [parsed(file)] if file.is_file() else []
     for part in where:
         nodes = [node for tree in nodes for node in ast.walk(tree) if getattr(node, "name", None) == part]
     found = [node for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
     return bool(found) if nodes else None
+
+
+def parsed(file: Path) -> ast.Module:
+    """The code in a file. Raises `ConfigError` where this Python cannot read it."""
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; it is to say what this musubi-tuner trains") from error

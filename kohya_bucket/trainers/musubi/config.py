@@ -15,6 +15,7 @@ from kohya_bucket.buckets.clips import EXTRACTIONS
 from kohya_bucket.checks import nearest, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import folder_key
+from kohya_bucket.texts import some
 from kohya_bucket.trainers.door.config_source import (
     ConfigSource,
     TablePath,
@@ -27,7 +28,7 @@ from kohya_bucket.trainers.door.config_source import (
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.options import TABLE, WHERE_PLACED, AdapterOptions
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
-from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, known_checkout
+from kohya_bucket.trainers.musubi.checkout import clips_always_in_buckets, keys_of_configs, known_checkout
 from kohya_bucket.trainers.musubi.keys import (
     CLIPS,
     DEPRECATED,
@@ -39,6 +40,7 @@ from kohya_bucket.trainers.musubi.keys import (
     ImageKeys,
 )
 
+_TOP = ("general", "datasets")
 _GENERAL, _IMAGES, _CLIPS = "[general]", "a dataset of images", "a dataset of clips"
 _TABLES = {_GENERAL: GENERAL, _IMAGES: IMAGES, _CLIPS: CLIPS}
 _EXTRACTIONS = [name for name in EXTRACTIONS if name != "largest"]  # which is not musubi-tuner's
@@ -121,22 +123,29 @@ def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConf
     source, findings = load_source(path, "musubi-tuner"), Findings()
     data = dict(source.data)
     data.pop(TABLE, None)
-    for key in [key for key in data if key not in ("general", "datasets")]:
+    further = keys_of_configs(known_checkout(model.trainer)).difference(*_TABLES.values(), _TOP)
+    _say_what_is_read(model, findings)
+    _take_out_further(data, further, "", findings)
+    for key in [key for key in data if key not in _TOP]:
         message = f"musubi-tuner stops at {key!r}: beside [general] and [[datasets]] there is nothing"
-        remedy = f"did you mean {nearest(key, ('general', 'datasets', TABLE))}?"
+        remedy = f"did you mean {nearest(key, (*_TOP, TABLE))}?"
         findings.error("unknown-key", source.line_of(key).rstrip(", "), message, remedy)
     listed = data.get("datasets")
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
-    general, general_read = _taken(data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings)
+    general, general_read = _taken(
+        data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings, further
+    )
     datasets, places, readable = [], [], []
     for one, at, name in _without_subsets(listed, source, findings):
         place = source.line_of(*at) + name
         named = [key for key in SOURCES if isinstance(one, Mapping) and key in one]
-        clips = isinstance(one, Mapping) and any(str(key).startswith("video") for key in one)
-        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, at, name, source, findings)
+        here = {str(key) for key in one} - further if isinstance(one, Mapping) else set()
+        clips = any(key.startswith("video") for key in here)
+        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, at, name, source, findings, further)
         if isinstance(one, Mapping) and not named and own.keys().isdisjoint(SOURCES):
-            findings.error("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
+            report = findings.error if len(here) == len(one) else findings.warning  # further keys may name others
+            report("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
         datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
         places.append(place)
         readable.append(general_read and own_read)
@@ -152,18 +161,43 @@ def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConf
 
 
 def _taken(
-    table: Any, kind: str, at: TablePath, name: str, source: ConfigSource, findings: Findings
-) -> tuple[dict[str, Any], bool]:
-    """The keys of one table that can be used, and whether these are all of those that it has."""
+    table: Any, kind: str, at: TablePath, name: str, source: ConfigSource, findings: Findings,
+    further: Collection[str],
+) -> tuple[dict[str, Any], bool]:  # fmt: skip
+    """The keys of one table that can be used, and whether these are all of those that it has.
+
+    Args:
+        further: keys that are not known here, and are to the musubi-tuner at hand.
+    """
     if isinstance(table, Mapping):
         table = dict(table)
         for old, new in DEPRECATED.items():
             if old in table:
                 findings.note("old-key", name, f"{old} is now called {new}", "rename it")
                 table.setdefault(new, table.pop(old))
+        _take_out_further(table, further, source.line_of(*at) + name, findings)
     known = _TABLES[kind]
     taken = read_table(table, known, at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
     return taken, isinstance(table, Mapping) and table.keys() & known.keys() <= taken.keys()
+
+
+def _take_out_further(table: dict[str, Any], further: Collection[str], place: str, findings: Findings) -> None:
+    if keys := [key for key in table if key in further]:
+        message = f"{some(keys)}: known to the musubi-tuner at hand and not here, so what is shown is without"
+        findings.warning("further-key", place, message, names=keys)
+        for key in keys:
+            del table[key]
+
+
+def _say_what_is_read(model: Family, findings: Findings) -> None:
+    if model.defined_in is None:
+        return
+    rate = "no clips" if model.target_fps is None else f"{model.grid} frames, {model.target_fps:g} a second"
+    message = f"{model.title} is read from {model.defined_in}: sides of {model.steps}, {rate}. Not known: the size of "
+    message += "its latents, and whether its caches hold control images"
+    if not model.plain:
+        message += ". Its data sets do more for it than for others, so its caches are left to musubi-tuner, unchecked"
+    findings.note("read-from-checkout", "", message)
 
 
 def _check_caches(datasets: Sequence[CommonKeys], places: list[str], findings: Findings) -> None:

@@ -153,7 +153,8 @@ def sizes_in_batch(keys: CommonKeys, controls: Sequence[Sequence[str]], model: F
         if most is None:
             size_of[path] = width - width % model.steps, height - height % model.steps
         elif keys.no_resize_control and width * height <= most[0] * most[1]:
-            size_of[path] = width - width % model.stride, height - height % model.stride
+            stride = model.stride or model.steps
+            size_of[path] = width - width % stride, height - height % stride
         else:
             size_of[path] = _size_of_area((width, height), most[0] * most[1], model.steps)
     return [tuple(size_of[path] for path in ones) for ones in controls]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.fingerprint import source_identity
-from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES
 from kohya_bucket.trainers.musubi.cache_files import Identity
 from kohya_bucket.trainers.musubi.keys import SOURCES
 from kohya_bucket.trainers.musubi.objects import CachedDataset
@@ -164,7 +164,8 @@ class SourceTable:
     """
 
     def __init__(self, dataset: CachedDataset) -> None:
-        found = list(_listed(dataset.datasource, ARCHITECTURES[dataset.architecture].per_clip))
+        family = ARCHITECTURES.get(dataset.architecture, ANY)
+        found = list(_listed(dataset.datasource, family.per_clip))
         # One file may be written in several ways.
         lines = [(tuple(map(os.path.abspath, files)), caption, more) for _, caption, files, more in found]
         unique = sorted({line: number for number, line in reversed(list(enumerate(lines)))}.values())

@@ -36,17 +36,17 @@ class MusubiTuner(Trainer):
 
     def starts_with(self, program: Path) -> bool:
         with suppress(ConfigError):
-            self.programs(Asked(arch=program.name))
+            self.programs(Asked(arch=str(program)))
             return True
         return False
 
     def models(self) -> Sequence[str]:
-        from kohya_bucket.trainers.musubi.architectures import long_names
+        from kohya_bucket.trainers.musubi.families import long_names
 
         return long_names()
 
     def programs(self, asked: Asked) -> Programs:
-        from kohya_bucket.trainers.musubi.architectures import architecture_named
+        from kohya_bucket.trainers.musubi.families import architecture_named
 
         model = architecture_named(asked.arch)
         return Programs(f"{model.title} in {self.name}", {self.name: model.steps})
@@ -82,8 +82,8 @@ class MusubiTuner(Trainer):
 
     def ways(self, asked: Asked, item: OneItem, focus: str | None) -> tuple[list[Way], AdapterOptions]:
         from kohya_bucket.trainers.door.options import AdapterOptions, required
-        from kohya_bucket.trainers.musubi.architectures import architecture_named
         from kohya_bucket.trainers.musubi.config import check_options
+        from kohya_bucket.trainers.musubi.families import architecture_named
         from kohya_bucket.trainers.musubi.keys import ClipKeys, dataset_of
 
         options = AdapterOptions()
@@ -107,8 +107,8 @@ TRAINER = MusubiTuner()
 
 
 def _read(asked: Asked) -> MusubiConfig:
-    from kohya_bucket.trainers.musubi.architectures import architecture_named
     from kohya_bucket.trainers.musubi.config import read_config
+    from kohya_bucket.trainers.musubi.families import architecture_named
 
     return read_config(asked.file, architecture_named(asked.arch))
 

@@ -148,5 +148,6 @@ def test_where_caching_is_not_known_a_focus_is_refused(tmp_path: Path) -> None:
     door.check_options(AdapterOptions(focus="beside"))
     door.unknown = {"caching": "resize_image_to_bucket takes (image)"}
     door._options = AdapterOptions(focus="beside")
+    door.owners = SimpleNamespace(home=SimpleNamespace(__file__=tmp_path / "musubi_tuner" / "dataset" / "home.py"))
     with pytest.raises(SystemExit, match="focus"):
         list(_retrieve_latents(Replaced(lambda *_: iter([]), door), SimpleNamespace(architecture="of tomorrow"), 1))

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, architecture_named
+from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES
 from kohya_bucket.trainers.musubi.config import is_musubi, read_config, why_not_cached_in
+from kohya_bucket.trainers.musubi.families import architecture_named
 from kohya_bucket.trainers.musubi.keys import ClipKeys, ImageKeys
 from kohya_bucket.trainers.musubi.listing import list_items
 from tests.pictures import make_pictures
