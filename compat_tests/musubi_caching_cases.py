@@ -18,6 +18,7 @@ MODELS = {
     "text": {
         "wan": ("--t5",),
         "hv": ("--text_encoder1", "--text_encoder2"),
+        "mf": ("--text_encoder1", "--text_encoder2"),
         "fp": ("--text_encoder1", "--text_encoder2"),
         "fk": ("--text_encoder1", "--text_encoder2"),
     },
@@ -427,12 +428,13 @@ def play(source, folder, cases, door, **told):
     return json.loads(out.read_text(encoding="utf-8"))
 
 
-def cases_in(source, folder, names=SCENARIOS):
+def cases_in(source, folder, names=SCENARIOS, of=None):
+    """The scenarios of those names; of the family `of`, or of the usual ones."""
     made = {}
     for name in names:
         if FAMILIES.get(name) == "mmh3" and not knows_minimax_h3(source):
             continue
-        made[name] = Case(folder / name, FAMILIES.get(name, family(source)))
+        made[name] = Case(folder / name, of or FAMILIES.get(name, family(source)))
         made[name].keeps_small = not clips_always_in_buckets(source / "musubi_tuner")
         SCENARIOS[name](made[name])
     return made

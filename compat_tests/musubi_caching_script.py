@@ -23,7 +23,7 @@ from musubi_script import batches
 
 PROGRAMS = {
     "zi": "zimage", "qi": "qwen_image", "qie": "qwen_image", "wan": "wan", "fp": "fpack", "hv": "",
-    "fk": "flux_kontext",
+    "fk": "flux_kontext", "qi21": "zimage", "mf": "",
 }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def gives(value):
 
 def put_models(family):
     """Models that need no files, in the places that the family's programs take theirs from."""
-    if family == "zi":
+    if family in ("zi", "qi21"):
         from musubi_tuner.zimage import zimage_autoencoder, zimage_utils
 
         zimage_autoencoder.load_autoencoder_kl = Vae
@@ -142,7 +142,7 @@ def put_models(family):
 
         flux_utils.load_ae = KontextVae
         flux_utils.load_t5xxl = flux_utils.load_clip_l = gives((numbers_of, Encoder()))
-    elif family == "hv":
+    elif family in ("hv", "mf"):
         from musubi_tuner.hunyuan_model import text_encoder, vae
 
         vae.load_vae = gives((Vae(), None, 8, 4))

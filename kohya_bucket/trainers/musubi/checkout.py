@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.door.code import parsed
 
 _PACKAGE = Path("src", "musubi_tuner")
 _DATA = Path("dataset", "image_video_dataset.py")
@@ -86,11 +86,3 @@ def _uses(file: Path, where: Sequence[str], name: str) -> bool | None:
         nodes = [node for tree in nodes for node in ast.walk(tree) if getattr(node, "name", None) == part]
     found = [node for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
     return bool(found) if nodes else None
-
-
-def parsed(file: Path) -> ast.Module:
-    """The code in a file. Raises `ConfigError` where this Python cannot read it."""
-    try:
-        return ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}; it is to say what this musubi-tuner trains") from error

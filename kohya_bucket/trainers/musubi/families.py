@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.door.code import assigned, constants_in, name_of, parsed, value_of
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
-from kohya_bucket.trainers.musubi.checkout import known_checkout, parsed
+from kohya_bucket.trainers.musubi.checkout import known_checkout
 
 
 def architecture_named(word: str | None) -> Family:
@@ -87,9 +87,8 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
         return {}
     code = [node for file in sorted((package / "dataset").glob("*.py")) for node in parsed(file).body]
     nodes = [node for top in code for node in ast.walk(top)]
-    assigned = [(_name(node.targets[0]), node.value) for node in nodes if isinstance(node, ast.Assign)]
-    values = {name: node.value for name, node in assigned if isinstance(node, ast.Constant)}
-    steps_of = next((node for name, node in assigned if name == "ARCHITECTURE_STEPS_MAP"), None)
+    values = constants_in(nodes)
+    steps_of = dict(assigned(nodes)).get("ARCHITECTURE_STEPS_MAP")
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     begin = [node for kind in ("ImageDataset", "VideoDataset") for node in _beginning(classes.get(kind))]
     uses = _compared(code)
@@ -97,13 +96,13 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
     programs = {file.stem: file.read_text(encoding="utf-8") for file in sorted(package.glob("*.py"))}
     found = {}
     for key, steps in zip(steps_of.keys, steps_of.values, strict=True) if isinstance(steps_of, ast.Dict) else ():
-        constant = _name(key)
-        name, step = values.get(constant), _value(steps, values)
+        constant = name_of(key)
+        name, step = values.get(constant), value_of(steps, values)
         if not isinstance(name, str) or not isinstance(step, int):
             continue
         full_name = str(values.get(f"{constant}_FULL", name))
         trainers = tuple(file for file, text in programs.items() if _has(f"return {constant}", text))
-        said = {setting: _value(node, values) for setting, node in _settings(begin, constant)}
+        said = {setting: value_of(node, values) for setting, node in _settings(begin, constant)}
         latents, text = (
             next((f for f in programs if f.endswith(end) and _has(f"architecture={constant}", programs[f])), f"…{end}")
             for end in ("_cache_latents", "_cache_text_encoder_outputs")
@@ -121,18 +120,6 @@ def _has(words: str, text: str) -> bool:
     return re.search(rf"{words}\b", text) is not None
 
 
-def _name(node: ast.expr | None) -> str:
-    """`NAME`, or the last one of `owner.NAME`; "" for anything else."""
-    return str(getattr(node, "id", getattr(node, "attr", "")))
-
-
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    """What an expression stands for; of a choice, what nobody asked for gives. None where that is unknown."""
-    if isinstance(node, ast.IfExp):
-        return _value(node.orelse, values)
-    return node.value if isinstance(node, ast.Constant) else values.get(_name(node))
-
-
 def _beginning(kind: ast.ClassDef | None) -> list[ast.stmt]:
     body = kind.body if kind is not None else []
     return next((node.body for node in body if isinstance(node, ast.FunctionDef) and node.name == "__init__"), [])
@@ -141,7 +128,7 @@ def _beginning(kind: ast.ClassDef | None) -> list[ast.stmt]:
 def _compared(nodes: Iterable[ast.AST]) -> Counter[str]:
     """How often each name is in a comparison."""
     inside = (node for top in nodes for node in ast.walk(top) if isinstance(node, ast.Compare))
-    return Counter(_name(node) for compared in inside for node in ast.walk(compared) if isinstance(node, ast.Name))
+    return Counter(name_of(node) for compared in inside for node in ast.walk(compared) if isinstance(node, ast.Name))
 
 
 def _settings(body: Iterable[ast.stmt], constant: str) -> Iterator[tuple[str, ast.expr]]:
@@ -149,7 +136,7 @@ def _settings(body: Iterable[ast.stmt], constant: str) -> Iterator[tuple[str, as
     for statement in body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
-            yield _name(target), statement.value
+            yield name_of(target), statement.value
         elif isinstance(statement, ast.If):
             named = constant in _compared([statement.test])
             yield from _settings(statement.body if named else statement.orelse, constant)

@@ -24,8 +24,9 @@ from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.environment import version_of
 from kohya_bucket.trainers.door.findings import Section
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
+from kohya_bucket.trainers.sdscripts.checkout import own_families
 from kohya_bucket.trainers.sdscripts.config import Config
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
 from kohya_bucket.trainers.sdscripts.npz.check import npz_entry
 from kohya_bucket.trainers.sdscripts.npz.names import paths_of_run, why_too_long
 from kohya_bucket.trainers.sdscripts.wanted_latents import items_of, wanted_by_config
@@ -34,10 +35,11 @@ _NOT_LOADED = (Stale.VAE,)  # no VAE is, to compare with
 _ENCODING = EncodeOptions("", "float32", "latents", False, False, "auto", "")
 
 
-def cache_section(read: Config) -> Section:
+def cache_section(read: Config, checkout: Path | None) -> Section:
     """What is cached and current, what is not, and whether the disk has room for it.
 
-    The model is not in a dataset config: the families are those whose caches are found, or else all.
+    The model is not in a dataset config: the families are those whose caches are found, or else all. Those that only
+    the checkout has are among them.
     """
     section, options = Section("latent caches"), read.options or AdapterOptions()
     paths = [path for dataset in read.datasets for path in dataset.images.paths]
@@ -63,7 +65,7 @@ def cache_section(read: Config) -> Section:
             section.findings.error("store", "", str(error))
     else:
         try:
-            _npz(section, _distinct(parts), root)
+            _npz(section, _distinct(parts), root, own_families(checkout) if checkout else [])
         except UnreadableError as error:
             section.findings.error("npz", "", str(error))
     return section
@@ -82,12 +84,12 @@ def _distinct(parts: Sequence[LatentItems]) -> list[LatentItems]:
     return out
 
 
-def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
+def _npz(section: Section, parts: Sequence[LatentItems], root: Path, own: Sequence[Family]) -> None:
     """Of each family that has npz there: how many a run would make again, and why; and the room that those need."""
     needed: list[int] = []
     lacking: list[LatentItems] = []
     too_long: dict[str, str] = {}  # images and why, of the family with the most
-    for arch in ARCHITECTURES.values():
+    for arch in (*ARCHITECTURES.values(), *own):
         files = paths_of_run(parts, arch, None, root)
         too_long_here = {
             part.paths[i]: unnameable for part, paths in zip(parts, files, strict=True) for i, path in enumerate(paths)
@@ -107,6 +109,12 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path) -> None:
             reasons.update(why[0].brief for why in reasons_of if why)
             wrong.append(part.subset([i for i, why in enumerate(reasons_of) if why]))
         _say(section, arch.name, sum(map(len, parts)), reasons)
+        if not arch.channels:
+            message = (
+                f"latents that end in {arch.suffix} are of a family that only the checkout has. Not known: how many "
+            )
+            section.findings.note("own-family", "", message + "channels they have, and the room that they need")
+            continue
         lacking += wrong
         needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))
     if too_long:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
-from kohya_bucket.trainers.sdscripts.families import NEEDED
+from kohya_bucket.trainers.door.code import constants_in, name_of, parsed, value_of
+from kohya_bucket.trainers.door.programs import Programs
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, NEEDED, Family
 
 _SINCE_0_10 = "strategy_base.py"
 # what versions brought, the newest first
@@ -109,6 +112,41 @@ def steps_in(root: Path) -> dict[str, int]:
         if least > 1:
             steps_of[file.name] = least
     return steps_of
+
+
+def own_programs(root: Path, word: str) -> Programs | None:
+    """The trainers that a model's name (`krea2`) or a file stands for, where no table here has them but a checkout."""
+    name = Path(word.replace("\\", "/")).name.removesuffix(".py")
+    steps = steps_in(root)
+    files = {
+        file.name: steps.get(file.name, 1)
+        for file in root.glob("*train*.py")
+        if file.stem == name or file.name.startswith(f"{name}_train")
+    }
+    return Programs(f"{name}, of the checkout {root}", files) if files else None
+
+
+def own_families(root: Path) -> list[Family]:
+    """The families whose latents the strategies of a checkout cache, where no table here has their ending.
+
+    How many channels their latents have is not known, which is 0 here. One whose keys cannot be told is left out.
+    """
+    strides: dict[str, int | None] = {}  # of each class; one that names none has that of its base
+    known, found = {family.suffix for family in ARCHITECTURES.values()}, []
+    for file in sorted((root / "library").glob("strategy_*.py")):
+        tree = parsed(file)
+        constants = constants_in(ast.walk(tree))
+        for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+            calls = [node for node in ast.walk(kind) if isinstance(node, ast.Call) and node.args]
+            loads = [call.args[0] for call in calls if name_of(call.func) == "_default_load_latents_from_disk"]
+            inherited = next(filter(None, map(strides.get, map(name_of, kind.bases))), None)
+            stride = value_of(loads[0], constants) if loads else inherited
+            strides[kind.name] = stride
+            for suffix in map(str, constants_in(kind.body).values()):
+                if stride and suffix.endswith(".npz") and suffix != ".npz" and suffix not in known:
+                    name = suffix.strip("_").removesuffix(".npz")
+                    found.append(Family(name=name, title=name, stride=stride, channels=0, suffix=suffix))
+    return found
 
 
 def describe_folder(root: Path) -> str:

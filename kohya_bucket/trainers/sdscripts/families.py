@@ -141,7 +141,7 @@ def trainer_named(word: str) -> Programs:
         hint = f"did you mean {near[0]}?" if near else "or a trainer's file, such as flux_train.py"
         raise ConfigError(
             f"--arch {word!r}: use one of {', '.join(ARCHITECTURES)}; {hint}; models of other trainers go with their "
-            "configs"
+            "configs, and one that your sd-scripts has besides with --sd-scripts, the folder of its checkout"
         )
     return programs
 

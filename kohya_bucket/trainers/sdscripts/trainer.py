@@ -102,7 +102,7 @@ class SdScripts(Trainer):
             )
             yield section
             if examined is not None:
-                yield cache_section(examined)
+                yield cache_section(examined, checkout)
         if checkout is not None:
             if not quick:
                 tell.say("importing sd-scripts in a process of its own …")
@@ -246,12 +246,14 @@ def programs_at_hand(arch: str | None, checkout: Path | None, config: Path | Non
         config: what is trained; where it cannot be read, it is unknown whose models `arch` names.
     """
     from kohya_bucket.trainers.door.config_source import load_source
-    from kohya_bucket.trainers.sdscripts.checkout import steps_in
+    from kohya_bucket.trainers.sdscripts.checkout import own_programs, steps_in
     from kohya_bucket.trainers.sdscripts.families import ANY_TRAINER, trainer_named
 
     try:
         programs = ANY_TRAINER if arch is None else trainer_named(arch)
     except ConfigError:
+        if arch and checkout is not None and (own := own_programs(checkout, arch)):
+            return own
         if config is not None:
             load_source(config, "sd-scripts")
         raise
