@@ -15,7 +15,13 @@ from renaming import names_of, unseen, with_other_behaviour
 HERE = Path(__file__).parent
 ADAPTER = HERE.parent / "kohya_bucket" / "trainers" / "sdscripts"
 
-COMMANDS = {"plan.py", "wanted_latents.py", "doctor.py", "cache_doctor.py", "checkout.py"}  # have none of sd-scripts' objects
+COMMANDS = {
+    "plan.py",
+    "wanted_latents.py",
+    "doctor.py",
+    "cache_doctor.py",
+    "checkout.py",
+}  # have none of sd-scripts' objects
 # Names of sd-scripts that the adapter's code also uses, for things of its own.
 OF_OUR_OWN = {
     "image", "size", "subsets", "random_crop", "color_aug", "cumsum",
