@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kohya_bucket import ExactBuckets
@@ -38,6 +38,8 @@ def test_a_side_that_rounds_to_nothing_has_no_bucket() -> None:
     assert ExactBuckets(512).place([(100, 8000)]).reason(0) is Reason.TOO_SMALL
 
 
+@example(9, 16, 128, 64)  # a root of exactly 1.5 goes to 2,
+@example(25, 16, 128, 64)  # and one of 2.5 too: to the even number
 @given(sides, sides, st.integers(1, 2048), st.sampled_from([1, 8, 32, 64]))
 def test_the_size_is_the_rule_in_whole_numbers(width, height, resolution, divisor) -> None:
     area = max(resolution, divisor) ** 2
@@ -128,6 +130,12 @@ def test_redistribution_takes_the_next_size_by_manhattan_distance() -> None:
     last = ExactBuckets(512, batch_size=2, underfilled="redistribute").place([*sizes[:-1], (384, 640)])
     assert last.bucket_sizes[-1].tolist() == [448, 576]
     assert (placement.resized_sizes[-1] >= (576, 384)).all()
+
+
+def test_redistribution_without_upscaling_takes_what_is_as_large_in_a_side_and_nothing_larger() -> None:
+    rule = ExactBuckets(512, no_upscale=True, batch_size=2, underfilled="redistribute")
+    assert rule.place([(448, 448), (448, 448), (448, 512)]).bucket_sizes[-1].tolist() == [448, 448]
+    assert rule.place([(448, 512), (448, 512), (448, 448)]).reason(2) is Reason.UNDERFILLED
 
 
 def test_dropping_counts_what_it_drops() -> None:
