@@ -156,7 +156,7 @@ def _one_frame(theirs: Any) -> Iterator[tuple[str, bool, bool]]:
 
 
 _ENCODER = where(
-    lambda owners: owners.has("AutoencoderKLQwenImage"),
+    lambda owners: owners.has("qwen_image_autoencoder_kl"),  # the module, so that another name in it does not pass
     Seam("QwenImageCausalConv3d", (Behaves(_one_frame),)),
     Seam("AutoencoderKLQwenImage", (Offers(ImageAutoencoder),)),
     Seam("AutoencoderKLQwenImage.encode_pixels_to_latents", (Takes("pixels"), Uses("encode")), _encode_pictures),
