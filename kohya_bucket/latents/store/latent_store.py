@@ -119,8 +119,9 @@ class LatentStore(ItemTable):
         if isinstance(self._files, RemoteShards):
             wanted, spans = [], []
             for k, i in enumerate(indices):
-                info, row = self.info(int(i)), int(self._row[i])
+                info = self.info(int(i))
                 if info.arrays:
+                    row = int(self._row[i])
                     spans.append(RowRange(info, SPANS, row, row + 1))
                     continue
                 for name in info.tensors if tensors is None else tensors[k]:
@@ -218,11 +219,8 @@ class LatentStore(ItemTable):
         """
         return {name: unpack(packed) for name, packed in self.packed(i).items()}
 
-    def packed(self, i: int) -> dict[str, Packed]:
-        """The same, packed as in the file, without a copy."""
-        return self._packed(i)
-
-    def _packed(self, i: int, *, always: bool = False) -> dict[str, Packed]:
+    def packed(self, i: int, *, always: bool = False) -> dict[str, Packed]:
+        """The same, packed as in the file, without a copy; `always` compares the checksum, whatever `verify` says."""
         info = self.info(i)
         if not info.arrays:
             raise LatentStoreError(f"{self.table['source'][i]} in shard {info.name} is a latent, not a text's outputs")
@@ -274,8 +272,9 @@ class LatentStore(ItemTable):
         `StorageError` where they cannot be read now."""
         try:
             if self.info(i).arrays:
-                self._packed(i, always=True)
-            for name in () if self.info(i).arrays else self._tensors(i):
+                self.packed(i, always=True)
+                return None
+            for name in self._tensors(i):
                 row = int(self._mask_row[i] if _role(name) == _MASK else self._row[i])
                 if row >= 0:
                     self._bits(i, name, row, always=True)
