@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kohya_bucket.checks import path_meant, quoted
@@ -96,38 +96,41 @@ def _read_metadata(subset: SubsetConfig, reading: ReadContext) -> dict[str, Any]
 
 
 def _parse(path: str, release: Release) -> dict[str, Any]:
+    """The entries of a `.json` or `.jsonl` file by key, as sd-scripts reads it. `ValueError` where it would stop."""
     with io.StringIO(read_input(path, MAX_TABLE_BYTES).decode("utf-8"), newline=None) as file:
         if file.read(1) == "\ufeff":
             raise ValueError(
                 "starts with a byte order mark, which makes sd-scripts stop; save it as 'UTF-8', not 'UTF-8 with BOM'"
             )
         file.seek(0)
-        if not path.endswith(".jsonl"):
-            text = file.read()
-            try:
-                data = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
-            if not isinstance(data, dict):
-                raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
-            return data
-        metadata = {}
-        for number, line in enumerate(file, 1):
-            if number == 1 and line.lstrip().startswith("["):
-                raise ValueError(
-                    "it holds a JSON list, but each line must be an object of its own, with its image_path"
-                )
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError as error:
-                what = "an empty line" if not line.strip() else json_mistake(line, error)
-                raise ValueError(f"line {number}: {what}") from error
-            if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
-                raise ValueError(f"line {number}: every line needs an image_path")
-            if Feature.STEMS in release and "width" in entry and "height" in entry:
-                entry["image_size"] = [entry["width"], entry["height"]]
-            metadata[entry["image_path"]] = {k: entry[k] for k in ("caption", "image_size", "tags") if k in entry}
-        return metadata
+        if path.endswith(".jsonl"):
+            return _of_lines(file, release)
+        text = file.read()
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
+        if not isinstance(data, dict):
+            raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
+        return data
+
+
+def _of_lines(file: Iterable[str], release: Release) -> dict[str, Any]:
+    metadata = {}
+    for number, line in enumerate(file, 1):
+        if number == 1 and line.lstrip().startswith("["):
+            raise ValueError("it holds a JSON list, but each line must be an object of its own, with its image_path")
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            what = "an empty line" if not line.strip() else json_mistake(line, error)
+            raise ValueError(f"line {number}: {what}") from error
+        if not isinstance(entry, dict) or not isinstance(entry.get("image_path"), str):
+            raise ValueError(f"line {number}: every line needs an image_path")
+        if Feature.STEMS in release and "width" in entry and "height" in entry:
+            entry["image_size"] = [entry["width"], entry["height"]]
+        metadata[entry["image_path"]] = {k: entry[k] for k in ("caption", "image_size", "tags") if k in entry}
+    return metadata
 
 
 def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
