@@ -93,9 +93,9 @@ def read_config(
         if named and "datasets" in source.data:
             raise ConfigError(f"{source.path} {_beside_folders(source, ' and '.join(named))}")
         return _read(source, arguments, findings, release, programs, check_captions)
-    paths, options, family, length = run
-    programs = programs if programs.title or not family else trainer_named(family).as_in(programs.steps)
-    arguments = {**options, **{name: value for name, value in arguments.items() if value is not None}}
+    paths, length = run.paths, run.length
+    programs = programs if programs.title or not run.family else trainer_named(run.family).as_in(programs.steps)
+    arguments = {**run.options, **{name: value for name, value in arguments.items() if value is not None}}
     dataset_config = paths["dataset_config"] if folders["train_data_dir"] is None else None
     data_dir, reg_data_dir, in_json = (folders[name] or paths[name] for name in FOLDERS)
     if dataset_config is not None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, some
@@ -80,13 +80,24 @@ class RunLength:
         return f"{total}; max_train_steps {limit}{by} ends {'in' if limit % max(steps, 1) else 'with'} epoch {last:,}"
 
 
-def run_file(
-    source: ConfigSource, findings: Findings
-) -> tuple[dict[str, str | None], dict[str, Any], str, RunLength] | None:
-    """What a file says that is not a dataset config; None for one that is, or that is neither.
+class RunSettings(NamedTuple):
+    """What a trainer's settings say.
 
-    That is `dataset_config` and the folders, each None where it is not named; the options that datasets read, as on the
-    command line; the model family, where the file shows it (see `ARCHITECTURES`); and how long it trains.
+    Attributes:
+        paths: `dataset_config` and the folders by name, each None where it is not named.
+        options: those that datasets read, as on the command line.
+        family: of the model, where the settings show it, see `ARCHITECTURES`; else "".
+        length: how long they train.
+    """
+
+    paths: dict[str, str | None]
+    options: dict[str, Any]
+    family: str
+    length: RunLength
+
+
+def run_file(source: ConfigSource, findings: Findings) -> RunSettings | None:
+    """The settings in a file that is not a dataset config; None for one that is, or that is neither.
 
     Raises:
         ConfigError: a value that the trainer could not compute with.
@@ -111,7 +122,7 @@ def run_file(
         if config_name(name) in DEFAULTS and name not in _NO_OPTIONS
     }
     paths = {name: _path(source, name, settings) for name in ("dataset_config", *FOLDERS)}
-    return paths, options, family, RunLength.from_settings(source, settings, preset)
+    return RunSettings(paths, options, family, RunLength.from_settings(source, settings, preset))
 
 
 _OF_RUNS = {"pretrained_model_name_or_path", "network_module", "LoRA_type", "output_dir"}
