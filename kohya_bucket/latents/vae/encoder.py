@@ -240,6 +240,7 @@ class BatchEncoder:
                 self._limit.went_well(len(part), (width, height))
                 at += len(part)
                 continue
+            # Here, where the error that kept the run's tensors is gone, memory can be freed.
             most = self._limit.ran_out(len(part), (width, height))
             self._say(f"out of memory at {width}x{height}: continuing with batches of {most}")
         spreads = [spread for _, spread in parts if spread is not None]

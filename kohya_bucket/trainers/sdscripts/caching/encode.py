@@ -227,6 +227,7 @@ class EncodingLoop:
             else:
                 at += len(part.infos)
                 continue
+            # Here, where the error that kept the run's tensors is gone, memory can be freed.
             size = self._limit.ran_out(len(part.infos), part.condition.bucket)
             width, height = part.condition.bucket
             logger.warning("out of memory at %dx%d: continuing with batches of %d", width, height, size)
