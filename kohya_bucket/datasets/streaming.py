@@ -99,6 +99,8 @@ class StreamBuffer(Generic[Sample]):
         for bucket, sample in samples:
             self._waiting.setdefault(bucket, []).append(sample)
             self._held += 1
+            # Without shuffling, a bucket leaves as soon as it fills a step. Once the buffer is full, one leaves that
+            # fills a step, at random; where none does, the fullest in a short batch.
             if self.rng is None and len(self._waiting[bucket]) == self._global:
                 yield from self._leave(bucket, self._global)
             elif self._held >= self.capacity and (full := self._full()):

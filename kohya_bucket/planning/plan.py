@@ -323,6 +323,7 @@ class EpochPlan:
         return (rank * share + min(rank, more), share + (rank < more)) if share else (rank % n, 1)
 
     def _shares(self, rank: int, steps: slice) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """([S] where in `items` a rank's images of each step begin, [S] how many it trains)."""
         n = self.length[steps].astype(np.int64)
         share, more = n // self.world_size, n % self.world_size
         offset = np.where(share > 0, rank * share + np.minimum(rank, more), rank % np.maximum(n, 1))
