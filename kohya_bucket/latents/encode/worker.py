@@ -124,13 +124,15 @@ def share_of(wanted: LatentItems, batch_size: int, rank: int, processes: int) ->
     return np.flatnonzero(shares(pixels, batch, processes) == rank)
 
 
-_MOST = 256
+_MOST_IN_PIECE = 256
 
 
 def pieces_of(wanted: LatentItems, batch_size: int) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
     """(name, items) of pieces of one bucket each; the name is a hash of the piece's content."""
     n, order = len(wanted), read_order(wanted)
-    begins = _cut(wanted, order, max(batch_size, min(_MOST, -(-n // 64)) // batch_size * batch_size)) if n else [0]
+    # Whole batches, so few in a piece that a small set makes 64 pieces or more.
+    most = max(1, min(_MOST_IN_PIECE, -(-n // 64)) // batch_size) * batch_size
+    begins = _cut(wanted, order, most) if n else [0]
     for start, stop in pairwise(begins):
         items = order[start:stop]
         size = tuple(wanted.bucket_sizes[items[0]])
