@@ -91,10 +91,7 @@ def worth(before: Summary, after: Summary) -> float:
         (25 * (before.p95_crop - after.p95_crop), 0.25),
         (10 * (before.enlarged - after.enlarged), 0.3),  # an enlarged image counts like 10% cropped
         (8 * (_short_share(before) - _short_share(after)), 0.6),
-        (
-            100 * (_unplaced_share(before) - _unplaced_share(after)),
-            0.0,
-        ),  # not trained: cropped away
+        (100 * (_unplaced_share(before) - _unplaced_share(after)), 0.0),  # an image without a bucket is cropped away
         ((20 if more > 0 else 2) * more, 0.5),  # fewer pixels hardly count: a lower resolution is a choice
     )
     return sum(points for points, _ in gains) if any(points > least for points, least in gains) else 0.0
