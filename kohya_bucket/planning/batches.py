@@ -84,9 +84,9 @@ def separate_repeats(items: Items, cut: BatchLayout, rng: np.random.RandomState)
     """Reorder `items` in place, within their buckets, so that no batch holds an image twice if that can be.
 
     It can be for every bucket with at least as many full batches as its most repeated image has trainings;
-    otherwise no batch holds an image more often than it must. Only repeats that meet are moved, each exchanged
-    with an image of the nearest batch that suits both. Where that does not work out, the whole bucket is dealt
-    out anew.
+    otherwise, if all are full, no batch holds an image more often than it must. Only repeats that meet are moved,
+    each exchanged with an image of the nearest batch that suits both. Where that does not work out, the whole
+    bucket is dealt out anew.
     """
     crowded = _crowded_batches(items, cut)
     if len(crowded) == 0:

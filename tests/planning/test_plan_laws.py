@@ -142,6 +142,15 @@ def test_repeats_of_an_image_meet_only_where_they_must(case: dict) -> None:
             assert (times <= -(-counts[images] // full[k])).all()
 
 
+@given(times=st.lists(st.integers(1, 9), min_size=2, max_size=6), size=st.integers(2, 5))
+def test_few_images_repeated_often_are_dealt_out_evenly(times: list[int], size: int) -> None:
+    times[-1] += -sum(times) % size  # all batches are full
+    plan = plan_epoch([0] * len(times), size, repeats=times)
+    for s in range(plan.steps):
+        images, copies = np.unique(plan.step_indices(s), return_counts=True)
+        assert (copies <= -(-np.array(times)[images] // plan.steps)).all()
+
+
 @given(case=cases(), world=st.integers(1, 4))
 def test_every_bucket_is_spread_evenly(case: dict, world: int) -> None:
     case["world_size"] = world
