@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 pytest.importorskip("pyarrow")
 
 from typer.testing import CliRunner
 
-from kohya_bucket import cli
+from kohya_bucket import BucketBatchSampler, cli
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial-loop.md").read_text(encoding="utf-8")
 
@@ -43,6 +47,21 @@ def test_sizes(data: Path) -> None:
     assert [(i, Path(path).name) for i, path, _ in scan.failures] == [(2, "c.jpg")]
     assert scan.rotated().tolist() == [0]
     assert [(i, what) for i, _, what in scan.mislabelled()] == [(1, "named as JPEG, but holds PNG")]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 2), st.sampled_from([(), (64, 64), (64, 96)])), min_size=1, max_size=60))
+def test_what_else_must_be_alike(images: list[tuple[int, tuple[int, ...]]]) -> None:
+    """No batch mixes them, and each image with a bucket is trained once."""
+    dataset = SimpleNamespace(bucket_indices=np.array([k for k, _ in images]))
+    names = {
+        "dataset": dataset,
+        "control_sizes": [sizes for _, sizes in images],
+        "BucketBatchSampler": BucketBatchSampler,
+    }
+    exec(compile(block("python", "control_sizes"), "docs/tutorial-loop.md", "exec"), names)
+    batches = list(names["sampler"])
+    assert all(len({images[i] for i in batch}) == 1 for batch in batches)
+    assert sorted(i for batch in batches for i in batch) == [i for i, (k, _) in enumerate(images) if k >= 0]
 
 
 def test_commands(data: Path) -> None:
