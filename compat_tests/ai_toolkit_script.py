@@ -90,6 +90,8 @@ class Training:
         from toolkit.data_loader import get_dataloader_from_datasets, trigger_dataloader_setup_epoch
 
         model = Model()
+        model.use_raw_control_images = self.settings.get("raw_controls", False)
+        model.arch = self.settings.get("arch", "flux")
         if self.settings.get("latent_names"):
             from toolkit.data_loader import AiToolkitDataset
 
@@ -129,6 +131,8 @@ class Training:
                     for item in batch.file_items
                 ]
                 row = {"loader": name, "epoch": epochs[name], "items": items, "shape": list(batch.tensor.shape)}
+                each = batch.control_tensor if batch.control_tensor_list is None else batch.control_tensor_list
+                row["controls"] = [] if each is None else [_shapes(controls) for controls in each]
                 log.write(json.dumps({**row, "length": len(loaders[name])}) + "\n")
                 log.flush()
                 self.step_num = step + 1
@@ -136,6 +140,12 @@ class Training:
                     self.save()
                     if self.settings.get("dies"):
                         os._exit(9)
+
+
+def _shapes(controls: Any) -> list[list[int]]:
+    """Of the control images of one item: [3, H, W] of one, [N, 3, H, W] or a list of several."""
+    several = [controls] if getattr(controls, "ndim", 4) == 3 else controls
+    return [list(one.shape) for one in several]
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from kohya_bucket.originals.loaders import run_loader
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.ai_toolkit.companions import without_companion
 from kohya_bucket.trainers.ai_toolkit.config import KEYS, OTHER_KEYS, read_job
-from kohya_bucket.trainers.ai_toolkit.plan import overview
+from kohya_bucket.trainers.ai_toolkit.controls import RAW
+from kohya_bucket.trainers.ai_toolkit.plan import overview, plan_of
 
 CHECKOUT = os.environ["AI_TOOLKIT_DIR"]
 SCRIPT = Path(__file__).with_name("ai_toolkit_script.py")
@@ -122,6 +123,53 @@ def test_every_image_once_in_each_epoch(pictures, tmp_path, workers):
     assert first != [sorted(map(tuple, row["items"])) for row in rows if row["epoch"] == 1]
     for row in rows:
         assert row["shape"][0] == len(row["items"])
+
+
+def with_controls(pictures, tmp_path, equal):
+    """Two folders of control images: of most pictures one or two, of some none; of three sizes, or all `equal`."""
+    draws = np.random.default_rng(1)
+    folders = [tmp_path / "control1", tmp_path / "control2"]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    for picture in sorted(pictures.glob("*.png")):
+        for folder in folders[: draws.choice(3, p=[0.1, 0.4, 0.5])]:
+            width, height = (64, 64) if equal else draws.choice([(64, 64), (96, 64), (64, 96)])
+            Image.new("RGB", (int(width), int(height))).save(folder / picture.name)
+    return data(pictures, control_path=[str(folder) for folder in folders])
+
+
+@pytest.mark.parametrize(
+    ("arch", "equal"), [("flux_kontext", False), ("qwen_image_edit_plus", False), ("flux2", True), ("krea2", False)]
+)
+def test_control_images_are_alike_in_each_batch(pictures, tmp_path, arch, equal):
+    """Alone it ends at the first batch that mixes them; with the plan each item is trained once."""
+    datasets = [with_controls(pictures, tmp_path, equal)]
+    settings = {"arch": arch, "raw_controls": arch != "flux_kontext"}
+    said = run(tmp_path / "alone", datasets, 60, plan=False, code=1, **settings)[1]
+    assert "ensors must" in said or "missing for" in said, said[-2000:]
+    steps = steps_of(pictures, tmp_path, *datasets, **settings)
+    (rows,), _ = run(tmp_path / "out", datasets, steps, **settings)
+    assert len(counts(rows, 0)) == COUNT
+    assert set(counts(rows, 0).values()) == {1}
+    seen = Counter()
+    for row in rows:
+        several = [[len(shapes)] for shapes in row["controls"]]
+        if not (arch == "krea2" and several and several[0][0] > 1):
+            several = [[shape[:-3:-1] for shape in shapes] for shapes in row["controls"]]
+        assert all(one == several[0] for one in several), row
+        seen[(*row["shape"][:-3:-1], str([list(one) for one in several[:1]]))] += len(row["items"])
+    assert max(len(row["items"]) for row in rows) > 1
+    model = {"arch": arch, "model_kwargs": {"edit": True}}
+    process = {"type": "sd_trainer", "datasets": datasets, "train": {"batch_size": BATCH}, "model": model}
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({"job": "extension", "config": {"name": "x", "process": [process]}}), encoding="utf-8")
+    (planned,) = plan_of(read_job(file), [1], None, images=False).datasets
+    shown = Counter()
+    for bucket in planned.entry["buckets"]:
+        controls = [list(one) for one in bucket.get("controls", ())]
+        controls = controls[0] if controls and len(controls[0]) == 1 else controls
+        shown[(*bucket["bucket"], str([controls] if controls else []))] += bucket["samples"]
+    assert seen == shown
 
 
 def test_workers_change_nothing(pictures, tmp_path):
@@ -315,15 +363,19 @@ def test_the_step_of_every_model_is_known():
     sources = [p.read_text(encoding="utf-8") for p in [*files, Path(CHECKOUT, "toolkit/stable_diffusion_model.py")]]
     sources = [text for text in sources if "class " in text]  # others are prompts, of which one is no Python
     classes = {n.name: n for text in sources for n in ast.parse(text).body if isinstance(n, ast.ClassDef)}
-    found = {}
+    found, raw = {}, set()
     for cls in classes.values():
         arch = next((n.value.value for n in cls.body if isinstance(n, ast.Assign)
                      and ast.unparse(n.targets[0]) == "arch" and isinstance(n.value, ast.Constant)), None)  # fmt: skip
         if isinstance(arch, str) and cls.name != "ExampleModel" and not arch.startswith("ace_step"):
             found[arch] = _step_of(cls, classes)
+            if any(ast.unparse(n.targets[0]) == "self.use_raw_control_images" and ast.unparse(n.value) != "False"
+                   for one in _line_of(cls, classes) for n in ast.walk(one) if isinstance(n, ast.Assign)):  # fmt: skip
+                raw.add(arch)
     legacy = {name: _step_of(classes["StableDiffusion"], classes, is_flux=name == "flux", is_v3=name == "sd3")
               for name in _legacy_names()}  # fmt: skip
     assert found | legacy | {"flex1": legacy["flux"]} == STEPS
+    assert raw - {"mageflow"} == RAW  # which stands under "if it edits" in the class of both
 
 
 def _legacy_names():
@@ -334,10 +386,15 @@ def _legacy_names():
     return [name for name in names if name not in ("flex1", "flex2", "wan21", "anima")]
 
 
-def _step_of(cls, classes, **flags):
+def _line_of(cls, classes):
     line = [cls]
     while (base := next((b.id for b in line[-1].bases if isinstance(b, ast.Name)), None)) in classes:
         line.append(classes[base])
+    return line
+
+
+def _step_of(cls, classes, **flags):
+    line = _line_of(cls, classes)
     numbers = {"is_flux": False, "is_v3": False, **flags}
     for node in (n for one in reversed(line) for n in ast.walk(one) if isinstance(n, ast.Assign)):
         name = ast.unparse(node.targets[0])

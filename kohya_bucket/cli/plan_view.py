@@ -66,8 +66,8 @@ def _print_data(console: Console, data: DatasetPlan, images: bool) -> None:
 
 
 def size_text(size: Sequence[int]) -> str:
-    """`1024x768`, of clips `1024x768x17`."""
-    return "x".join(map(str, size))
+    """`1024x768`, of clips `1024x768x17`; one number is of images of any size."""
+    return f"{size[0]} images" if len(size) == 1 else "x".join(map(str, size))
 
 
 def _row_line(row: Mapping[str, Any]) -> str:

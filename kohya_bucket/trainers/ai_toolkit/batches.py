@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import ConcatDataset
 
+from kohya_bucket.trainers.ai_toolkit.controls import Layout, control_layouts
 from kohya_bucket.trainers.ai_toolkit.objects import Dataset, FileItem
 from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
 from kohya_bucket.trainers.door.placed import ItemsInBuckets
@@ -33,30 +33,43 @@ class FileItems(ItemsInBuckets):
     @classmethod
     def of(cls, dataset: Dataset) -> FileItems:
         """What a dataset has put into buckets, each item once, except for repeats that are cut otherwise."""
-        buckets = sorted(dataset.buckets.items())
-        found: dict[tuple[Any, ...], list[int]] = {}
-        for k, (_, bucket) in enumerate(buckets):
+        layouts = _layouts(dataset)
+        rows_of: dict[tuple[str, Layout], list[int]] = {}
+        for name, bucket in dataset.buckets.items():
             for row in bucket.file_list_idx:
+                rows_of.setdefault((name, layouts[row]), []).append(row)
+        parts = sorted(rows_of)
+        firsts = [dataset.file_list[rows_of[part][0]] for part in parts]
+        buckets = [dataset.buckets[name] for name, _ in parts]
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for k, part in enumerate(parts):
+            for row in rows_of[part]:
                 item = dataset.file_list[row]
                 cut = item.scale_to_width, item.scale_to_height, item.crop_x, item.crop_y
                 found.setdefault((str(item.path), k, item.flip_x, item.flip_y, *cut), []).append(row)
-        frames = [dataset.file_list[bucket.file_list_idx[0]].num_frames for _, bucket in buckets]
         items = sorted(found.items())
         return cls(
             [mark[0] for mark, _ in items],
             np.array([len(rows) for _, rows in items], dtype=np.int64),
             np.array([mark[1] for mark, _ in items], dtype=np.int32),
-            [(bucket.width, bucket.height, name) for name, bucket in buckets],
-            frames,
+            [(bucket.width, bucket.height, one.num_frames, *layout)
+             for bucket, one, (_, layout) in zip(buckets, firsts, parts, strict=True)],
+            [one.num_frames for one in firsts],
             int(dataset.batch_size),
             (int(dataset.dataset_config.resolution),) * 2,
             rows=[min(rows) for _, rows in items],
-        )
+        )  # fmt: skip
 
-    @property
-    def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
-        """[K] number of what has as many frames: nothing moves from one such group to another."""
-        return np.unique(np.array(self.frames), return_inverse=True)[1].reshape(-1)
+
+def _layouts(dataset: Dataset) -> list[Layout]:
+    """Of each item of `file_list`, what must be alike in a batch of its control images."""
+    items = dataset.file_list
+    paths = [[one] if isinstance(one, str) else list(one or ()) for one in (item.control_path for item in items)]
+    raw, full_size = (
+        any(getattr(item, name, False) for item in items)
+        for name in ("use_raw_control_images", "full_size_control_images")
+    )
+    return control_layouts(paths, str(getattr(dataset.sd, "arch", "")), raw=raw, full_size=full_size)
 
 
 class PlannedBatches(ConcatDataset[Any]):

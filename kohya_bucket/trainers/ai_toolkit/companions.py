@@ -19,7 +19,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 _ENDINGS = {"inpaint_path": (".png", ".webp")}  # of other keys those of images
 _OTHERWISE = {
-    "control_path": "are trained without, or with black ones beside images that have theirs",
+    "control_path": "are trained without one",
     "inpaint_path": "are trained without one",
     "mask_path": "are trained without a mask",
     "clip_image_path": "are trained without one",

@@ -12,6 +12,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, parse_json, read_text
 from kohya_bucket.trainers.ai_toolkit.architectures import STEPS
 from kohya_bucket.trainers.ai_toolkit.companions import Companions, check_editing, companions_in
+from kohya_bucket.trainers.ai_toolkit.controls import RAW
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
     MOST_STRANGE,
@@ -37,7 +38,7 @@ cache_clip_vision_to_disk cache_latents_num_workers cache_tensors_to_disk cache_
 caption_dropout_rate caption_type clip_image_augmentations clip_image_from_same_folder clip_image_path
 clip_image_shuffle_augmentations control_from_same_folder control_path control_path_1 control_path_2
 control_path_3 control_transparent_color controls debug default_caption diff_output_preservation
-diff_output_preservation_class do_audio do_i2v extra_values fps full_size_control_images guidance_type
+diff_output_preservation_class do_audio do_i2v extra_values fps guidance_type
 inpaint_path invert_mask keep_tokens load_image_when_caching_latents loss_multiplier mask_min_value mask_path
 network_weight num_controls_from_same_folder num_workers poi prefetch_factor prior_reg random_scale
 random_triggers random_triggers_max replacements replay_transforms shrink_video_to_frames shuffle_augmentations
@@ -76,6 +77,7 @@ class JobKeys:
     cache_latents: bool = False
     cache_latents_to_disk: bool = False
     random_crop: bool = False
+    full_size_control_images: bool = True
     companions: Companions = ()
 
     @property
@@ -121,6 +123,7 @@ class JobConfig:
     Attributes:
         datasets: one for each resolution of each, in ai-toolkit's order.
         arch: the model's, as the job names it.
+        raw_controls: the model takes control images in the sizes of their files.
         step: what every side of a bucket is a multiple of.
         accumulate: batches for one step.
         length: how long it trains; None where it does not say.
@@ -130,6 +133,7 @@ class JobConfig:
     path: Path
     datasets: tuple[JobKeys, ...]
     arch: str
+    raw_controls: bool
     step: int
     accumulate: int
     length: JobLength | None
@@ -178,7 +182,7 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
                 for keys in _datasets(one, i + 1, batch_size, arch, source, findings)]  # fmt: skip
     return JobConfig(
-        file, tuple(datasets), arch, step, _whole(train.get("gradient_accumulation")),
+        file, tuple(datasets), arch, _raw_controls(arch, model), step, _whole(train.get("gradient_accumulation")),
         JobLength(steps) if isinstance(steps, int) else None, options, findings,
     )  # fmt: skip
 
@@ -216,6 +220,11 @@ def _arch(model: Mapping[str, Any]) -> str:
     if isinstance(named, str):
         return named.split(":")[0]
     return next((arch for key, arch in _LEGACY.items() if model.get(key)), "sd1")
+
+
+def _raw_controls(arch: str, model: Mapping[str, Any]) -> bool:
+    more = model.get("model_kwargs")
+    return arch in RAW and (arch != "krea2" or (isinstance(more, Mapping) and bool(more.get("edit"))))
 
 
 def _datasets(

@@ -9,6 +9,7 @@ class FileItem(Protocol):
     """One image, clip or sound of a dataset, and how it is cut; `FileItemDTO` there."""
 
     path: str
+    control_path: Any
     width: int
     height: int
     num_frames: int
@@ -34,6 +35,7 @@ class Dataset(Protocol):
     """One folder at one resolution; `AiToolkitDataset` there."""
 
     dataset_config: Any
+    sd: Any
     batch_size: int
     file_list: list[FileItem]
     buckets: dict[str, SameSize]

@@ -28,12 +28,13 @@ from kohya_bucket.images.parallel import Progress
 from kohya_bucket.texts import counted, parse_json, read_text, some
 from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, check_companions
 from kohya_bucket.trainers.ai_toolkit.config import CACHED, JobConfig, JobKeys
+from kohya_bucket.trainers.ai_toolkit.controls import Layout, control_layouts, controls_beside
 from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
 from kohya_bucket.trainers.door.face import OneItem, Way
 from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
 from kohya_bucket.trainers.door.overview import Overview, add_overview
-from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedDataset, PlannedItems
+from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlannedItems
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -230,7 +231,8 @@ def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
         )
 
 
-def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | None) -> JobData:
+def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> JobData:
+    findings = job.findings
     paths = files_of(keys, findings)
     check_companions(keys.companions, paths, f"dataset {keys.number}", findings)
     is_clip = np.array([keys.of_clips and path.lower().endswith(_CLIPS) for path in paths], dtype=np.bool_)
@@ -253,22 +255,36 @@ def _place(keys: JobKeys, step: int, findings: Findings, progress: Progress | No
         message = f"{counted(len(others), 'image')} of another size in {_SIZES} than fast_image_size gives, and "
         message += f"ai-toolkit takes that ({some(others, 2)})"
         findings.warning("kept-sizes", keys.place, message, f"delete {_SIZES}: it is made again", others)
-    placement = rule_of(keys, step).place(sizes)
+    placement = rule_of(keys, job.step).place(sizes)
     left_out = tuple((paths[i], reasons.get(i, "it is too small for any bucket"))
                      for i in np.flatnonzero(~placement.placed).tolist())  # fmt: skip
     if left_out:
         first = some([f"{path}: {why}" for path, why in left_out], 1)
         message = f"{counted(len(left_out), 'file')} that ai-toolkit leaves out ({first})"
         findings.warning("not-trained", keys.place, message, repaired(dict(left_out)), [path for path, _ in left_out])
-    kept, turns = np.flatnonzero(placement.placed).tolist(), keys.flips
-    buckets = [(*as_pair(placement.bucket_sizes[i]), keys.num_frames if is_clip[i] else 1) for i in kept]
-    items = PlannedItems.of(
-        [paths[i] for i in kept] * len(turns),
-        [bucket if keys.of_clips else bucket[:2] for bucket in buckets] * len(turns),
-        max(keys.num_repeats, 1), keys.batch_size, (keys.resolution,) * 2,
-        np.tile(placement.crop_loss[kept], len(turns)),
-    )  # fmt: skip
+    frames = np.where(is_clip, keys.num_frames, 1).tolist()
+    items = _items(keys, paths, _layouts_beside(keys, job, paths), placement, frames)
     return JobData(keys, paths, sizes, items, placement, left_out)
+
+
+def _layouts_beside(keys: JobKeys, job: JobConfig, paths: Sequence[str]) -> list[Layout]:
+    beside = controls_beside(paths, keys.companions)
+    return control_layouts(beside, job.arch, raw=job.raw_controls, full_size=keys.full_size_control_images)
+
+
+def _items(
+    keys: JobKeys, paths: Sequence[str], layouts: Sequence[Layout], placement: Placement, frames: Sequence[int] = ()
+) -> PlannedItems:
+    """What is trained of N files in a placement; `layouts` are those of their control images, `frames` of clips."""
+    kept, turns = np.flatnonzero(placement.placed).tolist(), len(keys.flips)
+    buckets: list[tuple[Any, ...]] = []
+    for i in kept:
+        more = (frames[i] if frames else 1, *layouts[i]) if layouts[i] or keys.of_clips else ()
+        buckets.append((*as_pair(placement.bucket_sizes[i]), *more))
+    return PlannedItems.of(
+        [paths[i] for i in kept] * turns, buckets * turns, max(keys.num_repeats, 1), keys.batch_size,
+        (keys.resolution,) * 2, np.tile(placement.crop_loss[kept], turns),
+    )  # fmt: skip
 
 
 def overview(
@@ -287,7 +303,7 @@ def overview(
     cached = any(keys.cache_latents or keys.cache_latents_to_disk for keys in job.datasets)
     for conflict in placed_by_trainer(options, "ai-toolkit", CACHED if cached else ""):
         raise ConfigError(f"{job.path}: {conflict}")
-    placed = [_place(keys, job.step, job.findings, progress) for keys in job.datasets]
+    placed = [_place(keys, job, progress) for keys in job.datasets]
     placed = [data for data in placed if len(data.items.keys)]
     trained, regularizing = (
         Overview.of([data for data in placed if data.keys.is_reg == is_reg], of_these, gpus, accumulate)
@@ -331,11 +347,12 @@ def subjects_of(job: JobConfig, batch_size: int | None, reader: HeaderReader) ->
             orientation=images.orientation if keys.fast_image_size else np.ones_like(images.orientation),
         )  # fmt: skip
         rule, batch, together = rule_of(keys, job.step), batch_size or keys.batch_size, placed[keys.is_reg]
-        sides = (keys.resolution, keys.resolution)
-        together.append(PlacedDataset(images.paths, images.repeats, rule.place(images.sizes), batch, sides))
+        own = replace(keys, batch_size=batch)
+        items = partial(_items, own, images.paths, _layouts_beside(keys, job, images.paths))
+        together.append(items(rule.place(images.sizes)))
         name = f"{path.stem}, {keys.place}" if len(job.datasets) > 1 else path.stem
         of_epoch = options.unscheduled() if keys.is_reg else options
-        how = str(path), programs, None, None, of_epoch, Epoch(together, len(together) - 1)
+        how = str(path), programs, None, None, of_epoch, Epoch(together, len(together) - 1, items=items)
         subjects.append(Subject(name, images, rule, batch, *how))
     return some_subjects(subjects, path, "images", job.findings)
 

@@ -58,10 +58,10 @@ class GroupPlanner:
         self._planners: dict[int, EpochPlanner] = {}
         self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
-        # Nothing moves from one dataset to another, nor from one resolution to another.
-        resolutions = max([1, *(int(i.resolution_of_bucket.max(initial=0)) + 1 for i in images)])
+        # Nothing moves from one dataset to another, nor from one resolution, length or layout to another.
+        groups = max([1, *(int(i.group_of_bucket.max(initial=0)) + 1 for i in images)])
         self.bucket_groups = np.concatenate(
-            [number * resolutions + i.resolution_of_bucket for number, i in enumerate(images)]
+            [number * groups + i.group_of_bucket for number, i in enumerate(images)]
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
         self.frames = [n for i in images for n in i.frames]

@@ -134,6 +134,11 @@ class PlacedDataset:
         """[K] resolution that a bucket belongs to."""
         return np.repeat(np.arange(len(self._distinct)), [len(values) for values, _ in self._distinct])
 
+    @property
+    def group_of_bucket(self) -> npt.NDArray[np.intp]:
+        """The same: nothing moves from one resolution to another."""
+        return self.resolution_of_bucket
+
     @cached_property
     def bucket_ids(self) -> IntArray:
         """[N] int32 position in `buckets`, or [N, R] for R resolutions; -1 without a bucket."""
@@ -225,6 +230,12 @@ class ItemsInBuckets:
     def resolution_of_bucket(self) -> npt.NDArray[np.intp]:
         """[K] zeros: there is one resolution."""
         return np.zeros(len(self.bucket_keys), dtype=np.intp)
+
+    @property
+    def group_of_bucket(self) -> npt.NDArray[np.intp]:
+        """[K] number of what must be equal besides the size: nothing moves from one such group to another."""
+        parts = [key[2:] for key in self.bucket_keys]
+        return np.array([parts.index(part) for part in parts], dtype=np.intp)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ def entry_of_items(
 def _bucket_of_items(row: BucketRow) -> dict[str, Any]:
     entry = {("items" if name == "images" else name): value for name, value in asdict(row).items()}
     if controls := row.bucket[3:]:
-        entry |= {"bucket": row.bucket[:2], "controls": controls}
+        size, frames = row.bucket[:2], row.bucket[2]
+        entry |= {"bucket": (*size, *[frames] * (frames > 1)), "controls": [one or size for one in controls]}
     return entry
 
 

@@ -153,6 +153,43 @@ def test_regularization_has_epochs_of_its_own(job, command_line):
     assert found["gpus"][0]["samples"] == len(SIZES)
 
 
+@pytest.mark.parametrize(
+    ("arch", "raw"), [("flux_kontext", False), ("qwen_image_edit_plus", True), ("krea2", False), ("krea2 edit", True)]
+)
+def test_control_images_are_alike_in_each_bucket(job, command_line, tmp_path, arch, raw):
+    """As many in each item, of equal sizes where the model takes them as they are; and each image is trained once."""
+    draws, folders, wanted = np.random.default_rng(2), [tmp_path / "one", tmp_path / "two"], Counter()
+    images = tmp_path / "images"
+    make_pictures(images, [(200, 160)] * 30, caption="caption")
+    for folder in folders:
+        folder.mkdir()
+    for i in range(30):
+        beside = []
+        for folder in folders[: draws.integers(3)]:
+            size = tuple(map(int, draws.choice([(64, 64), (96, 64), (64, 96)])))
+            Image.new("RGB", size).save(folder / f"{i}.webp")
+            beside.append(size if raw else ())
+        wanted[(len(beside),) if arch == "krea2 edit" and len(beside) > 1 else tuple(beside)] += 1
+    keys = {"resolution": 128, "control_path": [str(folder) for folder in folders]}
+    model = {"arch": arch.split()[0], "model_kwargs": {"edit": "edit" in arch}}
+    file = job(keys, model=model)
+    planned = json.loads(command_line("plan", file, "--json")[1])
+    (data,) = planned["datasets"]
+    found = Counter()
+    for row in data["buckets"]:
+        controls = tuple(tuple(one) for one in row.get("controls", ()))
+        if not raw:
+            assert set(controls) <= {tuple(row["bucket"])}
+            controls = ((),) * len(controls)
+        found[controls[0] if controls and len(controls[0]) == 1 else controls] += row["samples"]
+        assert row["batches"] == -(-row["samples"] // 2)
+    assert found == wanted
+    assert planned["gpus"][0]["steps"] == data["batches"]
+    report = json.loads(command_line("analyze", "--config", file, "--json")[1])["datasets"][0]
+    assert sum(row["batches"] for row in report["buckets"]) == data["batches"]
+    assert ("2 images" in command_line("plan", file)[1]) == (arch == "krea2 edit")
+
+
 def test_options_stand_in_the_job(job, command_line):
     whole = {"kohya_bucket": {"remainder": "merge", "merge_max_crop": 0.5}}
     found = [json.loads(command_line("plan", job({"resolution": 128}, whole=w), "--json")[1]) for w in ({}, whole)]

@@ -14,6 +14,7 @@ from kohya_bucket import ConfigError
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.group import GroupPlanner, epoch_of, moved_images
 from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.door.placed import PlannedItems
 from kohya_bucket.trainers.door.placing import place_all, place_images, refuse_conflicts
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 
@@ -112,6 +113,35 @@ def test_all_sizes_of_all_epochs_are_known_for_the_numbers_of_processes_named(ca
                 for image in plan.indices(step, rank).tolist()
             }
             assert trained <= set(sizes)
+
+
+parts = st.lists(st.sampled_from([(), ((64, 64),), ((64, 96),), ((64, 64), (64, 64))]), min_size=1, max_size=3)
+
+
+@given(parts, st.integers(1, 3), st.sampled_from(["keep", "pad", "merge", "catch_all"]), st.data())
+def test_what_a_bucket_has_besides_its_size_is_equal_in_every_batch(layouts, ranks, remainder, data):
+    """Frames and control images: nothing that differs in them meets in a batch, and each item is trained once."""
+    rng = np.random.RandomState(data.draw(st.integers(0, 2**31)))
+    n, sizes = rng.randint(1, 60), [(64, 64), (64, 128), (128, 64), (128, 128)]
+    keys = [(*sizes[rng.randint(4)], (1, 9)[rng.randint(2)], *layouts[rng.randint(len(layouts))]) for _ in range(n)]
+    items = PlannedItems.of([str(i) for i in range(n)], keys, 1, 3, (128, 128), np.zeros(n))
+    more = {"merge_max_crop": 0.9} if remainder == "merge" else {}
+    group = GroupPlanner([items, items], options({"remainder": remainder, **more}))
+    plan = group.planner(ranks).plan(0, 1)
+    trained = Counter()
+    for step in range(plan.steps):
+        for rank in range(ranks):
+            bucket, images = plan.bucket(step, rank), plan.indices(step, rank)
+            dataset = group.dataset_of(bucket)
+            assert {i // n for i in images.tolist()} == {dataset}
+            trained_at = items.bucket_keys[bucket - group.first_bucket[dataset]]
+            found = {keys[i % n] for i in images.tolist()}
+            assert {key[2:] for key in found} == {trained_at[2:]}
+            assert remainder in ("merge", "catch_all") or found == {trained_at}
+            trained.update(images.tolist())
+    assert set(trained) == set(range(2 * n))
+    if remainder != "pad":
+        assert sum(trained.values()) - 2 * n == plan.ledger().repeated
 
 
 @given(datasets(), st.integers(1, 3))

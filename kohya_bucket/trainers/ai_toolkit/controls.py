@@ -1,0 +1,57 @@
+"""Control images of ai-toolkit's items, which are stacked where a batch is made of them: all must have as many, alike.
+
+Source: ostris/ai-toolkit, `ControlFileItemDTOMixin` and `DataLoaderBatchDTO`, and the models in `extensions_built_in`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, Companions
+from kohya_bucket.trainers.door.sizes import scan_sizes
+
+_ITEM_BY_ITEM = {"boogu_image_edit", "krea2", "mageflow_edit"}  # several of one item at a time, of whatever sizes
+RAW = _ITEM_BY_ITEM | {"flux2", "flux2_klein_4b", "flux2_klein_9b", "minimax_h3_ref2va", "qwen_image_edit_plus"}
+"""Models that take control images in the sizes of their files: `use_raw_control_images`; krea2 where it edits."""
+
+_SMALL = (512, 512)
+
+Layout = tuple[tuple[int, ...], ...]
+"""What is alike in a batch: (width, height) of each control image; () for one of the size of the item's bucket, and
+(number,) for so many of any size."""
+
+
+def control_layouts(controls: Sequence[Sequence[str]], arch: str, *, raw: bool, full_size: bool) -> list[Layout]:
+    """The layout of each item, of the files of its control images; those of an unreadable file are sizes of 0.
+
+    Args:
+        raw: they are loaded in the sizes of their files; full_size: and else in that of the bucket, not at 512x512.
+    """
+    if not (raw and full_size):
+        return [(() if full_size else _SMALL,) * len(paths) for paths in controls]
+    compared = [paths if len(paths) == 1 or arch not in _ITEM_BY_ITEM else () for paths in controls]
+    files = list(dict.fromkeys(path for paths in compared for path in paths))
+    scan = scan_sizes(files)
+    sizes = scan.sizes.tolist()
+    turned = {
+        path: (height, width) if orientation > 4 else (width, height)
+        for path, (width, height), orientation in zip(files, sizes, scan.orientation.tolist(), strict=True)
+    }
+    return [
+        tuple(turned[path] for path in own) if own or not paths else ((len(paths),),)
+        for own, paths in zip(compared, controls, strict=True)
+    ]
+
+
+def controls_beside(images: Sequence[str], companions: Companions) -> list[list[str]]:
+    """The control images of each image: of each folder the first of its name, by the order of endings."""
+    folders = [folder for key, folder in companions if key == "control_path" and os.path.isdir(folder)]
+    names = {folder: set(os.listdir(folder)) for folder in folders}
+    found = []
+    for image in images:
+        stem = Path(image).stem
+        firsts = ((folder, (stem + one for one in IMAGES if stem + one in names[folder])) for folder in folders)
+        found.append([os.path.join(folder, name) for folder, endings in firsts if (name := next(endings, None))])
+    return found
