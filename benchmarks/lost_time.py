@@ -4,8 +4,10 @@
 
 `shuffled` deals out the shuffled batches of one rank, as sd-scripts' loader does; `one shape` and `equal cost` are
 `step_shapes="one"` and `"equal_cost"`. Sets: LoRA sets of 20 to 1,000 photos by pixels, one million at SDXL's sizes by
-pixels, and clips by the operations of Wan 2.1 1.3B. With `--measure`, two real processes (gloo, one thread each) also
-train a small net on random pixels for so many steps, and their waiting stands beside what was predicted.
+pixels, and clips by the operations of Wan 2.1 1.3B. Batches of clips are of one clip, of so many tokens, or by both
+bounds of AdaptiveLoad (arXiv 2605.17923) as its abstract states them: tokens, and B·S^p. With `--measure`, two real
+processes (gloo, one thread each) also train a small net on random pixels for so many steps, and their waiting stands
+beside what was predicted.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from kohya_bucket.planning import (  # noqa: E402
 WAN = TOKEN_GRIDS["wan-1.3b"]
 FRAMES = np.array([1, 25, 45, 81])
 TOKENS = 33_000
+MEMORY = 4 * TOKENS  # of a larger GPU: four of the longest clips
 HEADER = [
     "set", "buckets", "batch", "GPUs", "shuffled", "one shape", "equal cost", "steps of each", "repeats of the last two"
 ]  # fmt: skip
@@ -73,6 +76,17 @@ def clips(n: int, seed: int) -> dict[str, Any]:
     return {"bucket_ids": ids, "bucket_tokens": tokens, "token_cost": WAN.token_cost}
 
 
+def by_both_bounds(items: dict[str, Any]) -> dict[str, Any]:
+    """Batch sizes B of AdaptiveLoad: B·S within memory, and B·S^p within what one of the longest clips takes.
+
+    p is fitted to the operations, in which it is best: between 1 and 2, since attention is a part of them.
+    """
+    tokens = items["bucket_tokens"]
+    p = np.polyfit(np.log(tokens), np.log(tokens + tokens**2 / (6 * WAN.width)), 1)[0]
+    bounds = np.minimum(MEMORY // tokens, (tokens.max() / tokens) ** p)
+    return {"batch_size": np.maximum(bounds, 1).astype(np.int64)}
+
+
 def lost(items: dict[str, Any], ranks: int, **batch: Any) -> tuple[list[float], list[int], list[int]]:
     """(shares of the GPUs' time that are lost, steps, repeats): of the three ways, the last without the first."""
     alone = EpochPlanner(**items, **batch).plan()
@@ -85,10 +99,10 @@ def lost(items: dict[str, Any], ranks: int, **batch: Any) -> tuple[list[float], 
     )
 
 
-def row(name: str, make: Any, sets: int, ranks: int, shown: str, **batch: Any) -> list[str]:
-    """Medians over some sets of a kind."""
+def row(name: str, make: Any, sets: int, ranks: int, shown: str, batch_of: Any) -> list[str]:
+    """Medians over some sets of a kind; `batch_of` gives what bounds a set's batches."""
     made = [make(seed) for seed in range(sets)]
-    found = [lost(items, ranks, **batch) for items in made]
+    found = [lost(items, ranks, **batch_of(items)) for items in made]
     buckets = statistics.median(len(np.unique(items["bucket_ids"])) for items in made)
     shares, steps, repeats = (
         [statistics.median(c) for c in zip(*column, strict=True)] for column in zip(*found, strict=True)
@@ -101,7 +115,7 @@ def row(name: str, make: Any, sets: int, ranks: int, shown: str, **batch: Any) -
 
 def predicted() -> list[list[str]]:
     rows = [
-        row(f"{n:,} photos", lambda seed, n=n: photos(n, seed), 9, ranks, "4", batch_size=4)
+        row(f"{n:,} photos", lambda seed, n=n: photos(n, seed), 9, ranks, "4", lambda _: {"batch_size": 4})
         for n in (20, 50, 100, 300, 1000)
         for ranks in (2, 4, 8)
     ]
@@ -113,14 +127,18 @@ def predicted() -> list[list[str]]:
                 1,
                 ranks,
                 "4",
-                batch_size=4,
+                lambda _: {"batch_size": 4},
             )
             rows.append(million)
     for n in (200, 2_000, 100_000):
-        for shown, batch in (("1", {"batch_size": 1}), ("tokens", {"max_tokens": TOKENS})):
-            rows.append(
-                row(f"{n:,} clips, Wan", lambda seed, n=n: clips(n, seed), 1 if n > 9_999 else 5, 8, shown, **batch)
-            )
+        for shown, batch_of in (
+            ("1", lambda _: {"batch_size": 1}),
+            ("tokens", lambda _: {"max_tokens": TOKENS}),
+            ("4·tokens", lambda _: {"max_tokens": MEMORY}),
+            ("AdaptiveLoad", by_both_bounds),
+        ):
+            sets = 1 if n > 9_999 else 5
+            rows.append(row(f"{n:,} clips, Wan", lambda seed, n=n: clips(n, seed), sets, 8, shown, batch_of))
     return rows
 
 
@@ -211,12 +229,15 @@ def main() -> None:
     parts = [
         "# Time lost on several GPUs",
         "Predicted share of all GPUs' time that goes into waiting and repeats. Photos cost their pixels; of clips, L "
-        f"tokens cost L + L² / {6 * WAN.width:,}, the operations of Wan 2.1 1.3B. `tokens` and `cost` bound a batch by "
-        f"{TOKENS:,} tokens, or by what those cost. Medians of nine sets of up to 1,000 photos and five of up to 2,000 "
-        "clips; one of the larger ones.",
+        f"tokens cost L + L² / {6 * WAN.width:,}, the operations of Wan 2.1 1.3B. `tokens` bounds a batch by "
+        f"{TOKENS:,} tokens, `4·tokens` by {MEMORY:,}. `AdaptiveLoad` is our reading of its abstract (arXiv "
+        f"2605.17923), on the same clips: B clips of S tokens with B·S up to {MEMORY:,}, and B·S^p up to that of one "
+        "of the longest, with p fitted to the operations. Its batches are dealt out as `shuffled`; the two columns to "
+        "the right plan the same batches. Medians of nine sets of up to 1,000 photos and five of up to 2,000 clips; "
+        "one of the larger ones.",
         as_table(HEADER, predicted()),
         "Published, of other data on GPUs, so no comparison of equals: AdaptiveLoad (arXiv 2605.17923) brings the "
-        "imbalance of Wan 2.1's training from 39 % to 18.9 % by bounds B·S^p of a batch of B sequences of S tokens; "
+        "imbalance of Wan 2.1's training from 39 % to 18.9 %; "
         "KnapFormer (arXiv 2508.06001) reports less than 1 %, by moving tokens between GPUs in each step.",
     ]
     if args.measure:
