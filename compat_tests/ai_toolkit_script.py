@@ -29,8 +29,10 @@ class Model:
     adapter = types.SimpleNamespace(clip_image_processor=None)
     vae = unet = types.SimpleNamespace()
 
+    step = 16
+
     def get_bucket_divisibility(self) -> int:
-        return 16
+        return self.step
 
 
 def tiny_vae(dtype: str) -> Any:
@@ -91,7 +93,7 @@ class Training:
 
         model = Model()
         model.use_raw_control_images = self.settings.get("raw_controls", False)
-        model.arch = self.settings.get("arch", "flux")
+        model.arch, model.step = self.settings.get("arch", "flux"), self.settings.get("step", 16)
         if self.settings.get("latent_names"):
             from toolkit.data_loader import AiToolkitDataset
 

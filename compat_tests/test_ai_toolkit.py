@@ -144,7 +144,7 @@ def with_controls(pictures, tmp_path, equal):
 def test_control_images_are_alike_in_each_batch(pictures, tmp_path, arch, equal):
     """Alone it ends at the first batch that mixes them; with the plan each item is trained once."""
     datasets = [with_controls(pictures, tmp_path, equal)]
-    settings = {"arch": arch, "raw_controls": arch != "flux_kontext"}
+    settings = {"arch": arch, "step": STEPS[arch], "raw_controls": arch != "flux_kontext"}
     said = run(tmp_path / "alone", datasets, 60, plan=False, code=1, **settings)[1]
     assert "ensors must" in said or "missing for" in said, said[-2000:]
     steps = steps_of(pictures, tmp_path, *datasets, **settings)
