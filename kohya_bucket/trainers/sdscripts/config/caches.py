@@ -148,8 +148,8 @@ def _check_cached(subset: SubsetConfig, texts: Sequence[tuple[str, str]], findin
     if subset.enable_wildcard and drawn:
         message = (
             f"enable_wildcard does nothing, because {why}: {counted(len(drawn), 'caption')} with wildcards or several "
+            f"lines are trained with all of it, braces too ({some(drawn, 2)})"
         )
-        message += f"lines are trained with all of it, braces too ({some(drawn, 2)})"
         findings.warning("cached-captions", subset.place, message, f"leave {_TEXT} out, or write them out", drawn)
     second = subset.secondary_separator
     without = [name for name in ("caption_prefix", "caption_suffix") if getattr(subset, name)]

@@ -136,8 +136,8 @@ def without_settings(source: ConfigSource, findings: Findings) -> ConfigSource:
         return source
     message = (
         f"{some(list(others))}: settings of a trainer, which a dataset config (--dataset_config) does not have; and in "
+        "a file for --config_file sd-scripts does not read [[datasets]]"
     )
-    message += "a file for --config_file sd-scripts does not read [[datasets]]"
     remedy = "make two files: one with [general] and [[datasets]] for --dataset_config, and one with the rest"
     findings.error("misplaced-key", source.line_of(next(iter(others))).rstrip(", "), message, remedy, list(others))
     return replace(source, data=of_datasets)
