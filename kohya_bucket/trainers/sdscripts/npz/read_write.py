@@ -162,27 +162,24 @@ class OpenNpz:
         for name, member in self._members.items():
             new = renamed.get(name, name)
             # What of ours is damaged can be made again: it is left out.
-            if new and _OURS.fullmatch(name) and self.damaged([name[:-4]]):
+            if not new or (_OURS.fullmatch(name) and self.damaged([name[:-4]])):
                 continue
-            # Where its bytes lie: behind the header, and the name and extra field that follow it.
-            at = member.header_offset
-            begin = at + _LOCAL.size
-            whole = content[at : at + 4] == b"PK\3\4" and begin <= len(content)
-            if whole and new:
-                begin += sum(_LOCAL.unpack_from(content, at)[-2:])
-            data = content[begin : begin + member.compress_size]
-            if new and whole and len(data) == member.compress_size:
-                # The bytes are copied as they are packed, and the new directory says where they lie.
-                copied = copy.copy(member)
-                copied.filename, copied.header_offset = new, out.fp.tell()
-                copied.flag_bits &= ~8  # its length stands before it
-                out.fp.write(copied.FileHeader())
-                out.fp.write(data)
-                out.filelist.append(copied)
-                out.NameToInfo[new] = copied
-                out.start_dir = out.fp.tell()
-            elif new:
+            # Its bytes lie behind its header, and the name and extra field that follow that.
+            at, data = member.header_offset, None
+            if content[at : at + 4] == b"PK\3\4" and at + _LOCAL.size <= len(content):
+                begin = at + _LOCAL.size + sum(_LOCAL.unpack_from(content, at)[-2:])
+                data = content[begin : begin + member.compress_size]
+            if data is None or len(data) != member.compress_size:
                 raise LatentStoreError(_kept(self.path, f"{name[:80]!r} in it, which is not ours, is damaged"))
+            # The bytes are copied as they are packed, and the new directory says where they lie.
+            copied = copy.copy(member)
+            copied.filename, copied.header_offset = new, out.fp.tell()
+            copied.flag_bits &= ~8  # its length stands before it
+            out.fp.write(copied.FileHeader())
+            out.fp.write(data)
+            out.filelist.append(copied)
+            out.NameToInfo[new] = copied
+            out.start_dir = out.fp.tell()
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, int]]:
