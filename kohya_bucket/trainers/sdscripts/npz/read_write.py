@@ -20,7 +20,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -243,19 +243,20 @@ _ELSEWHERE = (
 @contextmanager
 def _opened(path: Path, content: bytes | None) -> Iterator[OpenNpz | None]:
     """What is in a file that is to be changed; None where there is nothing, or what is left of one of ours."""
-    try:
-        file = None if content is None else OpenNpz(path, content)
-    except BrokenNpzError:
-        first = _LOCAL.unpack_from(content)[-2] if content and len(content) > _LOCAL.size else 0
-        name = (content or b"")[_LOCAL.size : _LOCAL.size + first].decode("utf-8", "replace")
-        ours = content is not None and content[:4] == b"PK\3\4" and _OURS.fullmatch(name)
-        if not ours and (content or b"").strip(b"\0"):
-            raise LatentStoreError(_kept(path, "it is not an npz")) from None
-        file = None
-    if file is None:
+    if content is None:
         yield None
         return
-    with file:
+    file: OpenNpz | None = None
+    try:
+        file = OpenNpz(path, content)
+    except BrokenNpzError:
+        # What is left of ours begins with one of our members, or a power failure made zeros of it.
+        length = _LOCAL.unpack_from(content)[-2] if len(content) > _LOCAL.size else 0
+        first = content[_LOCAL.size : _LOCAL.size + length].decode("utf-8", "replace")
+        ours = content[:4] == b"PK\3\4" and _OURS.fullmatch(first)
+        if not ours and content.strip(b"\0"):
+            raise LatentStoreError(_kept(path, "it is not an npz")) from None
+    with nullcontext() if file is None else file:
         yield file
 
 
