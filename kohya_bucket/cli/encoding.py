@@ -52,16 +52,16 @@ class Chosen:
 
     def parts(self, work: EncodeJob, encoding: EncodeOptions, engine: str) -> tuple[Path, list[LatentItems]]:
         """The folder that names start from, and all of these images, in their buckets; reads their headers."""
-        found = self.images.read(engine_of(engine), work.quiet)
-        if not len(found.images):
+        scanned = self.images.read(engine_of(engine), work.quiet)
+        if not len(scanned.images):
             raise ConfigError(f"{', '.join(self.names)}: no images found there")
-        placement = (self.rule or self.options.make(found.sizes)).place(found.sizes)
-        root = _root(found.images.files, self.names, work.output)
+        placement = (self.rule or self.options.make(scanned.sizes)).place(scanned.sizes)
+        root = _root(scanned.images.files, self.names, work.output)
         wanted = LatentItems.from_placement(
-            found.images, found.sizes, placement, encoding, root, captions=found.captions, content_hash=work.hash
+            scanned.images, scanned.sizes, placement, encoding, root, captions=scanned.captions, content_hash=work.hash
         )
         left_out = zip(np.flatnonzero(~placement.placed).tolist(), wanted.without_bucket, strict=True)
-        wanted.without_bucket = [(name, found.reasons.get(i, reason)) for i, (name, reason) in left_out]
+        wanted.without_bucket = [(name, scanned.reasons.get(i, reason)) for i, (name, reason) in left_out]
         return root, [wanted]
 
 
@@ -236,8 +236,8 @@ def encode_captions(
     """Encode what is missing of the captions of the store in `output`."""
     if output is None or not options.text_encoder:
         raise ConfigError(_HOW)
-    what, own = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
-    others = [name for name in context.params if name not in own]
+    what, allowed = f"--text encodes the captions of {output}", ("path", *_ALLOWED, *vars(options))
+    others = [name for name in context.params if name not in allowed]
     refuse_beside(context, what, others, context.params["path"] or ())
     from kohya_bucket.latents.encode.precompute import launched, precompute_text
     from kohya_bucket.latents.encode.text_encoder import load_text_encoder

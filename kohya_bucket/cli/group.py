@@ -122,6 +122,6 @@ def load_command(name: str) -> Any:
         command = with_option_groups(getattr(module, made), **groups.get(made, {}))
         alone.command(made.strip("_").replace("_", "-"), cls=kind)(command)
     group = get_group(alone)
-    found: Any = group.commands.get(name, group)
-    found.help = f"{COMMANDS[name]}\n\n{found.help}" if found.help else COMMANDS[name]
-    return found
+    loaded: Any = group.commands.get(name, group)
+    loaded.help = f"{COMMANDS[name]}\n\n{loaded.help}" if loaded.help else COMMANDS[name]
+    return loaded

@@ -148,8 +148,8 @@ def _convert_quickly(parameter: Any) -> None:
 
 def _kind(parameter: Any) -> tuple[Any, float | None]:
     """The type of a parameter's value and its lowest value, if it has them; before typer 0.29 those of numbers."""
-    if known := getattr(parameter, "type_descriptor", None):
-        return (None if known.parameter_info.parser else known.annotation), known.parameter_info.min
+    if declared := getattr(parameter, "type_descriptor", None):
+        return (None if declared.parameter_info.parser else declared.annotation), declared.parameter_info.min
     kinds = {"int": int, "int range": int, "float": float, "float range": float}
     return kinds.get(parameter.type.name), getattr(parameter.type, "min", None)
 

@@ -61,9 +61,9 @@ def with_option_groups(
             parameters.append(p.replace(kind=p.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
-        made = {name: kind(**{field: given.pop(field) for field in own}) for name, (kind, own) in groups.items()}
-        command(**made, **given)
+    def run(**values: Any) -> None:
+        made = {name: kind(**{field: values.pop(field) for field in names}) for name, (kind, names) in groups.items()}
+        command(**made, **values)
 
     # what typer reads
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -217,8 +217,8 @@ def check_output(
         raise KohyaBucketError(f"{option} is {output}, but there is no folder {output.parent}: {make}")
     if output.suffix.lower() in IMAGE_EXTENSIONS and not what.endswith("picture"):
         raise KohyaBucketError(f"{option} is {output}, named as an image, but {what} is written: give another name")
-    for given in inputs:
-        if given is not None and Path(given).is_file() and output.exists() and output.samefile(given):
+    for source in inputs:
+        if source is not None and Path(source).is_file() and output.exists() and output.samefile(source):
             raise KohyaBucketError(
                 f"{option} is {output}, which is also an input and would be overwritten: give another name"
             )
@@ -308,10 +308,10 @@ class RuleArguments(RuleOptions):
         from kohya_bucket.trainers.door.dataset_keys import rule_for
         from kohya_bucket.trainers.door.options import AdapterOptions
 
-        own = self.of_rules()
+        rule_options = self.of_rules()
         if self.brings_sizes:
-            return rule_from_name(self.name, max_reso=self.size, no_upscale=self.bucket_no_upscale, **own)
-        return rule_for(self.keys, AdapterOptions(rule=self.name, **own), sizes)
+            return rule_from_name(self.name, max_reso=self.size, no_upscale=self.bucket_no_upscale, **rule_options)
+        return rule_for(self.keys, AdapterOptions(rule=self.name, **rule_options), sizes)
 
 
 @dataclass(frozen=True)

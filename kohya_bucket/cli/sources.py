@@ -61,24 +61,24 @@ def _shards_in(sources: Sequence[str]) -> list[str]:
 
 def _of_one_kind(names: Sequence[str], is_one: Callable[[str], bool], what: str) -> list[str]:
     """The names that are of a kind: none, or all. `KohyaBucketError` for a mixture; `what` says which kind it is."""
-    found = [name for name in names if is_one(name)]
-    if 0 < len(found) < len(names):
-        other = next(name for name in names if name not in found)
-        raise KohyaBucketError(f"{found[0]} {what}, and {other} is not one: name one kind alone")
-    return found
+    of_kind = [name for name in names if is_one(name)]
+    if 0 < len(of_kind) < len(names):
+        other = next(name for name in names if name not in of_kind)
+        raise KohyaBucketError(f"{of_kind[0]} {what}, and {other} is not one: name one kind alone")
+    return of_kind
 
 
 def _matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
     """What patterns match, and the other sources as they are, each once; of addresses those with one of `endings`."""
     names: list[str] = []
     for source in sources:
-        found: list[str] = []
+        matches: list[str] = []
         if is_url(source) and glob.has_magic(source) and source.lower().endswith(tuple(endings)):
-            found = list_remote(source, True, endings)
+            matches = list_remote(source, True, endings)
         elif not is_url(source) and glob.has_magic(source) and not Path(source).exists():
             names += sorted(glob.glob(source))  # noqa: PTH207
             continue
-        names += found or [source]
+        names += matches or [source]
     return list(dict.fromkeys(names))
 
 
@@ -104,13 +104,13 @@ def _is_on_hub(name: str) -> bool:
 
 def _files_of(name: str) -> list[str]:
     if _is_on_hub(name):
-        found = list_remote(name, True, [".parquet"])
-        if not found:
+        parquet_files = list_remote(name, True, [".parquet"])
+        if not parquet_files:
             raise KohyaBucketError(
                 f"{name}: has no Parquet files; the Hub's own copy in Parquet, if it made one, is at "
                 f"{name.rstrip('/')}@~parquet"
             )
-        return found
+        return parquet_files
     folder = Path(name)
     if (folder / _SPLITS).is_file():
         splits = sorted(state.parent.name for state in folder.glob(f"*/{_STATE}"))
@@ -164,12 +164,12 @@ def images_in(sources: list[str], *, recursive: bool = True, extensions: Collect
 def not_read(paths: Sequence[str]) -> dict[str, str]:
     """{path: why} of images that the usual trainer takes for none by their names, such as GIFs."""
     trainer = usual_trainer()
-    known = trainer.endings()
+    trained_endings = trainer.endings()
     endings = ((path, os.path.splitext(path)[1]) for path in paths)  # noqa: PTH122
     return {
         path: f"{trainer.name} lists no {ending} files: `kohya-bucket fix` converts or renames it"
         for path, ending in endings
-        if (ending.lower() if os.name == "nt" else ending) not in known and format_of_extension(ending)
+        if (ending.lower() if os.name == "nt" else ending) not in trained_endings and format_of_extension(ending)
     }
 
 
@@ -233,8 +233,8 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
         return ImageInput(partial(_read_tables, tables, options), ("caption_extension",), tables[0])
     if paths := list_images(sources, recursive=recursive):
         beside = partial(caption_beside, ending=ending)
-        given = options.captions_file
-        captions = for_each(beside, paths, at_once=REQUESTS) if given is None else _lines(given, len(paths))
+        lines = options.captions_file
+        captions = for_each(beside, paths, at_once=REQUESTS) if lines is None else _lines(lines, len(paths))
         return ImageInput(partial(_read_files, paths, captions))
     held = list_images(sources, recursive=recursive, extensions=(".tar", *TABLE_ENDINGS))
     hint = f", but {counted(len(held), 'file')} such as {held[0]}: name these, or a pattern of them" if held else ""
@@ -250,18 +250,18 @@ def _read_files(paths: list[str], captions: list[str | None], engine: Engine, qu
 
 
 def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> FoundImages:
-    given = options.captions_file
+    lines = options.captions_file
     with scan_progress("reading headers of shards", quiet=quiet) as progress:
-        ending = options.caption_extension if given is None else None
+        ending = options.caption_extension if lines is None else None
         index = TarIndex.build(shards, caption=ending, engine=engine, progress=progress)
     images, again = Origins.of_tars(index)
     sizes = index.sizes
     sizes[list(again)] = 0
-    if given is None:
+    if lines is None:
         captions = for_each(partial(_of_sample, index, images), range(len(index)), at_once=REQUESTS)
         for_each(Container.checked, images.containers)  # none has changed since
     else:
-        captions = _lines(given, len(index))
+        captions = _lines(lines, len(index))
     return FoundImages(images, sizes, index.reasons | again, captions)
 
 

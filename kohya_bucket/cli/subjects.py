@@ -63,11 +63,11 @@ class Reading:
             how: dict[str, Any] = {"workers": self.workers, "engine": self.engine, "progress": progress}
             if self.cache is None and not self.hash:
                 return ImageTable.from_scan(read_sizes(absolute_paths(paths), **how))
-            known = before.refresh(paths, hash=self.hash, **how)
+            scanned = before.refresh(paths, hash=self.hash, **how)
         if self.cache is not None:
-            known.save(self.cache)
-        hashes = known.hashes.astype(str).tolist() if self.hash and known.hashes is not None else None
-        return ImageTable.from_scan(known.scan(), hashes)
+            scanned.save(self.cache)
+        hashes = scanned.hashes.astype(str).tolist() if self.hash and scanned.hashes is not None else None
+        return ImageTable.from_scan(scanned.scan(), hashes)
 
     def clips(self, paths: Sequence[str]) -> tuple[ClipFacts, ImageTable]:
         """What is known of clips, and their frames as images."""
@@ -80,10 +80,10 @@ class Reading:
         if not self.decode:
             return images
         with self.progress("decoding") as progress:
-            found = decode_all([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress)
-        read_as = dict.fromkeys(found.transparent, TRANSPARENT) | dict.fromkeys(found.deep, DEEP)
+            decoded = decode_all([images.paths[i] for i in np.flatnonzero(images.readable).tolist()], progress)
+        read_as = dict.fromkeys(decoded.transparent, TRANSPARENT) | dict.fromkeys(decoded.deep, DEEP)
         misread = {i: read_as[path] for i, path in enumerate(images.paths) if path in read_as}
-        return replace(images.without(found.broken), misread=misread)
+        return replace(images.without(decoded.broken), misread=misread)
 
 
 def from_folders(

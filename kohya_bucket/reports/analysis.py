@@ -264,8 +264,8 @@ class Analysis:
 
     @staticmethod
     def _worst(values: FloatArray, chosen: npt.NDArray[np.bool_]) -> Indices:
-        found = np.flatnonzero(chosen)
-        return np.asarray(found[np.argsort(-values[found], kind="stable")])
+        indices = np.flatnonzero(chosen)
+        return np.asarray(indices[np.argsort(-values[indices], kind="stable")])
 
 
 def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float = FAR) -> Analysis:

@@ -101,12 +101,12 @@ def _neighbours(rule: BucketRule, bucket: Bucket, aspect: float) -> tuple[Neighb
     switches = {frozenset((p.narrower, p.wider)): p.aspect for p in points}
     order = sorted(bucket_set, key=lambda b: (b.aspect_ratio, b.pixel_count))
     at = order.index(bucket)
-    found = []
+    neighbours = []
     for other in order[max(at - 1, 0) : at] + order[at + 1 : at + 2]:
         loss = 1 - min(other.aspect_ratio / aspect, aspect / other.aspect_ratio)
         distance = float(np.abs(other.aspect_ratio - aspect))
-        found.append(Neighbour(other, distance, switches.get(frozenset((bucket, other))), loss))
-    return tuple(found)
+        neighbours.append(Neighbour(other, distance, switches.get(frozenset((bucket, other))), loss))
+    return tuple(neighbours)
 
 
 _LONGEST = 1024

@@ -176,7 +176,7 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
         out["sizes"] += images.sizes.reshape(-1).tolist()
     out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
     for number, group in enumerate(out["groups"] if datasets is None else ()):
-        names = [name for name, mine in zip(out["names"], out["group"], strict=True) if mine == number]
+        names = [name for name, its_group in zip(out["names"], out["group"], strict=True) if its_group == number]
         group.append(_caption_ending(shared / group[0], names))
     return out | {"root": shared.as_posix(), "base": f"{shared.as_uri().rstrip('/')}/"}
 
@@ -184,10 +184,10 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
 def _caption_ending(folder: Path, names: Sequence[str]) -> str | None:
     """What the captions beside most images of a folder end in; None where there are none."""
     try:
-        there = set(os.listdir(folder))  # noqa: PTH208
+        file_names = set(os.listdir(folder))  # noqa: PTH208
     except OSError:
         return None
-    count = {e: sum(f"{os.path.splitext(name)[0]}{e}" in there for name in names) for e in (".caption", ".txt")}  # noqa: PTH122
+    count = {e: sum(f"{os.path.splitext(name)[0]}{e}" in file_names for name in names) for e in (".caption", ".txt")}  # noqa: PTH122
     ending = max(count, key=count.__getitem__)
     return ending if count[ending] else None
 
@@ -195,8 +195,8 @@ def _caption_ending(folder: Path, names: Sequence[str]) -> str | None:
 def with_repeats_of_folders(images: ImageTable) -> ImageTable:
     """The same, with 10 repeats of each image in a folder `10_name`, as with sd-scripts' --train_data_dir."""
     folders = [os.path.basename(os.path.dirname(os.path.abspath(path))) for path in images.paths]  # noqa: PTH100, PTH119, PTH120
-    found = [re.match(r"0*([1-9]\d{0,5})_", folder) for folder in folders]
-    return replace(images, repeats=np.array([int(one[1]) if one else 1 for one in found], dtype=np.int64))
+    matches = [re.match(r"0*([1-9]\d{0,5})_", folder) for folder in folders]
+    return replace(images, repeats=np.array([int(one[1]) if one else 1 for one in matches], dtype=np.int64))
 
 
 def _named(tables: Sequence[ImageTable]) -> tuple[Path, list[str]]:

@@ -106,8 +106,8 @@ def _images(analysis: Analysis, indices: npt.NDArray[np.intp], limit: int, reaso
     return {"count": len(indices), "listed": rows}
 
 
-def _reasons(found: Mapping[int, str], images: ImageTable, limit: int) -> dict[str, Any]:
-    return _listed([{"path": images.paths[i], "reason": why} for i, why in sorted(found.items())], limit)
+def _reasons(reasons: Mapping[int, str], images: ImageTable, limit: int) -> dict[str, Any]:
+    return _listed([{"path": images.paths[i], "reason": why} for i, why in sorted(reasons.items())], limit)
 
 
 def _listed(rows: list[Any], limit: int) -> dict[str, Any]:

@@ -99,8 +99,8 @@ def choose_examples(analysis: Analysis, total: int) -> list[tuple[int, list[int]
         share = min(each, total)
         if share < 1:
             break
-        mine = order[starts[k] : starts[k + 1]]
-        chosen = mine[np.unique(np.linspace(0, len(mine) - 1, min(share, len(mine))).round().astype(int))]
+        images = order[starts[k] : starts[k + 1]]
+        chosen = images[np.unique(np.linspace(0, len(images) - 1, min(share, len(images))).round().astype(int))]
         out.append((k, chosen.tolist()))
         total -= len(chosen)
     return out

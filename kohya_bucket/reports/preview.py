@@ -124,12 +124,12 @@ def preview(
 
 def _files(entry: Mapping[str, Any]) -> dict[tuple[int, ...], list[str]]:
     """Names by the size of their bucket; of clips they may be in several, by their frames."""
-    found: dict[tuple[int, ...], list[str]] = {}
+    files_of_size: dict[tuple[int, ...], list[str]] = {}
     for row in entry.get("image_rows", ()) or entry.get("rows", ()):
         size = tuple(row["bucket"])
         for one in {(*size, frames) for frames in row["items"]} if "items" in row else (size,):
-            found.setdefault(one, []).append(row.get("key") or row["path"])
-    return found
+            files_of_size.setdefault(one, []).append(row.get("key") or row["path"])
+    return files_of_size
 
 
 @contextmanager

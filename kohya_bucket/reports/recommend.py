@@ -360,8 +360,8 @@ def _lower_resolution(rule: KohyaBuckets, sizes: IntArray) -> Iterator[Change]:
 def _other_presets(rule: FixedBuckets, programs: Programs) -> Iterator[Change]:
     """Presets of about the same area, whose sides the trainer accepts."""
     area = float(np.median([b.pixel_count for b in rule.bucket_set]))
-    own = rule.bucket_set.name
-    own = "auto" if isinstance(rule, AutoBuckets) else f"preset:{own}" if own in list_presets() else own or "own set"
+    now = rule.bucket_set.name
+    now = "auto" if isinstance(rule, AutoBuckets) else f"preset:{now}" if now in list_presets() else now or "own set"
     for name in list_presets():
         bucket_set = load_preset(name)
         other = float(np.median([b.pixel_count for b in bucket_set]))
@@ -369,7 +369,7 @@ def _other_presets(rule: FixedBuckets, programs: Programs) -> Iterator[Change]:
         if accepted and bucket_set.buckets != rule.bucket_set.buckets and 0.8 < other / area < 1.25:
             proposed = _fixed(rule, bucket_set, rule.switching)
             why = f"Preset {name} has {len(bucket_set)} buckets instead of {len(rule.bucket_set)}"
-            yield Change("[kohya_bucket] rule", own, f"preset:{name}", why, proposed)
+            yield Change("[kohya_bucket] rule", now, f"preset:{name}", why, proposed)
 
 
 def _fixed(rule: FixedBuckets, bucket_set: BucketSet, switching: str) -> FixedBuckets:
@@ -393,10 +393,10 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
     return [*about_files(analysis), *_about_settings(analysis)]
 
 
-def most_worth(analysis: Analysis, found: Sequence[Recommendation]) -> Recommendation | None:
+def most_worth(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Recommendation | None:
     """The one to begin with; None if nothing is recommended."""
     broken = 100 * len(analysis.images.failures) / max(len(analysis.images), 1)
-    return max(found, key=lambda one: broken if one.before is one.after else _weight(one), default=None)
+    return max(recommendations, key=lambda one: broken if one.before is one.after else _weight(one), default=None)
 
 
 def _about_settings(analysis: Analysis) -> list[Recommendation]:
@@ -407,7 +407,7 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     kept = ~odd if few else np.ones(len(images), dtype=np.bool_)
     before = _summary_of(analysis, kept, subject.rule) if few else analysis.summary
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
-    found: list[Recommendation] = []
+    worthwhile: list[Recommendation] = []
     programs = subject.programs or usual_trainer().programs(Asked())
     for change in changes(subject.rule, programs, images.sizes[kept], before.enlarged):
         try:
@@ -417,11 +417,11 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
         if worth(before, after) > 0 or change.must:
             gain, cost = differences(before, after)
             texts = *change[:3], change.why + beside, gain, cost
-            found.append(Recommendation(*texts, before, after, must=change.must))
-    found = [one for one in found if one.must or not _covered_by_limits(one, found)]
+            worthwhile.append(Recommendation(*texts, before, after, must=change.must))
+    worthwhile = [one for one in worthwhile if one.must or not _covered_by_limits(one, worthwhile)]
     out: list[Recommendation] = []
     # The best for each setting, and of several that come to the same the first, which is the simplest.
-    for advice in sorted(found, key=_weight, reverse=True):
+    for advice in sorted(worthwhile, key=_weight, reverse=True):
         # They gain and cost the same, however many buckets stand empty.
         same = replace(advice.after, buckets=0)
         if not any(other.setting == advice.setting or replace(other.after, buckets=0) == same for other in out):
@@ -429,9 +429,9 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
     return out
 
 
-def _covered_by_limits(one: Recommendation, found: Sequence[Recommendation]) -> bool:
+def _covered_by_limits(one: Recommendation, recommendations: Sequence[Recommendation]) -> bool:
     """Whether what `bucket_no_upscale` gains comes from being without the limits of sides, which can be set too."""
-    limits = [other for other in found if other.setting.startswith(("min_bucket_reso", "max_bucket_reso"))]
+    limits = [other for other in recommendations if other.setting.startswith(("min_bucket_reso", "max_bucket_reso"))]
     best = max(limits, key=_weight, default=None)
     return one.setting == "bucket_no_upscale" and best is not None and worth(best.after, one.after) <= 0
 

@@ -33,12 +33,12 @@ def activate(
         return
     if not status:
         activation.activate(folder)
-    found = activation.activation(folder)
-    if not found.active:
+    state = activation.activation(folder)
+    if not state.active:
         say(f"not active in {folder}: `kohya-bucket activate` with {sys.executable} writes two files there")
         raise typer.Exit(1)
-    version = "" if found.current else " by another version: activate it again"
+    version = "" if state.current else " by another version: activate it again"
     say(f"active in {folder}{version}")
     say(f"every training that {sys.executable} starts uses kohya_bucket, unless KOHYA_BUCKET=0 is set")
-    for door, checkout in found.seen:
+    for door, checkout in state.seen:
         say(f"seen: {door} in {checkout}")

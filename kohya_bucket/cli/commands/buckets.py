@@ -90,10 +90,10 @@ def make(
     say(str(images))
     _print(result, losses, size[0] * size[1])
     if losses["auto"] > losses.get(_DEFAULT, 1.0):
-        made, own = (len(rules[name].bucket_set or ()) for name in ("auto", _DEFAULT))
+        made, of_sd_scripts = (len(rules[name].bucket_set or ()) for name in ("auto", _DEFAULT))
         what = "This bucket crops" if made == 1 else f"These {made} buckets crop"
         say()
-        say(f"{what} more than sd-scripts' own {own}: raise --num, or train with sd-scripts' own")
+        say(f"{what} more than sd-scripts' own {of_sd_scripts}: raise --num, or train with sd-scripts' own")
     _say_use(output, options.bucket_reso_steps)
 
 

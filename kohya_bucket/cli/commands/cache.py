@@ -45,16 +45,16 @@ def status(
     """What is in a store, what is stale, and why. Exit code 1 if anything is damaged or stale."""
     from kohya_bucket.latents import maintenance as state
 
-    found = state.status(_open(store), images_root=images, content=hash)
+    seen = state.status(_open(store), images_root=images, content=hash)
     if as_json:
         groups = [
             {"collection": c, "bucket": list(b), "dtype": d, "kind": k, "vae": v, "items": n}
-            for (c, b, d, k, v), n in sorted(found.groups.items())
+            for (c, b, d, k, v), n in sorted(seen.groups.items())
         ]
-        typer.echo(json.dumps(vars(found) | {"groups": groups, "healthy": found.healthy}, indent=1))
+        typer.echo(json.dumps(vars(seen) | {"groups": groups, "healthy": seen.healthy}, indent=1))
     else:
-        _print_status(found, store)
-    if not found.healthy:
+        _print_status(seen, store)
+    if not seen.healthy:
         raise typer.Exit(1)
 
 
@@ -256,40 +256,40 @@ def _family(name: str, families: Mapping[str, Any]) -> Any:
     return families[one_of("--arch", family_of(name), families, ConfigError)]
 
 
-def _print_status(found: StoreStatus, store: Path) -> None:
-    given, per_item = argument(store), found.nbytes / max(1, found.items)
+def _print_status(seen: StoreStatus, store: Path) -> None:
+    shown, per_item = argument(store), seen.nbytes / max(1, seen.items)
     say(
-        f"{store}: {counted(found.items, 'item')}, {found.nbytes / 1e6:.1f} MB, {counted(found.shards, 'shard')}, "
+        f"{store}: {counted(seen.items, 'item')}, {seen.nbytes / 1e6:.1f} MB, {counted(seen.shards, 'shard')}, "
         f"{per_item:.0f} B an item"
     )
-    for (collection, bucket, dtype, kind, vae), n in sorted(found.groups.items()):
+    for (collection, bucket, dtype, kind, vae), n in sorted(seen.groups.items()):
         name = f"{collection} " if collection else ""
         if kind == "text":
             say(f"  {name}captions, text encoders {vae[:8] or 'unknown'}: {n}")
         else:
             say(f"  {name}{bucket[0]}x{bucket[1]} {dtype} {kind} VAE {vae[:8]}: {n}")
     for count, what, text in (
-        (found.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {given}` frees the space"),
-        (found.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {given}`"),
-        (len(found.temporary), "unfinished file", f"there: `cache prune {given}` removes that when it is an hour old"),
+        (seen.superseded, "row", f"replaced by newer ones: `kohya-bucket cache prune {shown}` frees the space"),
+        (seen.unindexed, "shard", f"not in the manifest yet, which makes opening slower: `cache pack {shown}`"),
+        (len(seen.temporary), "unfinished file", f"there: `cache prune {shown}` removes that when it is an hour old"),
     ):
         if count:
             say(f"{counted(count, what, 'is', 'are')} {text}")
-    if found.no_images:
+    if seen.no_images:
         say("the images are not here, so their state is unknown: give their folder with --image-dir")
-    again = "run the same `precompute` again" if found.of_images else "training encodes these captions again"
+    again = "run the same `precompute` again" if seen.of_images else "training encodes these captions again"
     for names, what, remedy in (
-        (found.absent * (not found.no_images), "its image is gone",
-         f"if it was moved, give its new folder with --image-dir; else `cache prune {given} --gone` drops the latent"),
-        (found.changed, "its image changed",
-         f"{again}, which encodes it again; `cache prune {given} --stale` drops the old latent"),
-        ([f"{name}: {problem}" for name, problem in found.damage], "damaged",
-         f"`cache prune {given} --damaged` takes it out; then {again}"),
+        (seen.absent * (not seen.no_images), "its image is gone",
+         f"if it was moved, give its new folder with --image-dir; else `cache prune {shown} --gone` drops the latent"),
+        (seen.changed, "its image changed",
+         f"{again}, which encodes it again; `cache prune {shown} --stale` drops the old latent"),
+        ([f"{name}: {problem}" for name, problem in seen.damage], "damaged",
+         f"`cache prune {shown} --damaged` takes it out; then {again}"),
     ):  # fmt: skip
         if names:
             say(f"{what}: {len(names):,}; what to do: {remedy}")
             say_first(names)
-    say("everything is up to date" if found.healthy else "not up to date: what to do is said above")
+    say("everything is up to date" if seen.healthy else "not up to date: what to do is said above")
 
 
 def _end_if_not_removed(done: MaintenanceReport) -> None:

@@ -142,11 +142,11 @@ def groups() -> dict[str, list[str]]:
     return {"trainers": _trainers(), "all": [*_own(), *_trainers()]}
 
 
-def names_of(text: str, known: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+def names_of(text: str, comparable_names: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
     """The names in `kohya,trainers`, each once, groups taken apart. `ConfigError` where there is none."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
-        raise ConfigError(f"--rules is {text!r}, but must be names separated by commas: {', '.join(known)}")
+        raise ConfigError(f"--rules is {text!r}, but must be names separated by commas: {', '.join(comparable_names)}")
     return list(dict.fromkeys(name for part in parts for name in groups.get(part, (part,))))
 
 
@@ -159,7 +159,7 @@ def compared_rule(name: str, options: RuleArguments, sizes: IntArray) -> BucketR
         width, height = options.size
         rule: BucketRule = TRAINERS[name].load()(round((width * height) ** 0.5))
         return rule
-    own = _own() | {_SD_SCRIPTS: {"rule": "kohya"}}
-    if name not in own and not is_rule(name):
+    options_of_name = _own() | {_SD_SCRIPTS: {"rule": "kohya"}}
+    if name not in options_of_name and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
-    return replace(options, **own.get(name) or {"rule": name, **named_rule(name).not_taken}).make(sizes)
+    return replace(options, **options_of_name.get(name) or {"rule": name, **named_rule(name).not_taken}).make(sizes)

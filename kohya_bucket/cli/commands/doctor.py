@@ -83,9 +83,9 @@ def _print(console: Console, section: Section) -> None:
 def _verdict(sections: Sequence[Section]) -> str:
     from kohya_bucket.trainers.door.findings import Severity
 
-    found = [finding for section in sections for finding in section.findings]
-    errors, warnings = (sum(f.severity is s for f in found) for s in (Severity.ERROR, Severity.WARNING))
-    alone = sum(f.stops_alone for f in found)
+    findings = [finding for section in sections for finding in section.findings]
+    errors, warnings = (sum(f.severity is s for f in findings) for s in (Severity.ERROR, Severity.WARNING))
+    alone = sum(f.stops_alone for f in findings)
     warnings -= alone
     if not errors and not warnings and not alone:
         return "nothing found that would stop the training or harm it"

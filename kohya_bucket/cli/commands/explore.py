@@ -92,8 +92,8 @@ def _of_config(path: Path, arch: str | None, reading: Reading) -> str:
             f"{text}: the explorer takes dataset configs in TOML; kohya-bucket analyze --config takes this one"
         )
     if text is not None:
-        given = GivenConfig(text.name, read_text(text), begin.numbers)
-        return render_explorer(path.name, tables, given, trainer.endings(), focus)
+        config = GivenConfig(text.name, read_text(text), begin.numbers)
+        return render_explorer(path.name, tables, config, trainer.endings(), focus)
     # Folders that a trainer's settings name. The page saves a preset as one, and others as a dataset config.
     images, keys = tables[0], begin.keys
     if begin.regularization.any():

@@ -47,22 +47,22 @@ def fix(
         raise KohyaBucketError(f"--captions-in is {captions_in!r}, but must be an encoding of text that Python knows: "
                                "cp1252, cp932, gb18030 and so on") from None  # fmt: skip
     with scan_progress("decoding images", quiet=quiet) as progress:
-        found = mending.find(
+        result = mending.find(
             folder, recursive=recursive, least_side=least_side, encoding=captions_in, progress=progress
         )
     if not quiet:
-        say(f"{folder}: {counted(found.images, 'image')} and {counted(found.captions, 'caption')} looked at")
-        _show(found.fixes)
-        if any(one.why.startswith(f"{captions_in}: ") for one in found.fixes):
+        say(f"{folder}: {counted(result.images, 'image')} and {counted(result.captions, 'caption')} looked at")
+        _show(result.fixes)
+        if any(one.why.startswith(f"{captions_in}: ") for one in result.fixes):
             say(f"captions that are not UTF-8 are read as {captions_in}; if these look wrong: --captions-in cp932, …")
-    left = found.left
-    if apply and found.fixes:
+    left = result.left
+    if apply and result.fixes:
         with scan_progress("fixing", quiet=quiet) as progress:
-            outcome = mend_log.apply(folder, found.fixes, captions_in, progress)
+            outcome = mend_log.apply(folder, result.fixes, captions_in, progress)
         tell(f"{counted(outcome.done, 'file')} fixed; what they were is in {outcome.run}, and --undo puts it back")
         left = left + outcome.failed
-    elif found.fixes:
-        tell(f"nothing is changed yet: --apply does it for {counted(len(found.fixes), 'file')}")
+    elif result.fixes:
+        tell(f"nothing is changed yet: --apply does it for {counted(len(result.fixes), 'file')}")
     else:
         tell("nothing to fix")
     _end(left, "left as they are")

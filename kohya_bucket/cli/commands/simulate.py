@@ -117,19 +117,19 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _rectangle(focus: str | None, given: str | None, file: Path | None) -> tuple[float, ...] | None:
+def _rectangle(focus: str | None, focus_argument: str | None, file: Path | None) -> tuple[float, ...] | None:
     """The rectangle that the options' focus is, or that its file has for the image; None where there is none.
 
-    `given` is what `--focus` says.
+    `focus_argument` is what `--focus` says.
     """
     from kohya_bucket.images.focus_files import focus_in, parsed_focus
 
     if focus is None:
         return None
     rectangle = parsed_focus(focus, "--focus")
-    if rectangle is None and file is None and given is not None:
+    if rectangle is None and file is None and focus_argument is not None:
         raise KohyaBucketError(
-            f"--focus is {given!r}, but a size has no name to look for in a file: give left,top,right,bottom"
+            f"--focus is {focus_argument!r}, but a size has no name to look for in a file: give left,top,right,bottom"
         )
     return rectangle or (None if file is None else focus_in(focus, str(file)))
 
@@ -206,19 +206,19 @@ def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tu
         line(label, text)
 
 
-def _draw_into(target: Path, file: Path | None, found: Sequence[Explanation], unturned: str, obey_exif: bool) -> None:
-    """Draw the first of `found` that has a bucket, over the image or, without its file, over a grid."""
+def _draw_into(target: Path, file: Path | None, explained: Sequence[Explanation], unturned: str, obey: bool) -> None:
+    """Draw the first of `explained` that has a bucket, over the image or, without its file, over a grid."""
     from PIL import Image
 
     from kohya_bucket.images.pixels import upright
     from kohya_bucket.reports.explain import draw_preview
 
-    e = next((e for e in found if e.bucket is not None), None)
+    e = next((e for e in explained if e.bucket is not None), None)
     if e is None:
-        raise KohyaBucketError(f"no preview: {found[0].reason}")
+        raise KohyaBucketError(f"no preview: {explained[0].reason}")
     try:
         picture = Image.open(open_input(file)) if file is not None else _grid(e.size)
-        turned = upright(picture) if obey_exif else picture
+        turned = upright(picture) if obey else picture
         if (turned.width < turned.height) == (e.size[0] < e.size[1]):  # or else the size counts as stored
             picture = turned
         picture = draw_preview(picture, e)

@@ -87,19 +87,19 @@ class PlannedBatches(ConcatDataset[Any]):
 
     def __getitem__(self, index: Any) -> list[Any]:
         """The items of the batch that a `PlannedBatch` describes, loaded."""
-        mine, dataset = self.items[index.dataset], self.datasets[index.dataset]
+        dataset_items, dataset = self.items[index.dataset], self.datasets[index.dataset]
 
         def make(index: PlannedBatch) -> list[Any]:
-            return [_loaded(dataset, mine, i, index.bucket) for i in index.images.tolist()]
+            return [_loaded(dataset, dataset_items, i, index.bucket) for i in index.images.tolist()]
 
-        return list(batch_of_the_readable(make, index, mine, self.on_bad_image))
+        return list(batch_of_the_readable(make, index, dataset_items, self.on_bad_image))
 
 
-def _loaded(dataset: Any, mine: FileItems, item: int, bucket: int) -> Any:
-    row = mine.rows[item]
-    if mine.bucket_ids[item] != bucket:
+def _loaded(dataset: Any, dataset_items: FileItems, item: int, bucket: int) -> Any:
+    row = dataset_items.rows[item]
+    if dataset_items.bucket_ids[item] != bucket:
         moved = copy.copy(dataset.file_list[row])
-        cut_to(moved, mine.buckets[bucket], at_random=dataset.dataset_config.random_crop)
+        cut_to(moved, dataset_items.buckets[bucket], at_random=dataset.dataset_config.random_crop)
         dataset, row = copy.copy(dataset), 0
         dataset.file_list = [moved]
     return dataset._get_single_item(row, _LAST_ATTEMPT)

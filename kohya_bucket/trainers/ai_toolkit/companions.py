@@ -38,13 +38,13 @@ def companions_in(table: Mapping[str, Any], name: str, findings: Findings) -> Co
     """The folders that a dataset names; what cannot be a path is added to the findings."""
     numbered = [table[key] for key in ("control_path_1", "control_path_2", "control_path_3") if table.get(key)]
     control = numbered or table.get("control_path") or []
-    given = [("control_path", one) for one in (control if isinstance(control, list) else [control])]
-    given += [(key, table[key]) for key in _OTHERWISE if key != "control_path" and table.get(key)]
-    for key, folder in given:
+    folders = [("control_path", one) for one in (control if isinstance(control, list) else [control])]
+    folders += [(key, table[key]) for key in _OTHERWISE if key != "control_path" and table.get(key)]
+    for key, folder in folders:
         if not isinstance(folder, str):
             findings.error("wrong-type", name, f"{key} is {folder!r}, but must be a text in quotes", names=(key,))
     masked = bool(table.get("alpha_mask"))  # then the images are their own masks
-    return tuple((key, one) for key, one in given if isinstance(one, str) and not (masked and key == "mask_path"))
+    return tuple((key, one) for key, one in folders if isinstance(one, str) and not (masked and key == "mask_path"))
 
 
 def check_companions(companions: Companions, images: Sequence[str], place: str, findings: Findings) -> None:

@@ -167,8 +167,8 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         message = f"{len(processes)} processes have datasets; the first one is shown"
         findings.note("several-processes", "", message, "plan each in a file of its own")
     process = processes[0]
-    given = (process.get(name) for name in ("train", "model"))
-    train, model = (one if isinstance(one, Mapping) else {} for one in given)
+    sections = (process.get(name) for name in ("train", "model"))
+    train, model = (one if isinstance(one, Mapping) else {} for one in sections)
     batch_size, steps = train.get("batch_size", 1), train.get("steps")
     arch = _arch(model)
     step = STEPS.get(arch)
@@ -177,7 +177,7 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         message = f"the model is {arch!r}, whose step is not known: buckets are shown in steps of 16"
         findings.warning("unknown-model", "", message, "ai-toolkit prints the sizes of its buckets: compare them")
     source = ConfigSource(file, data)
-    tables = [found[TABLE] for found in (data, data["config"]) if TABLE in found]
+    tables = [holder[TABLE] for holder in (data, data["config"]) if TABLE in holder]
     options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}), findings)
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
                 for keys in _datasets(one, i + 1, batch_size, arch, source, findings)]  # fmt: skip
@@ -240,23 +240,23 @@ def _datasets(
         message = f"ai-toolkit ignores {key!r} without a word: it has no such key"
         findings.warning("unknown-key", name, message, f"did you mean {near!r}?" if near else "remove it", (str(key),))
     resolutions = _list(table.get("resolution", 512))
-    own = {key: table[key] for key in KEYS if table.get(key) is not None and key != "resolution"}
-    taken = read_table(own, KEYS, ("config",), name, source, findings, lambda key: ("unknown-key", key, ""))
-    paths = [taken.pop(key, None) for key in ("dataset_path", "folder_path")]
+    usable = {key: table[key] for key in KEYS if table.get(key) is not None and key != "resolution"}
+    values = read_table(usable, KEYS, ("config",), name, source, findings, lambda key: ("unknown-key", key, ""))
+    paths = [values.pop(key, None) for key in ("dataset_path", "folder_path")]
     path = next(filter(None, paths), None)
     if path is None:
         findings.error("no-source", name, "it names no images", "set folder_path")
         return
-    taken["batch_size"] = taken.get("batch_size", _whole(batch_size))
-    taken["caption_ext"] = caption_ending(taken.get("caption_ext"), table.get("caption_type"))
+    values["batch_size"] = values.get("batch_size", _whole(batch_size))
+    values["caption_ext"] = caption_ending(values.get("caption_ext"), table.get("caption_type"))
     companions = companions_in(table, name, findings)
-    if not taken.get("is_reg"):
+    if not values.get("is_reg"):
         check_editing(table, companions, arch, name, findings)
     for resolution in resolutions:
         if not WHOLE.fits(resolution) or isinstance(resolution, bool) or resolution < 1:
             findings.error("wrong-type", name, f"resolution is {resolution!r}, but must be whole numbers of 1 or more")
             continue
-        keys = JobKeys(number, path, **{**taken, "resolution": resolution, "companions": companions})
+        keys = JobKeys(number, path, **{**values, "resolution": resolution, "companions": companions})
         if _check(keys, findings):
             yield keys
 

@@ -128,11 +128,11 @@ class RunningJob:
             self.loaders.clear()
             _save_with(process, self.loaders)
         self.loaders[name] = loader
-        found = [_saved_with(process, name)]
+        states = [_saved_with(process, name)]
         if loader.sampler.world_size > 1:
-            found = [one.get("state") for one in gather({"state": found[0]})]  # only the first rank reads checkpoints
-        if found[0] is not None:
-            loader.resume(found[0])
+            states = [one.get("state") for one in gather({"state": states[0]})]  # only the first rank reads checkpoints
+        if states[0] is not None:
+            loader.resume(states[0])
 
 
 def _save_with(process: Any, loaders: Mapping[str, PlannedLoader]) -> None:

@@ -142,7 +142,7 @@ def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int
         kept = parse_json(read_text(Path(folder, _SIZES))) if paths else {}
     except (OSError, ValueError):
         return {}
-    found: dict[int, tuple[int, int]] = {}
+    kept_sizes: dict[int, tuple[int, int]] = {}
     for i, path in enumerate(paths if isinstance(kept, dict) else ()):
         entry: Any = kept.get(path.replace(folder, ""))
         if not isinstance(entry, list) or len(entry) != 3:  # of clips there are more
@@ -151,14 +151,14 @@ def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int
             now = os.stat(path)
             sound = all(type(side) is int and 0 < side < 1 << 31 for side in entry[:2])
             if sound and entry[2] == f"{now.st_size}:{int(now.st_mtime)}":
-                found[i] = entry[0], entry[1]
-    return found
+                kept_sizes[i] = entry[0], entry[1]
+    return kept_sizes
 
 
 def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     """The images, and where clips are trained the clips, of a dataset, in an order that no file system decides."""
     try:
-        found, captions = listed(keys)
+        files, captions = listed(keys)
     except (OSError, ValueError, TypeError) as error:
         message = f"{keys.source} is neither a folder nor a JSON file whose keys are paths ({error})"
         findings.error("missing-folder", keys.place, message, path_meant(keys.source))
@@ -169,11 +169,11 @@ def files_of(keys: JobKeys, findings: Findings) -> list[str]:
     else:
         _check_code_page(keys, findings)
     _check_captions(captions, keys, findings)
-    if not found:
+    if not files:
         kinds = "images or clips" if keys.of_clips else "images"
         message = f"{keys.source} holds no {kinds} that ai-toolkit reads ({', '.join(IMAGES)})"
         findings.error("no-images", keys.place, message, "correct folder_path, or convert them")
-    return found
+    return files
 
 
 def listed(keys: JobKeys) -> tuple[list[str], dict[str, str]]:
@@ -184,13 +184,13 @@ def listed(keys: JobKeys) -> tuple[list[str], dict[str, str]]:
     """
     entries: Any = {}
     if os.path.isdir(keys.source):
-        found = sorted(_files_below(keys.source, IMAGES + _CLIPS if keys.of_clips else IMAGES))
+        files = sorted(_files_below(keys.source, IMAGES + _CLIPS if keys.of_clips else IMAGES))
     else:
         entries = parse_json(read_text(Path(keys.source)))
-        found = list(entries)
-    found = [path for path in found if os.path.basename(os.path.dirname(path)) != "_controls"]
-    beside = [path for path in found if path not in entries or "caption" not in entries[path]]
-    return found, {path: os.path.splitext(path)[0] + keys.caption_ext for path in beside}
+        files = list(entries)
+    files = [path for path in files if os.path.basename(os.path.dirname(path)) != "_controls"]
+    beside = [path for path in files if path not in entries or "caption" not in entries[path]]
+    return files, {path: os.path.splitext(path)[0] + keys.caption_ext for path in beside}
 
 
 def _check_code_page(keys: JobKeys, findings: Findings) -> None:
@@ -242,12 +242,12 @@ def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> JobData:
         rows = np.flatnonzero(is_clip == clips)
         if not len(rows):
             continue
-        mine = [paths[i] for i in rows.tolist()]
+        of_kind = [paths[i] for i in rows.tolist()]
         if clips:
-            scan = read_clips(mine, progress=progress)
+            scan = read_clips(of_kind, progress=progress)
             sizes[rows], failures = scan.sizes, scan.failures
         else:
-            images = scan_sizes(mine, progress=progress)
+            images = scan_sizes(of_kind, progress=progress)
             sizes[rows], orientation[rows], failures = images.sizes, images.orientation, images.failures
         reasons |= {int(rows[i]): why for i, _, why in failures}
     by_setting, sizes = counted_sizes(keys, sizes, orientation), counted_sizes(keys, sizes, orientation, paths)

@@ -23,7 +23,7 @@ def _make_loader(seam: Replaced, dataset_options: Any, batch_size: int = 1, sd: 
     frame = calling_frame()
     process = frame.f_locals.get("self")
     job = getattr(getattr(process, "job", None), "raw_config", None) or {}
-    tables = [found[TABLE] for found in (job, job.get("config") or {}) if TABLE in found]
+    tables = [holder[TABLE] for holder in (job, job.get("config") or {}) if TABLE in holder]
     seam.door.read_options({TABLE: tables[0]} if tables else {}, frame)
     refuse_broken_captions(dataset_options or ())
     fold_vae_of_images(getattr(sd, "vae", None))
@@ -47,13 +47,13 @@ def refuse_broken_captions(datasets: Iterable[Any]) -> None:
     """
     files = list[str]()
     for one in datasets:
-        given: dict[str, Any] = one if isinstance(one, dict) else vars(one)
+        keys_of_dataset: dict[str, Any] = one if isinstance(one, dict) else vars(one)
         keys = JobKeys(
             0,
-            given.get("dataset_path") or given.get("folder_path") or "",
-            num_frames=given.get("num_frames", 1),
-            auto_frame_count=given.get("auto_frame_count", False),
-            caption_ext=caption_ending(given.get("caption_ext"), given.get("caption_type")),
+            keys_of_dataset.get("dataset_path") or keys_of_dataset.get("folder_path") or "",
+            num_frames=keys_of_dataset.get("num_frames", 1),
+            auto_frame_count=keys_of_dataset.get("auto_frame_count", False),
+            caption_ext=caption_ending(keys_of_dataset.get("caption_ext"), keys_of_dataset.get("caption_type")),
         )
         with suppress(OSError, ValueError, TypeError):  # ai-toolkit says so of a source that is not there
             files += listed(keys)[1].values()

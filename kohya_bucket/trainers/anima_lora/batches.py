@@ -26,7 +26,7 @@ class Images(ItemsInBuckets):
         """What a dataset has put into buckets, where a key stands once for each repeat."""
         manager = dataset.bucket_manager
         times = [Counter(bucket) for bucket in manager.buckets]
-        rows = sorted((key, k, n) for k, found in enumerate(times) for key, n in found.items())
+        rows = sorted((key, k, n) for k, times_of_key in enumerate(times) for key, n in times_of_key.items())
         return cls(
             [row[0] for row in rows],
             np.array([row[2] for row in rows], dtype=np.int64),
@@ -52,16 +52,16 @@ class Held(NamedTuple):
 def planned_item(group: Group, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch and step the dataset believes it is in."""
     held: Held = getattr(group, HELD)
-    mine, dataset = held.images[index.dataset], group.datasets[index.dataset]
-    size = mine.buckets[index.bucket]
+    images, dataset = held.images[index.dataset], group.datasets[index.dataset]
+    size = images.buckets[index.bucket]
 
     def make(index: PlannedBatch) -> Any:
-        keys = [mine.keys[i] for i in index.images.tolist()]
-        other = {mine.keys[i]: size for i in index.images.tolist() if mine.bucket_ids[i] != index.bucket}
+        keys = [images.keys[i] for i in index.images.tolist()]
+        other = {images.keys[i]: size for i in index.images.tolist() if images.bucket_ids[i] != index.bucket}
         with own_random(index.seed):
             return weighed(_one_batch(dataset, keys, other, index)[0], index.loss_scale)
 
-    return batch_of_the_readable(make, index, mine, held.on_bad_image)
+    return batch_of_the_readable(make, index, images, held.on_bad_image)
 
 
 def _one_batch(dataset: Any, keys: list[str], other: dict[str, Size], index: PlannedBatch) -> Any:

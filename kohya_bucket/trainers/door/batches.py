@@ -136,20 +136,20 @@ def batch_of_the_readable(
     good = [image for image in index.images.tolist() if image not in bad]
     spare = _spare(make, index, images, {*good, *bad})
     for image, why in bad.items():
-        found = next(spare, None)
-        good += [] if found is None else [found]
-        _tell(index.dataset, image, images, why, found)
+        replacement = next(spare, None)
+        good += [] if replacement is None else [replacement]
+        _tell(index.dataset, image, images, why, replacement)
     if not good:
         raise error
     return make(_with_images(index, good))
 
 
 def _spare(
-    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, taken: set[int]
+    make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, excluded: set[int]
 ) -> Iterator[int]:
     """Readable images of the same bucket that the batch does not hold, in an order that depends on its seed alone."""
     image, bucket = images.pairs
-    for other in spare_images(image[bucket == index.bucket], taken, index.seed):
+    for other in spare_images(image[bucket == index.bucket], excluded, index.seed):
         if not _why_unreadable(make, index, other):
             yield other
 

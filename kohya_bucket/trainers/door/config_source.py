@@ -319,7 +319,7 @@ def check_repeats(repeats: int, place: str, findings: Findings) -> None:
 
 
 def read_table(
-    table: Any, known: Mapping[str, Type], at: TablePath, name: str, source: ConfigSource, findings: Findings,
+    table: Any, types: Mapping[str, Type], at: TablePath, name: str, source: ConfigSource, findings: Findings,
     unknown: Callable[[str], tuple[str, str, str]],
 ) -> dict[str, Any]:  # fmt: skip
     """The keys of one table that a trainer takes, with their values as it takes them; the others are reported.
@@ -336,22 +336,22 @@ def read_table(
         place = (source.line_of(*at) + name).rstrip(", ")
         findings.error("not-a-table", place, f"{table!r} is not a table", "write [general] or [[datasets]]")
         return {}
-    taken, strange = {}, 0
+    values, strange = {}, 0
     for key, value in table.items():
-        strange += key not in known
-        if key not in known and strange > MOST_STRANGE:
+        strange += key not in types
+        if key not in types and strange > MOST_STRANGE:
             continue
         place = f"{source.line_of(*at, key)}{name}"
-        if key not in known:
+        if key not in types:
             code, message, remedy = unknown(str(key))
-            meant = near_key(str(key), known) if code == "unknown-key" else None
-            usable = meant is not None and meant not in table and meant not in taken
+            meant = near_key(str(key), types) if code == "unknown-key" else None
+            usable = meant is not None and meant not in table and meant not in values
             remedy += " It is read as that here" if usable else " (left out here)"
             findings.error(code, place, message, remedy, (str(key),))
             if not usable:
                 continue
             key = meant
-        wanted = known[key]
+        wanted = types[key]
         if not wanted.fits(value):
             meant = wanted.meant(value)
             message = f"{key} is {value!r}, but must be {wanted.text}"
@@ -364,11 +364,11 @@ def read_table(
             message = f"{key} is {str(value).lower()}, which the trainer reads as {int(value)}"
             findings.warning("bool-as-number", place, message, "write a number", (key,))
             value = int(value)
-        taken[key] = wanted.taken(value)
+        values[key] = wanted.taken(value)
     if strange > MOST_STRANGE:
         message = f"{strange - MOST_STRANGE:,} more keys are not known either"
         findings.error("unknown-keys", f"{source.line_of(*at)}{name}", message, "remove them (left out here)")
-    return taken
+    return values
 
 
 def unknown_key(
@@ -395,8 +395,8 @@ def unknown_key(
     return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}{hint}"
 
 
-def near_key(key: str, known: Collection[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
+def near_key(key: str, candidates: Collection[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
     """The known key that another one was probably meant to be; None if none resembles it."""
     plain = key.strip().lower().replace("-", "_").replace(" ", "_")
     plain = (elsewhere or {}).get(plain, plain)
-    return next(iter(difflib.get_close_matches(plain, sorted(known), 1, 0.7)), None)
+    return next(iter(difflib.get_close_matches(plain, sorted(candidates), 1, 0.7)), None)

@@ -184,8 +184,8 @@ class TrainerDoor(ABC):
             return
         self.unknown = {subject.name: problems for subject, problems in wrong.items()}
         self._take_options()
-        known = [subject for subject in subjects if subject.name not in self.unknown]
-        self._replaced = {subject.name: subject.replacements(self.owners, self) for subject in known}
+        whole_subjects = [subject for subject in subjects if subject.name not in self.unknown]
+        self._replaced = {subject.name: subject.replacements(self.owners, self) for subject in whole_subjects}
         replaced = [replacement for some in self._replaced.values() for replacement in some]
         self.patches.apply(replaced, self._belongs)
         if not self.quiet and is_first_process():
@@ -217,9 +217,9 @@ class TrainerDoor(ABC):
 
     def _take_options(self, *tables: tuple[str, Mapping[str, Any]]) -> None:
         """The environment's file under the given tables."""
-        own = ("defaults", self.defaults)
+        defaults = ("defaults", self.defaults)
         with exit_with_message():
-            self._options = AdapterOptions.from_tables(own, *environment_table(), *tables)
+            self._options = AdapterOptions.from_tables(defaults, *environment_table(), *tables)
             self.check_options(self._options)
 
     def _belongs(self, module: ModuleType) -> bool:

@@ -27,9 +27,9 @@ def packages_section(model: str = "") -> Section:
         ("system", platform.platform()),
     ])  # fmt: skip
     wanted = {name.partition("[")[0]: purpose for names, purpose in EXTRAS.values() for name in names}
-    found = {name: version_of(name) for name in ("numpy", "pillow", *wanted)}
-    section.facts.append(("packages", ", ".join(f"{name} {version}" for name, version in found.items() if version)))
-    if absent := [f"{name} ({wanted[name]})" for name, version in found.items() if not version]:
+    versions = {name: version_of(name) for name in ("numpy", "pillow", *wanted)}
+    section.facts.append(("packages", ", ".join(f"{name} {version}" for name, version in versions.items() if version)))
+    if absent := [f"{name} ({wanted[name]})" for name, version in versions.items() if not version]:
         section.facts.append(("absent", ", ".join(absent)))
     if version_of("torch"):
         _check_cuda(section)

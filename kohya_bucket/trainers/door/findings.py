@@ -135,7 +135,7 @@ class Findings:
             keys[of_any_key] += kind not in kinds
             kinds.setdefault(kind if kind in kinds or keys[of_any_key] <= _KEYS else of_any_key, []).append(finding)
         bounded = (
-            found if len(found) <= _SHOWN + 1 else [*found[:_SHOWN], _rest(found[_SHOWN:])] for found in kinds.values()
+            alike if len(alike) <= _SHOWN + 1 else [*alike[:_SHOWN], _rest(alike[_SHOWN:])] for alike in kinds.values()
         )
         return iter(sorted(chain(*bounded), key=lambda f: list(Severity).index(f.severity)))
 
@@ -151,12 +151,12 @@ class Findings:
         return [finding for finding in self if finding.severity is not Severity.NOTE]
 
 
-def _rest(found: list[Finding]) -> Finding:
+def _rest(alike: list[Finding]) -> Finding:
     """One that stands for others of its kind."""
-    of_keys = len({one.names for one in found}) > 1 and found[0].code in _OF_KEYS
-    names = [", ".join(one.names) if of_keys else one.where or one.message for one in found]
-    message = f"and {len(found):,} more of this kind ({some(list(dict.fromkeys(names)))})"
-    return replace(found[0], where="", message=message, remedy="", names=tuple(names[:_NAMED]), count=len(found))
+    of_keys = len({one.names for one in alike}) > 1 and alike[0].code in _OF_KEYS
+    names = [", ".join(one.names) if of_keys else one.where or one.message for one in alike]
+    message = f"and {len(alike):,} more of this kind ({some(list(dict.fromkeys(names)))})"
+    return replace(alike[0], where="", message=message, remedy="", names=tuple(names[:_NAMED]), count=len(alike))
 
 
 @dataclass
@@ -189,15 +189,15 @@ class Section:
         """
         images = list(dict.fromkeys(paths))
         with show("decoding every image") as progress:
-            found = decode_all(images, progress)
-        bad = found.broken
+            decoded = decode_all(images, progress)
+        bad = decoded.broken
         self.facts.append(("decoded", f"{counted(len(images), 'image')}, {len(bad):,} of them cannot be decoded"))
         if bad:
             names = [f"{path}: {reason}" for path, reason in bad.items()]
             message = f"{counted(len(bad), 'image')} that cannot be decoded ({some(names, 1)}){then}"
             report = self.findings.error if stops else self.findings.warning
             report("undecodable", "", message, repaired(bad), names)
-        check_pixels(found, self.findings, masked)
+        check_pixels(decoded, self.findings, masked)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -216,16 +216,16 @@ def fix_command(paths: Iterable[str]) -> str:
 def repaired(reasons: Mapping[str, str]) -> str:
     """What to do about images that cannot be read, given with the reason of each."""
     remedy = what_to_do(*reasons.values())
-    there = [path for path, reason in reasons.items() if "repair" in what_to_do(reason)]
-    return f"{remedy}; {fix_command(there)} sets aside what cannot be decoded" if there else remedy
+    repairable = [path for path, reason in reasons.items() if "repair" in what_to_do(reason)]
+    return f"{remedy}; {fix_command(repairable)} sets aside what cannot be decoded" if repairable else remedy
 
 
-def check_pixels(found: DecodedImages, findings: Findings, masked: Collection[str] = ()) -> None:
+def check_pixels(pixels: DecodedImages, findings: Findings, masked: Collection[str] = ()) -> None:
     """Name the images whose pixels a trainer takes for others than people see."""
-    if found.deep:
-        message = f"{counted(len(found.deep), 'image')} of 16-bit grey, of which trainers read nearly all as white "
-        findings.warning("deep-grey", "", f"{message}({some(found.deep, 2)})", fix_command(found.deep), found.deep)
-    if shown := [path for path in found.transparent if path not in masked]:
+    if pixels.deep:
+        message = f"{counted(len(pixels.deep), 'image')} of 16-bit grey, of which trainers read nearly all as white "
+        findings.warning("deep-grey", "", f"{message}({some(pixels.deep, 2)})", fix_command(pixels.deep), pixels.deep)
+    if shown := [path for path in pixels.transparent if path not in masked]:
         message = f"{counted(len(shown), 'image')} with transparent parts, of which the colours underneath are trained "
         remedy = "put them onto a background of the colour that is meant"
         findings.warning("transparent", "", f"{message}({some(shown, 2)})", remedy, shown)

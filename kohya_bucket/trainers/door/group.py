@@ -133,16 +133,16 @@ class GroupPlanner:
 
 def _stages(images: Sequence[InBuckets], options: AdapterOptions) -> list[int]:
     """Which stage of the schedule each dataset is of: the resolutions in their order."""
-    found = list(dict.fromkeys(one.resolution for one in images))
+    resolutions = list(dict.fromkeys(one.resolution for one in images))
     stages = list(options.resolution_epochs or ())
-    if len(found) != len(stages) + 1:
-        sizes = [f"{one[0]}x{one[1]}" for one in found if one is not None]
+    if len(resolutions) != len(stages) + 1:
+        sizes = [f"{one[0]}x{one[1]}" for one in resolutions if one is not None]
         have = f"{counted(len(sizes), 'resolution')} ({some(sizes, _SHOWN)})" if sizes else "none of their own"
         raise ConfigError(
             f"[kohya_bucket] resolution_epochs = {stages} trains datasets of {len(stages) + 1} resolutions one after "
             f"another, but they have {have}: give each resolution its datasets, or change resolution_epochs"
         )
-    return [found.index(one.resolution) for one in images]
+    return [resolutions.index(one.resolution) for one in images]
 
 
 def moved_images(

@@ -92,11 +92,11 @@ def _doors_of(dataset: Any) -> list[Guarded]:
 
 def _holds_plan(signature: inspect.Signature, args: Any, kwargs: Any) -> bool:
     """Whether a loader is made of another one that has the plan, as accelerate does."""
-    given = signature.bind_partial(None, *args, **kwargs).arguments
-    found = [given.get("sampler"), given.get("batch_sampler")]
-    for sampler in found:  # grows while what samplers are made of is looked at
+    arguments = signature.bind_partial(None, *args, **kwargs).arguments
+    samplers = [arguments.get("sampler"), arguments.get("batch_sampler")]
+    for sampler in samplers:  # grows while what samplers are made of is looked at
         if isinstance(sampler, Planned):
             return True
         inner = (getattr(sampler, name, None) for name in ("sampler", "batch_sampler"))
-        found += [part for part in inner if part is not None and not any(part is known for known in found)]
+        samplers += [part for part in inner if part is not None and not any(part is seen for seen in samplers)]
     return False

@@ -107,8 +107,8 @@ class AdapterOptions(RuleOptions, EpochOptions):
 
     def of_epochs(self) -> dict[str, Any]:
         """The options of epochs by name, as keyword arguments of `PlanOptions`."""
-        own = {one.name: getattr(self, one.name) for one in fields(EpochOptions)}
-        return own | {
+        options = {one.name: getattr(self, one.name) for one in fields(EpochOptions)}
+        return options | {
             "resolution_mode": self.resolution_mode if self.resolutions or self.by_datasets else None,
             # trainers count epochs from 1
             "resolution_epochs": (one := self.resolution_epochs) and (one[0] + 1, *one[1:]),
@@ -171,9 +171,9 @@ class AdapterOptions(RuleOptions, EpochOptions):
     def of_config(cls, source: ConfigSource, findings: Findings) -> AdapterOptions | None:
         """The table of a config over that of the environment; None where there are mistakes, all of which are added."""
         folder = Path() if source.path is None else source.path.parent
-        own = [(source, rooted(source.data[TABLE], folder))] if TABLE in source.data else []
+        of_this_config = [(source, rooted(source.data[TABLE], folder))] if TABLE in source.data else []
         try:
-            return cls._merged([*environment_table(), *own], findings)
+            return cls._merged([*environment_table(), *of_this_config], findings)
         except ConfigError as error:
             findings.error(_CODE, "", str(error))
             return None
@@ -204,10 +204,10 @@ class AdapterOptions(RuleOptions, EpochOptions):
 
 def _read_option(key: str, value: Any) -> Any:
     """An option's value as it is used. Raises `ConfigError` for an unknown key, or a value that is not allowed."""
-    known = {one.name: one.metadata for one in fields(AdapterOptions)}
-    if key not in known:
-        raise ConfigError(f"[{TABLE}] has no option {key!r}; the nearest is {nearest(key, known)!r}")
-    return read_value(known[key], f"[{TABLE}] {key}", value, ConfigError)
+    declared = {one.name: one.metadata for one in fields(AdapterOptions)}
+    if key not in declared:
+        raise ConfigError(f"[{TABLE}] has no option {key!r}; the nearest is {nearest(key, declared)!r}")
+    return read_value(declared[key], f"[{TABLE}] {key}", value, ConfigError)
 
 
 def required(options: AdapterOptions | None, findings: Findings, config: Path | None = None) -> AdapterOptions:

@@ -52,8 +52,8 @@ def bucket_rows(
     parts = by_bucket(losses, bucket, len(buckets))
     numbers = zip(*(column.tolist() for column in counts[:3]), strict=True)
     return [
-        BucketRow(one, len(mine), samples, batches, short, float(np.mean(mine)), float(np.max(mine)))
-        for one, mine, (samples, batches, short) in zip(buckets, parts, numbers, strict=True)
+        BucketRow(one, len(lost), samples, batches, short, float(np.mean(lost)), float(np.max(lost)))
+        for one, lost, (samples, batches, short) in zip(buckets, parts, numbers, strict=True)
     ]
 
 
@@ -251,12 +251,12 @@ class PlannedItems(ItemsInBuckets):
     ) -> PlannedItems:  # fmt: skip
         """N items whose buckets are given one by one, with their frames, and with the sizes of control images where
         there are some; each is trained `times` an epoch."""
-        found = sorted(set(buckets))
-        position = {bucket: k for k, bucket in enumerate(found)}
+        bucket_keys = sorted(set(buckets))
+        position = {bucket: k for k, bucket in enumerate(bucket_keys)}
         ids = np.array([position[bucket] for bucket in buckets], dtype=np.int32)
         repeats = np.full(len(names), times, dtype=np.int64)
-        frames = [(*bucket, 1)[2] for bucket in found]
-        return cls(names, repeats, ids, found, frames, max(batch_size, 1), resolution, crop_loss)
+        frames = [(*bucket, 1)[2] for bucket in bucket_keys]
+        return cls(names, repeats, ids, bucket_keys, frames, max(batch_size, 1), resolution, crop_loss)
 
     def rows(self, counts: BucketCounts) -> list[BucketRow]:
         """One for each bucket; `counts` are of the epoch's plan."""

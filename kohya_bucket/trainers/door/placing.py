@@ -142,16 +142,16 @@ def focus_of(options: AdapterOptions, paths: Sequence[str]) -> FloatArray | None
     return focus
 
 
-def refuse_unmatched(options: AdapterOptions, found: Sequence[FloatArray | None]) -> None:
+def refuse_unmatched(options: AdapterOptions, focuses: Sequence[FloatArray | None]) -> None:
     """Refuse a focus that no image of any dataset has: its file is of other images, or names them otherwise.
 
     Args:
-        found: what `focus_of` gives of each dataset.
+        focuses: what `focus_of` gives of each dataset.
 
     Raises:
         ConfigError: with the folder that names are relative to.
     """
-    known = [focus for focus in found if focus is not None and len(focus)]
-    if options.focus is not None and known and np.isnan(np.concatenate(known)).all():
-        said = unfound(options.focus, np.concatenate(known), ())
+    nonempty = [focus for focus in focuses if focus is not None and len(focus)]
+    if options.focus is not None and nonempty and np.isnan(np.concatenate(nonempty)).all():
+        said = unfound(options.focus, np.concatenate(nonempty), ())
         raise ConfigError(f"[kohya_bucket] {said}: correct the names, or leave focus out")

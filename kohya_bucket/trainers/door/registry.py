@@ -59,6 +59,6 @@ def trainer_of_model(arch: str) -> Trainer:
             if trainer.models() and trainer.programs(Asked(arch=arch)):
                 return trainer
     able = [trainer for trainer in reversed(trainers()) if trainer.models()]
-    known = [f"{trainer.name} ({', '.join(trainer.models())})" for trainer in able]
+    models_by_trainer = [f"{trainer.name} ({', '.join(trainer.models())})" for trainer in able]
     near = near_text(arch, [model for trainer in able for model in trainer.models()])
-    raise ConfigError(f"--arch is {arch!r}, but must be a family of {listed(known, 'or')}{near}")
+    raise ConfigError(f"--arch is {arch!r}, but must be a family of {listed(models_by_trainer, 'or')}{near}")

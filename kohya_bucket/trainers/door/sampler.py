@@ -211,8 +211,8 @@ def arguments_over(
         return {}
     arguments.pop("self")
     arguments |= arguments.pop("kwargs", {})
-    own = arguments.get("sampler") or arguments.get("batch_sampler") or arguments.get("batch_size", 1) != batch_size
-    return arguments if isinstance(arguments.get("dataset"), group) and not own else {}
+    ordered = arguments.get("sampler") or arguments.get("batch_sampler") or arguments.get("batch_size", 1) != batch_size
+    return arguments if isinstance(arguments.get("dataset"), group) and not ordered else {}
 
 
 def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callable[[], None]) -> dict[str, Any]:
@@ -225,8 +225,8 @@ def with_plan(arguments: dict[str, Any], sampler: PlanSampler, in_worker: Callab
         # Every iterator draws a number. From the process's own generator, that would shift a resumed run's noise.
         planned["generator"] = torch.Generator().manual_seed(sampler.seed % 2**63)
     if planned.get("num_workers"):
-        own = planned.get("worker_init_fn")
-        planned["worker_init_fn"] = partial(_start_worker, own, in_worker, sampler.bad_images)
+        trainers_init = planned.get("worker_init_fn")
+        planned["worker_init_fn"] = partial(_start_worker, trainers_init, in_worker, sampler.bad_images)
     return planned
 
 

@@ -79,13 +79,13 @@ class Seam:
     def problem(self, value: Any) -> str:
         """What is wrong with what was found, or an empty text."""
         if inspect.isclass(self.replacement):
-            found = [bounds_of_class(self.replacement, value)]
+            problems = [bounds_of_class(self.replacement, value)]
         else:
-            found = [bounds_of_function(self._signature, value)] if self.replaces else []
+            problems = [bounds_of_function(self._signature, value)] if self.replaces else []
         for check in sorted(self.checks, key=lambda check: isinstance(check, Behaves)):
-            if not (isinstance(check, Behaves) and any(found)):  # what looks otherwise is not called
-                found.append(check(value))
-        return ", ".join(filter(None, found))
+            if not (isinstance(check, Behaves) and any(problems)):  # what looks otherwise is not called
+                problems.append(check(value))
+        return ", ".join(filter(None, problems))
 
     @property
     def replaces(self) -> bool:
@@ -99,7 +99,7 @@ class Seam:
         seam, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
         theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
         first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
-        known = {"self", *(self.only or named)}
+        names = {"self", *(self.only or named)}
         forwards = any(one.kind is one.VAR_KEYWORD for one in named.values())
 
         @functools.wraps(original)
@@ -109,22 +109,22 @@ class Seam:
 
         @functools.wraps(original)
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            given = _given(signature_of(original), args, kwargs)
-            more = {} if forwards and not self.only else {name: given[name] for name in given if name not in known}
+            values = _given(signature_of(original), args, kwargs)
+            more = {} if forwards and not self.only else {name: values[name] for name in values if name not in names}
             if said := self._unheeded(more, theirs, door):
                 door.leave(subject, said)
                 return original(*args, **kwargs)
             if takes_all(takes):
                 return replaced(*args, **kwargs)
-            rest = {name: given[name] for name in given if name not in (*first, *more)}
-            return replaced(*(given[name] for name in first), **rest)
+            rest = {name: values[name] for name in values if name not in (*first, *more)}
+            return replaced(*(values[name] for name in first), **rest)
 
-        return replaced if theirs.keys() <= known or (takes_all(takes) and not self.only) else bounded
+        return replaced if theirs.keys() <= names or (takes_all(takes) and not self.only) else bounded
 
-    def _unheeded(self, given: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: Door) -> str:
+    def _unheeded(self, arguments: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: Door) -> str:
         """Which of some arguments has another value than its default, in words."""
         implied = door.owners.named(self.defaults) if self.defaults else None
-        for name, value in given.items():
+        for name, value in arguments.items():
             default = theirs[name].default if name in theirs else inspect.Parameter.empty
             default = getattr(implied, name, default)
             if value is not default and (
@@ -140,9 +140,9 @@ def _pass_on(seam: Replaced, *args: Any, **kwargs: Any) -> Any:
 
 def _given(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments of a call by name."""
-    given = dict(signature.bind(*args, **kwargs).arguments)
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
     more = [name for name, parameter in signature.parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
-    return {**given, **given.pop(more[0], {})} if more else given
+    return {**arguments, **arguments.pop(more[0], {})} if more else arguments
 
 
 def where(condition: Callable[[Owners], bool], *seams: Seam) -> tuple[Seam, ...]:

@@ -41,18 +41,18 @@ class Takes(Check):
     """A function with these parameters after `self`, in this order, and no others."""
 
     def problem(self, found: Any) -> str:
-        taken = parameters_of(found)
-        return "" if taken == list(self.names) else f"takes ({', '.join(taken)}), expected ({', '.join(self.names)})"
+        names = parameters_of(found)
+        return "" if names == list(self.names) else f"takes ({', '.join(names)}), expected ({', '.join(self.names)})"
 
 
 class TakesAmong(Check):
     """A function with these parameters, which can be called with no others."""
 
     def problem(self, found: Any) -> str:
-        taken = signature_of(found).parameters
-        if missing := set(self.names) - set(taken):
+        parameters = signature_of(found).parameters
+        if missing := set(self.names) - set(parameters):
             return f"does not take {', '.join(sorted(missing))}"
-        more = [name for name in taken if name not in (*self.names, *_SELF) and _is_required(taken[name])]
+        more = [name for name in parameters if name not in (*self.names, *_SELF) and _is_required(parameters[name])]
         return f"takes {', '.join(more)} too" if more else ""
 
 
@@ -90,8 +90,8 @@ class Inherits(Check):
     """A class that has these methods from its bases, and none of its own."""
 
     def problem(self, found: Any) -> str:
-        if own := [name for name in self.names if name in vars(found)]:
-            return f"has a {own[0]} of its own"
+        if redefined := [name for name in self.names if name in vars(found)]:
+            return f"has a {redefined[0]} of its own"
         missing = [name for name in self.names if not hasattr(found, name)]
         return f"has no {', '.join(missing)}" if missing else ""
 

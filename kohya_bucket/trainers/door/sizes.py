@@ -62,9 +62,9 @@ def _with_others(fresh: MetadataCache, before: MetadataCache) -> MetadataCache:
     if fresh.changes is None or not fresh.changes.dropped:
         return fresh
     others = np.flatnonzero(fresh.paths.find(list(before.paths)) < 0)
-    there = [i for i in others.tolist() if os.path.exists(before.paths[i])]  # noqa: PTH110
+    still_there = [i for i in others.tolist() if os.path.exists(before.paths[i])]  # noqa: PTH110
     keep = np.zeros(len(before), dtype=np.bool_)
-    keep[there] = True
+    keep[still_there] = True
     return fresh.joined(before.where(keep))
 
 

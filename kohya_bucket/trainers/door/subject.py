@@ -243,22 +243,22 @@ class Epoch:
         Raises:
             PlanError: a remainder policy cannot do with that placement.
         """
-        own = self._placed_anew(placement, no_upscale) if self.items is None else self.items(placement)
+        images = self._placed_anew(placement, no_upscale) if self.items is None else self.items(placement)
         others = [one.trained if isinstance(one, PlacedDataset) else one for one in self.datasets]
-        datasets = [*others[: self.number], own, *others[self.number + 1 :]]
+        datasets = [*others[: self.number], images, *others[self.number + 1 :]]
         counts = epoch_of(datasets, options, (), 1)[0][self.number]
         at = {bucket.as_tuple(): k for k, bucket in enumerate(placement.bucket_set or ())}
-        mine = own.resolution_of_bucket == self.resolution
-        wider = np.array([at[size] for size, keep in zip(own.buckets, mine, strict=True) if keep], dtype=np.intp)
-        return BucketCounts(*(column[mine] for column in counts)).within(wider, len(at))
+        here = images.resolution_of_bucket == self.resolution
+        wider = np.array([at[size] for size, keep in zip(images.buckets, here, strict=True) if keep], dtype=np.intp)
+        return BucketCounts(*(column[here] for column in counts)).within(wider, len(at))
 
     def _placed_anew(self, placement: Placement, no_upscale: bool) -> PlacedDataset:
-        own, at = cast("PlacedDataset", self.datasets[self.number]), self.resolution
-        columns, first = own.per_resolution, placement
+        dataset, at = cast("PlacedDataset", self.datasets[self.number]), self.resolution
+        columns, first = dataset.per_resolution, placement
         if columns:
             columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
             first = first_placed(columns)
-        return replace(own, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
+        return replace(dataset, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
 
 
 @dataclass(frozen=True)

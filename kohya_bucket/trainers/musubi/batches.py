@@ -65,12 +65,12 @@ class Held(NamedTuple):
 def planned_item(group: Group, index: PlannedBatch) -> Any:
     """The batch that `index` describes, whatever epoch the dataset believes it is in."""
     held: Held = getattr(group, HELD)
-    mine = held.items[index.dataset]
+    dataset_items = held.items[index.dataset]
     manager: BatchManager = group.datasets[index.dataset].batch_manager
 
     def make(index: PlannedBatch) -> Any:
-        chosen = [mine.items[i] for i in index.images.tolist()]
-        bucket = mine.bucket_keys[index.bucket]
+        chosen = [dataset_items.items[i] for i in index.images.tolist()]
+        bucket = dataset_items.bucket_keys[index.bucket]
         timesteps = held.timesteps.of(manager.num_timestep_buckets, index)
         one_batch = copy.copy(manager)
         vars(one_batch).update(
@@ -81,7 +81,7 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
         )
         return type(manager).__getitem__(one_batch, 0)  # type: ignore[index]
 
-    return batch_of_the_readable(make, index, mine, held.on_bad_image)
+    return batch_of_the_readable(make, index, dataset_items, held.on_bad_image)
 
 
 class TimestepPool:

@@ -180,14 +180,14 @@ class Caches:
         names = [*(_OF_TEXT if text else ()), *_OF_IMAGES, *(_OF_CLIPS if self.clips else ())]
         if not text and self.dataset.architecture in _WINDOWED:
             names.append(_WINDOW)
-        given: Settings = {name: getattr(self.dataset, name) for name in names if hasattr(self.dataset, name)}
+        settings: Settings = {name: getattr(self.dataset, name) for name in names if hasattr(self.dataset, name)}
         if self.clips and not text:
-            given["bucket_no_upscale"] = bool(self.selector.no_upscale)
+            settings["bucket_no_upscale"] = bool(self.selector.no_upscale)
         if text or self.family.per_clip:
-            given["further keys"] = source.further
+            settings["further keys"] = source.further
         several = self.clips or len(source.files) > 1
-        given[_FOCUS] = self.focus.get(source.number) if several else None
-        return dict(json.loads(json.dumps(given)))
+        settings[_FOCUS] = self.focus.get(source.number) if several else None
+        return dict(json.loads(json.dumps(settings)))
 
     def latents(self, source: Source) -> FoundCaches:
         reasons = [StaleReason(Stale.MISSING)]
@@ -278,10 +278,10 @@ class Caches:
 
     def _why_other_bucket(self, header: TensorFile, bucket: tuple[int, int]) -> list[StaleReason]:
         """By the names of the tensors, which hold the size of the latents that are trained."""
-        found = next(filter(None, map(_MAIN.match, header.shapes)), None)
-        if found is None:
+        main_tensor = next(filter(None, map(_MAIN.match, header.shapes)), None)
+        if main_tensor is None:
             return [StaleReason(Stale.PART, "latents")]
-        width, height, grown = int(found[2]), int(found[1]), self.family.grown_to
+        width, height, grown = int(main_tensor[2]), int(main_tensor[1]), self.family.grown_to
         stride = self.family.stride or max(bucket[0] // max(width, 1), 1)
         size = width * stride, height * stride
         fitting = (bucket, [-(-side // grown) * grown for side in bucket])
@@ -368,9 +368,9 @@ def _why_older(path: str, files: Iterable[str]) -> list[StaleReason]:
     return [StaleReason(Stale.OLDER)] if newer else []
 
 
-def _why_set_otherwise(known: Settings, wanted: Settings) -> list[StaleReason]:
-    keys = sorted(known.keys() & wanted.keys())
-    changed = [(key, known[key], wanted[key]) for key in keys if known[key] != wanted[key]]
+def _why_set_otherwise(stored: Settings, wanted: Settings) -> list[StaleReason]:
+    keys = sorted(stored.keys() & wanted.keys())
+    changed = [(key, stored[key], wanted[key]) for key in keys if stored[key] != wanted[key]]
     return [
         StaleReason(Stale.FOCUS, *of) if key == _FOCUS else StaleReason(Stale.OPTION, key, *of) for key, *of in changed
     ]
@@ -384,12 +384,12 @@ def why_changed(files: tuple[str, ...], stored: list[Identity]) -> list[StaleRea
     if len(files) != len(stored):
         return [StaleReason(Stale.SOURCE, f"{len(stored)} -> {len(files)} files")]
     reasons = []
-    for path, known in zip(files, stored, strict=True):
+    for path, stored_identity in zip(files, stored, strict=True):
         try:
             now, folder = identity(path), os.path.isdir(path)
-            if folder and now[0] == known[0] and now[1] != known[1]:
+            if folder and now[0] == stored_identity[0] and now[1] != stored_identity[1]:
                 now = identity(path, content=True)
-            reasons += why_stale(_known_by(known), _known_by(now), None if folder else Path(path))
+            reasons += why_stale(_known_by(stored_identity), _known_by(now), None if folder else Path(path))
         except OSError:
             continue
     return list(dict.fromkeys(reasons))

@@ -108,13 +108,13 @@ class Session:
                 caption = self.caches.dataset.datasource.get_caption(source.number)[1]
             except Exception:  # the fetch will say it
                 return [StaleReason(Stale.MISSING)]
-            found = self.caches.text(source, caption, self._begin)
+            caches = self.caches.text(source, caption, self._begin)
         else:
-            found = self.caches.latents(source)
-        self._kept |= set(found.files)
-        if not found.reasons:
+            caches = self.caches.latents(source)
+        self._kept |= set(caches.files)
+        if not caches.reasons:
             self._kept_items.add(source.number)
-        return list(found.reasons)
+        return list(caches.reasons)
 
     def before(self, number: int, *, pictures: bool) -> None:
         """An item is about to be read, on any thread."""
@@ -180,15 +180,15 @@ class Session:
 
     def note(self, item: Any, source: Source, file: TensorFile) -> Note:
         caches, made = self.caches, self.caches.made_by
-        known, settings = self._identities.get(source.number, []), caches.settings_of(source, text=self.text)
+        files, settings = self._identities.get(source.number, []), caches.settings_of(source, text=self.text)
         clips = sorted(self.clips.get(source.number, []))
         if self.text:
-            return Note(known, made | ({REPAIRED: "true"} if caches.repair else {}), settings, clips)
-        known = known or [identity(path, content=True) for path in source.files]
+            return Note(files, made | ({REPAIRED: "true"} if caches.repair else {}), settings, clips)
+        files = files or [identity(path, content=True) for path in source.files]
         bucket = None if caches.clips else tuple(item.bucket_size[:2])
         dtype, focus = next(iter(file.shapes), "").rpartition("_")[2], caches.focus.get(source.number)
-        fingerprint = fingerprint_of(known[0], tuple(item.original_size), bucket, made.get("vae", ""), dtype, focus)
-        return Note(known, made, settings, clips, fingerprint)
+        fingerprint = fingerprint_of(files[0], tuple(item.original_size), bucket, made.get("vae", ""), dtype, focus)
+        return Note(files, made, settings, clips, fingerprint)
 
     def adds(self, source: Source, caption: str) -> bool:
         """Whether a pass adds to what another pass has made of this caption."""
@@ -208,8 +208,8 @@ def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
     """
     origin: tuple[Session, Source] | None = getattr(item, _ORIGIN, None)
     attribute = "text_encoder_output_cache_path" if text else "latent_cache_path"
-    given: str = getattr(item, attribute)
-    path = Path(given)
+    final_path: str = getattr(item, attribute)
+    path = Path(final_path)
     keeps = text and path.exists() and (origin is None or origin[0].adds(origin[1], item.caption))
 
     def write(temporary: Path) -> None:
@@ -219,7 +219,7 @@ def save_item(item: Any, save: Callable[[], object], *, text: bool) -> None:
         try:
             save()
         finally:
-            setattr(item, attribute, given)
+            setattr(item, attribute, final_path)
 
     write_with_note(path, write, lambda file: None if origin is None else origin[0].note(item, origin[1], file))
 
@@ -247,9 +247,9 @@ class PickedSource:
     def __iter__(self) -> Iterator[Callable[[], Any]]:
         for number, fetch in enumerate(self._inner):
             if self._session.wants(number):
-                taken = partial(self._fetch, number, fetch)
-                vars(taken).update(getattr(fetch, "__dict__", {}))  # which line of a list it is
-                yield taken
+                guarded_fetch = partial(self._fetch, number, fetch)
+                vars(guarded_fetch).update(getattr(fetch, "__dict__", {}))  # which line of a list it is
+                yield guarded_fetch
 
     def _fetch(self, number: int, fetch: Callable[[], Any]) -> Any:
         pictures, caches = not self._inner.caption_only, self._session.caches
@@ -257,11 +257,11 @@ class PickedSource:
         try:
             self._session.before(number, pictures=pictures)
             _frames.focus = focus if caches.clips else None  # frames of a clip are cut while they are read
-            found = fetch()
+            fetched = fetch()
             if pictures:
-                _load(found, caches.selector)
+                _load(fetched, caches.selector)
                 if focus is not None and not caches.clips:  # pictures later: they are told what to keep
-                    for picture in _pictures(found, controls=caches.focus_of_controls):
+                    for picture in _pictures(fetched, controls=caches.focus_of_controls):
                         setattr(picture, _FOCUS, focus)
         except MemoryError:
             raise
@@ -270,7 +270,7 @@ class PickedSource:
             return self._stand_in(caches.table.at[number], pictures=pictures)
         finally:
             _frames.focus = None
-        return caches.table.at[number].item_key, *found[1:]
+        return caches.table.at[number].item_key, *fetched[1:]
 
     def _stand_in(self, source: Source, *, pictures: bool) -> Any:
         caption = source.caption or ""
@@ -295,9 +295,9 @@ def why_unreadable(dataset: Any, number: int, selector: Selector) -> str:
         fps = (None, None) if dataset.source_fps is None else (dataset.source_fps, dataset.target_fps)
         datasource.set_bucket_selector(selector)
         datasource.set_source_and_target_fps(*fps)
-        found = datasource.get_video_data(number)
-        _load(found, selector)
-        frames = len(found[1])
+        fetched = datasource.get_video_data(number)
+        _load(fetched, selector)
+        frames = len(fetched[1])
         least = 1 if dataset.frame_extraction == "full" else min(dataset.target_frames)
         if frames < least:
             return f"{counted(frames, 'frame')}, and none of target_frames is that short"
@@ -308,10 +308,10 @@ def why_unreadable(dataset: Any, number: int, selector: Selector) -> str:
     return ""
 
 
-def _load(found: Any, selector: Selector) -> None:
+def _load(fetched: Any, selector: Selector) -> None:
     """Decode what is decoded only when it is used, and see that there is a bucket for it."""
-    images = _pictures(found, controls=False)
-    for picture in _pictures(found, controls=True):
+    images = _pictures(fetched, controls=False)
+    for picture in _pictures(fetched, controls=True):
         if hasattr(picture, "load"):
             picture.load()
     if not images:
@@ -324,16 +324,16 @@ def _load(found: Any, selector: Selector) -> None:
             raise KohyaBucketError(f"{width}x{height} is too small: with bucket_no_upscale it gets no bucket")
 
 
-def _pictures(found: Any, *, controls: bool) -> list[Any]:
+def _pictures(fetched: Any, *, controls: bool) -> list[Any]:
     """What a source has fetched: the image, or several targets, or frames; and control images or frames."""
-    images = found[1] if isinstance(found[1], list) else [found[1]]
-    return [*images, *(found[3] or ())] if controls and len(found) > 3 else images
+    images = fetched[1] if isinstance(fetched[1], list) else [fetched[1]]
+    return [*images, *(fetched[3] or ())] if controls and len(fetched) > 3 else images
 
 
 def focus_in(picture: Any) -> Focus | None:
     """What the crop of a picture or frame keeps that is about to be cut; None: it is in the middle."""
-    found: Focus | None = getattr(picture, _FOCUS, None) or getattr(_frames, "focus", None)
-    return found
+    focus: Focus | None = getattr(picture, _FOCUS, None) or getattr(_frames, "focus", None)
+    return focus
 
 
 def cut(picture: Any, bucket: tuple[int, int], focus: Focus | None) -> Pixels:

@@ -68,8 +68,8 @@ def clip_selector(retrieve: Any, dataset: Any) -> Selector | None:
     dataset.datasource = _NoClips()
     for _ in inspect.unwrap(retrieve)(dataset, 1):
         pass
-    found: Selector | None = dataset.datasource.selector
-    return found
+    selector: Selector | None = dataset.datasource.selector
+    return selector
 
 
 class _NoClips:
@@ -125,8 +125,8 @@ def _retrieve_latents(seam: Replaced, self: Any, num_workers: int, **more: Any) 
         session = _begin_session(self, seam.door, text=False)
     with session.picking(self):
         for key, batch in seam.original(self, num_workers, **more):
-            if taken := [item for item in batch if session.take(item)]:
-                yield key, taken
+            if readable := [item for item in batch if session.take(item)]:
+                yield key, readable
 
 
 def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> Iterator[Any]:
@@ -136,14 +136,14 @@ def _retrieve_text(seam: Replaced, self: Any, num_workers: int, **more: Any) -> 
         return
     with session.picking(self):
         for batch in seam.original(self, num_workers, **more):
-            if taken := [item for item in batch if session.take(item)]:
-                yield taken
+            if readable := [item for item in batch if session.take(item)]:
+                yield readable
 
 
 def _all_latents(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
     session = _sessions.get(self)
-    found: list[str] = seam.original(self, *args, **kwargs)
-    return found if session is None or session.text else session.removable(found)
+    files: list[str] = seam.original(self, *args, **kwargs)
+    return files if session is None or session.text else session.removable(files)
 
 
 def _all_text(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:

@@ -84,5 +84,5 @@ def _uses(file: Path, where: Sequence[str], name: str) -> bool | None:
     nodes: list[ast.AST] = [parsed(file)] if file.is_file() else []
     for part in where:
         nodes = [node for tree in nodes for node in ast.walk(tree) if getattr(node, "name", None) == part]
-    found = [node for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
-    return bool(found) if nodes else None
+    uses = [node for tree in nodes for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
+    return bool(uses) if nodes else None

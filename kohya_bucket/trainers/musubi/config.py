@@ -80,9 +80,9 @@ def is_musubi(data: Any) -> bool:
     """
     datasets = data.get("datasets") if isinstance(data, Mapping) else None
     tables = [one for one in datasets if isinstance(one, Mapping)] if isinstance(datasets, list) else []
-    own = {str(key) for table in tables for key in table}
+    dataset_keys = {str(key) for table in tables for key in table}
     inner = {str(key) for table in tables for one in _subsets_of(table) for key in one}
-    return _has_its_keys(own) or (_has_its_keys(inner) and not inner & {"image_dir", "metadata_file"})
+    return _has_its_keys(dataset_keys) or (_has_its_keys(inner) and not inner & {"image_dir", "metadata_file"})
 
 
 def _has_its_keys(keys: Collection[str]) -> bool:
@@ -90,8 +90,8 @@ def _has_its_keys(keys: Collection[str]) -> bool:
 
 
 def _subsets_of(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = table.get("subsets")
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    subsets = table.get("subsets")
+    return [one for one in subsets if isinstance(one, Mapping)] if isinstance(subsets, list) else []
 
 
 def _without_subsets(
@@ -106,12 +106,12 @@ def _without_subsets(
         message = "musubi-tuner has no subsets, and stops at [[datasets.subsets]]"
         remedy = "write their keys into [[datasets]], one for each: image_directory, cache_directory, num_repeats, …"
         findings.error("misplaced-key", f"{source.line_of(*at, 'subsets')}{name}", message, remedy, ("subsets",))
-        own = {key: value for key, value in one.items() if key != "subsets"}
+        shared_keys = {key: value for key, value in one.items() if key != "subsets"}
         inner = _subsets_of(one)
         for j, subset in enumerate(inner):
-            yield {**own, **subset}, (*at, "subsets", j), f"{name}, subset {j + 1}"
+            yield {**shared_keys, **subset}, (*at, "subsets", j), f"{name}, subset {j + 1}"
         if not inner:
-            yield own, at, name
+            yield shared_keys, at, name
 
 
 def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConfig:
@@ -267,9 +267,9 @@ def _check_values(keys: CommonKeys, place: str, model: Family, findings: Finding
 
 def buckets_follow(keys: CommonKeys, place: str, model: Family) -> bool:
     """Whether the items of a dataset can be placed, though musubi-tuner may stop at something else in its config."""
-    found = Findings()
-    _check_values(keys, place, model, found)
-    return {finding.code for finding in found.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}
+    mistakes = Findings()
+    _check_values(keys, place, model, mistakes)
+    return {finding.code for finding in mistakes.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}
 
 
 def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
@@ -289,8 +289,8 @@ def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings)
     elif how != "full" and model.name and asked < model.grid.base:
         message = f"target_frames {lengths}: {model.title} needs {model.grid.base} frames or more"
         findings.error("frames", place, f"{message}, and musubi-tuner stops", "list longer ones")
-    elif how != "full" and model.name and set(taken := model.grid.lengths(lengths)) != set(lengths):
-        message = f"target_frames {lengths} are rounded to {list(taken)}"
+    elif how != "full" and model.name and set(rounded := model.grid.lengths(lengths)) != set(lengths):
+        message = f"target_frames {lengths} are rounded to {list(rounded)}"
         findings.note("target-frames", place, message, f"{model.title} takes {model.grid} frames")
 
 

@@ -35,13 +35,13 @@ def controls_wanted(keys: CommonKeys, model: Family) -> int | None:
 
 
 def controls_in_folder(
-    keys: CommonKeys, paths: Sequence[str], found: Sequence[str], place: str, findings: Findings, model: Family
+    keys: CommonKeys, paths: Sequence[str], images: Sequence[str], place: str, findings: Findings, model: Family
 ) -> list[list[str]]:
     """The control images or clips of each item of a folder.
 
     Args:
         paths: the items.
-        found: the images in `control_directory`.
+        images: the images in `control_directory`.
     """
     folder = keys.control_directory
     if folder is None:
@@ -51,33 +51,33 @@ def controls_in_folder(
         message = f"control_directory {quoted(folder)} is not a folder, and musubi-tuner stops at that"
         findings.error("missing-folder", place, message, path_meant(folder), (folder,))
         return [[] for _ in paths]
-    own = _of_images(paths, found) if keys.what == "image" else [(path, _of_clip(path, folder)) for path in paths]
-    if odd := [one for path, ones in own for one in ones if _number(one, path) is None]:
+    pairs = _of_images(paths, images) if keys.what == "image" else [(path, _of_clip(path, folder)) for path in paths]
+    if odd := [one for path, ones in pairs for one in ones if _number(one, path) is None]:
         message = f"{counted(len(odd), 'control image')} with the name of an image and no number behind it, at which "
         message += f"musubi-tuner stops ({some(odd, 2)})"
         findings.error("control-name", place, message, "name them as the image, or im_0.png, im_1.png, …", odd)
-    return _read(own, controls_wanted(keys, model), folder, place, findings, model)
+    return _read(pairs, controls_wanted(keys, model), folder, place, findings, model)
 
 
-def _of_images(paths: Sequence[str], found: Sequence[str]) -> list[tuple[str, list[str]]]:
+def _of_images(paths: Sequence[str], images: Sequence[str]) -> list[tuple[str, list[str]]]:
     """One that begins as several images are called goes to that of the longest name."""
     stems: dict[str, str] = {}
     for path in sorted(paths, key=lambda path: len(os.path.basename(path)), reverse=True):
         stems.setdefault(os.path.splitext(os.path.basename(path))[0], path)
-    own: dict[str, list[str]] = {path: [] for path in paths}
-    for one in found:
+    controls_of_item: dict[str, list[str]] = {path: [] for path in paths}
+    for one in images:
         name = os.path.basename(one)
         suiting = [stems[name[:i]] for i, sign in enumerate(name) if sign in "._" and name[:i] in stems]
         if suiting:
-            own[max(suiting, key=lambda path: len(os.path.basename(path)))].append(one)
-    return [(path, sorted(ones, key=lambda one: _number(one, path) or 0)) for path, ones in own.items()]
+            controls_of_item[max(suiting, key=lambda path: len(os.path.basename(path)))].append(one)
+    return [(path, sorted(ones, key=lambda one: _number(one, path) or 0)) for path, ones in controls_of_item.items()]
 
 
 def _number(control: str, item: str) -> int | None:
     """Which of its item's control images one is, from 0; None where its name does not say it."""
-    own, stem = (os.path.splitext(os.path.basename(path))[0] for path in (control, item))
-    digits = own.rpartition("_")[2]
-    return 0 if own == stem else int(digits) + 1 if digits.isdecimal() else None
+    control_stem, stem = (os.path.splitext(os.path.basename(path))[0] for path in (control, item))
+    digits = control_stem.rpartition("_")[2]
+    return 0 if control_stem == stem else int(digits) + 1 if digits.isdecimal() else None
 
 
 def _of_clip(path: str, folder: str) -> list[str]:
@@ -101,19 +101,19 @@ def controls_in_rows(
         message = "control_directory is ignored beside a list of files: nothing in it is trained"
         findings.warning("control-directory", place, message, "write a control_path into each line")
     clips = keys.what == "clip"
-    given = [(item, paths_in(row, clips)) for item, row in rows]
-    if not any(values for _, values in given):
+    controls_of_row = [(item, paths_in(row, clips)) for item, row in rows]
+    if not any(values for _, values in controls_of_row):
         _check_none(keys, len(rows), place, findings, model)
         return [[] for _ in rows]
-    odd = [f"{item}: {value!r}" for item, values in given for value in values if not isinstance(value, str)]
+    odd = [f"{item}: {value!r}" for item, values in controls_of_row for value in values if not isinstance(value, str)]
     if odd:
         message = f"{counted(len(odd), 'control_path', 'is', 'are')} not text, at which musubi-tuner stops "
         several = "" if clips else "; for several write control_path_0, control_path_1, …"
         findings.error("control-path", place, message + f"({some(odd, 2)})", f"write one path in quotes{several}", odd)
-    sound = [all(isinstance(value, str) for value in values) for _, values in given]
-    own = [one for one, is_sound in zip(given, sound, strict=True) if is_sound]
+    sound = [all(isinstance(value, str) for value in values) for _, values in controls_of_row]
+    sound_rows = [one for one, is_sound in zip(controls_of_row, sound, strict=True) if is_sound]
     wanted, file = controls_wanted(keys, model), keys.jsonl_file or ""
-    read = _read(own, wanted, file, place, findings, model, may_lack=not clips and not wanted)
+    read = _read(sound_rows, wanted, file, place, findings, model, may_lack=not clips and not wanted)
     if gone := [one for ones in read for one in ones if (one or not clips) and not os.path.exists(one)]:
         message = f"{counted(len(gone), f'control {keys.what}')} cannot be found, at which musubi-tuner stops "
         message += f"({some(gone, 2)})"
@@ -169,9 +169,9 @@ def _size_of_area(size: tuple[int, int], area: int, steps: int) -> tuple[int, in
     aspect = size[0] / size[1]
     middle = int(math.sqrt(area * aspect)) // steps * steps
     widths = [middle + i * steps for i in range(-2, 3) if middle + i * steps > 0]
-    found = [(width, area // width // steps * steps) for width in widths]
-    found = [(width, height) for width, height in found if height > 0]
-    return min(found, key=lambda one: abs(one[0] / one[1] - aspect), default=(0, 0))
+    candidates = [(width, area // width // steps * steps) for width in widths]
+    candidates = [(width, height) for width, height in candidates if height > 0]
+    return min(candidates, key=lambda one: abs(one[0] / one[1] - aspect), default=(0, 0))
 
 
 def _check_none(keys: CommonKeys, items: int, place: str, findings: Findings, model: Family) -> None:
@@ -181,28 +181,28 @@ def _check_none(keys: CommonKeys, items: int, place: str, findings: Findings, mo
 
 
 def _read(
-    own: Owned, wanted: int | None, where: str, place: str, findings: Findings, model: Family,
+    pairs: Owned, wanted: int | None, where: str, place: str, findings: Findings, model: Family,
     may_lack: bool = False,
 ) -> list[list[str]]:  # fmt: skip
     """The control images that are read, of those that each item has; what is missing or too much is named.
 
     With `may_lack`, an item may have none.
     """
-    bare = [] if may_lack else [item for item, ones in own if not ones]
+    bare = [] if may_lack else [item for item, ones in pairs if not ones]
     if bare:
-        message = f"{len(bare):,} of {counted(len(own), 'item')} without a control image in {where!r}, at which "
+        message = f"{len(bare):,} of {counted(len(pairs), 'item')} without a control image in {where!r}, at which "
         message += f"musubi-tuner stops ({some(bare, 2)})"
         findings.error(_MISSING, place, message, "add them under the same name, or remove the items", bare)
-    if few := [item for item, ones in own if 0 < len(ones) < (wanted or 0)]:
+    if few := [item for item, ones in pairs if 0 < len(ones) < (wanted or 0)]:
         message = (
             f"{counted(len(few), 'item')} with fewer control images than the {wanted} that {model.title} takes, at "
         )
         message += f"which musubi-tuner stops ({some(few, 2)})"
         findings.error(_MISSING, place, message, "add the others: im_0.png, im_1.png, …", few)
-    if more := [item for item, ones in own if wanted is not None and len(ones) > wanted]:
+    if more := [item for item, ones in pairs if wanted is not None and len(ones) > wanted]:
         message = (
             f"{counted(len(more), 'item')} with more control images than the {wanted} that {model.title} takes: the "
         )
         message += f"others are not trained ({some(more, 2)})"
         findings.warning("more-control-images", place, message, f"leave those behind the first {wanted} out", more)
-    return [list(ones[:wanted]) for _, ones in own]
+    return [list(ones[:wanted]) for _, ones in pairs]

@@ -68,10 +68,10 @@ class MusubiDoor(TrainerDoor):
         from kohya_bucket.trainers.musubi.items import table_of
 
         options = self.options()
-        known = [one for one in group.datasets if hasattr(one, "datasource")] if options.focus else []
+        listed = [one for one in group.datasets if hasattr(one, "datasource")] if options.focus else []
         with exit_with_message():
-            found = [focus_of(options, [source.key for source in table_of(one).sources]) for one in known]
-            refuse_unmatched(options, found)
+            focuses = [focus_of(options, [source.key for source in table_of(one).sources]) for one in listed]
+            refuse_unmatched(options, focuses)
 
     def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         from kohya_bucket.trainers.door.group import GroupPlanner

@@ -47,10 +47,10 @@ class CacheName:
     def of(cls, path: str, family: str, *, clips: bool) -> CacheName | None:
         """What a path says; None where musubi-tuner could not read it, or no image has that size."""
         name = os.path.basename(path)
-        found = re.fullmatch(rf"(.*)_{_SIDE}x{_SIDE}_{re.escape(family)}\.safetensors", name, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(rf"(.*)_{_SIDE}x{_SIDE}_{re.escape(family)}\.safetensors", name, re.DOTALL)
+        if match is None:
             return None
-        stem, size = found[1], (int(found[2]), int(found[3]))
+        stem, size = match[1], (int(match[2]), int(match[3]))
         part = _CLIP_OF_FILE.search(stem) if clips else None
         if part is None:
             return None if clips else cls(path, stem, size)
@@ -61,8 +61,8 @@ class CacheName:
 def clip_of_text(name: str, family: str) -> tuple[str, tuple[int, int]] | None:
     """(stem, clip) of a file with a clip's text outputs; None for other files."""
     body = name.removesuffix(f"_{family}_te.safetensors")
-    found = _CLIP.search(body)
-    return None if found is None or body == name else (body[: found.start()], (int(found[1]), int(found[2])))
+    match = _CLIP.search(body)
+    return None if match is None or body == name else (body[: match.start()], (int(match[1]), int(match[2])))
 
 
 def foreign_names(folder: str, family: str, *, clips: bool) -> list[str]:
@@ -87,8 +87,8 @@ def item_stem(key: str) -> str:
 def without_clip(key: str) -> tuple[str, tuple[int, int] | None]:
     """(the video that a clip is of, its first frame and number of frames)."""
     body, extension = os.path.splitext(key)
-    found = _CLIP.search(body)
-    return (key, None) if found is None else (body[: found.start()] + extension, (int(found[1]), int(found[2])))
+    match = _CLIP.search(body)
+    return (key, None) if match is None else (body[: match.start()] + extension, (int(match[1]), int(match[2])))
 
 
 def stems_of(items: Sequence[tuple[str, str | None, Sequence[str]]], folder: str) -> list[str]:
@@ -165,9 +165,9 @@ class SourceTable:
 
     def __init__(self, dataset: CachedDataset) -> None:
         family = ARCHITECTURES.get(dataset.architecture, ANY)
-        found = list(_listed(dataset.datasource, family.per_clip))
+        rows = list(_listed(dataset.datasource, family.per_clip))
         # One file may be written in several ways.
-        lines = [(tuple(map(os.path.abspath, files)), caption, more) for _, caption, files, more in found]
+        lines = [(tuple(map(os.path.abspath, files)), caption, more) for _, caption, files, more in rows]
         unique = sorted({line: number for number, line in reversed(list(enumerate(lines)))}.values())
         of_file = Counter(lines[number][0][0] for number in unique)
         of_caption = Counter((lines[number][0][0], lines[number][1]) for number in unique)
@@ -177,7 +177,7 @@ class SourceTable:
             text = caption if of_file[file] > 1 else None
             told_apart.append((file, text, ()) if of_caption[file, caption] < 2 else (file, f"{text}{more}", others))
         self.sources = [
-            Source(number, *found[number][:2], stem, *found[number][2:])
+            Source(number, *rows[number][:2], stem, *rows[number][2:])
             for number, stem in zip(unique, stems_of(told_apart, folder_of(dataset)), strict=True)
         ]
         self.at = {source.number: source for source in self.sources}

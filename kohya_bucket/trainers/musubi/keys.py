@@ -150,10 +150,10 @@ class ClipKeys(CommonKeys):
 
 def dataset_of(arguments: Mapping[str, Any], of_clips: bool) -> CommonKeys:
     """A dataset in buckets, of the keys that are not None; without `target_frames` it trains all frames."""
-    given = {"enable_bucket": True, **{name: value for name, value in arguments.items() if value is not None}}
+    values = {"enable_bucket": True, **{name: value for name, value in arguments.items() if value is not None}}
     if not of_clips:
-        return ImageKeys(**given)
-    return ClipKeys(**given if "target_frames" in given else given | {"frame_extraction": "full"})
+        return ImageKeys(**values)
+    return ClipKeys(**values if "target_frames" in values else values | {"frame_extraction": "full"})
 
 
 def _types(of: type[CommonKeys], *, general: bool = False) -> dict[str, Type]:

@@ -45,7 +45,7 @@ def list_items(
 
     `folders` are all that its config names, whose files are no oversight where they lie in another of them.
     """
-    known = len(findings)
+    before = len(findings)
     if keys.directory is not None:
         paths = _in_folder(keys, keys.directory, place, findings)
         below = _in_subfolders(keys.directory, frame_endings() if keys.what == "image" else _VIDEO_ENDINGS, folders)
@@ -63,7 +63,7 @@ def list_items(
         return Listed([], [])
     if not paths:
         source = keys.directory or keys.jsonl_file
-        remedy = "see the other findings" if len(findings) > known else "it is empty"
+        remedy = "see the other findings" if len(findings) > before else "it is empty"
         findings.error("no-items", place, f"no {keys.what} is left of {source!r}", remedy)
     stems = [os.path.splitext(os.path.basename(path))[0] for path in paths]
     times = Counter(stems)
@@ -178,8 +178,8 @@ def _in_list(file: str, place: str, what: str, findings: Findings, beside: bool)
             findings.error("bad-line", place, message, 'one object on each line: {"image_path": "…", "caption": "…"}')
             continue
         if beside:
-            own = {key: _beside(row[key], file) for key in ("video_path", "control_path") if key in row}
-            row, path = {**row, **own}, own["video_path"]
+            paths = {key: _beside(row[key], file) for key in ("video_path", "control_path") if key in row}
+            row, path = {**row, **paths}, paths["video_path"]
         rows.append((path, row))
     return rows
 

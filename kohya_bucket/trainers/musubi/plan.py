@@ -312,8 +312,8 @@ def _check_rates(keys: ClipKeys, scan: ClipScan, place: str, model: Family, find
     alone = len(fast) == len(rates) == 1 and len(names) == np.count_nonzero(scan.fps > 0)
     remedies = [_ANEW.format(expected)] if len(fast) < len(rates) else []
     if fast:
-        own = f"set source_fps = {float(fast[0])}" if alone else "make a dataset for each rate, with its source_fps"
-        remedies.insert(0, f"to drop frames of the faster ones, {own}" if len(remedies) else f"to drop frames, {own}")
+        way = f"set source_fps = {float(fast[0])}" if alone else "make a dataset for each rate, with its source_fps"
+        remedies.insert(0, f"to drop frames of the faster ones, {way}" if len(remedies) else f"to drop frames, {way}")
     findings.note("source-fps", place, message, "; ".join(remedies), names)
 
 

@@ -60,8 +60,8 @@ def _make_group(seam: Replaced, dataset_group_blueprint: Any, training: bool = F
     try:
         group = seam.original(dataset_group_blueprint, training, **more)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        given = (getattr(one.params, key, None) for one in dataset_group_blueprint.datasets for key in SOURCES)
-        lists = ", ".join(str(path) for path in given if path is not None and os.path.isfile(path))
+        sources = (getattr(one.params, key, None) for one in dataset_group_blueprint.datasets for key in SOURCES)
+        lists = ", ".join(str(path) for path in sources if path is not None and os.path.isfile(path))
         raise ConfigError(f"a line of {lists} cannot be read: {error}; `kohya-bucket plan` names it") from error
     if not training:  # captions are read where they are cached
         refuse_broken(chain.from_iterable(map(caption_files, group.datasets)), "musubi-tuner")

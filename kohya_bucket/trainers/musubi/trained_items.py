@@ -81,7 +81,7 @@ def items_of_config(caches: Caches, config: str) -> Trained:
     if is_first_process():
         judged.report()
     repeated = caches.dataset.num_repeats > 0  # else musubi-tuner hands out none of them
-    return {os.path.normpath(path): found for path, found in judged.files.items() if repeated}
+    return {os.path.normpath(path): bucket_and_header for path, bucket_and_header in judged.files.items() if repeated}
 
 
 def _why_no_items(caches: Caches) -> str:
@@ -117,7 +117,7 @@ class _Judged:
         self.caches = caches
         self.wrong: dict[int, dict[str, list[StaleReason]]] = {}
         self.left_out: dict[int, str] = {}
-        found: dict[int, FoundCaches] = {}
+        latents_of: dict[int, FoundCaches] = {}
         self._texts = {caches.text_path(source).name for source in caches.table.sources}
         with ThreadPoolExecutor(_THREADS, "kohya-bucket-caches") as pool:
             results = list(pool.map(self._look, caches.table.sources))
@@ -125,7 +125,7 @@ class _Judged:
             if isinstance(result, str):
                 self.left_out[source.number] = result
                 continue
-            found[source.number] = result[0]
+            latents_of[source.number] = result[0]
             self._texts |= set(result[1].files)
             kinds = zip(("latents", "text"), result, strict=True)
             if wrong := {kind: list(one.reasons) for kind, one in kinds if one.reasons}:
@@ -134,7 +134,7 @@ class _Judged:
         self._leave_out_unreadable()
         self.files = {
             name.path: (caches.selector.get_bucket_resolution(name.size), header)
-            for number, latents in found.items()
+            for number, latents in latents_of.items()
             if number not in self.left_out
             for name, header in latents.latents
         }
