@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 _Command = Callable[..., None]
 
 
-def with_option_groups(
-    command: _Command, without: Collection[str] = (), also: Mapping[str, str] | None = None
-) -> _Command:
+def with_option_groups(command: _Command, without: Collection[str] = ()) -> _Command:
     """Let typer see, in place of each parameter of a command that is a dataclass, the dataclass' fields as options.
 
     Parameters and fields that `opt` made are options; fields without a help text are not. The dataclass' `panel` is
@@ -46,13 +44,12 @@ def with_option_groups(
 
     Args:
         without: fields that mean nothing to the command; they keep their defaults.
-        also: a second spelling of an option, by its field's name.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, list[str]]] = {}
     for p in inspect.signature(command, eval_str=True).parameters.values():
         if is_dataclass(p.annotation) and isinstance(p.annotation, type):
-            options = _options_of(p.annotation, without, also or {})
+            options = _options_of(p.annotation, without)
             groups[p.name] = p.annotation, [option.name for option in options]
             parameters += options
         elif isinstance(p.default, Field):
@@ -71,19 +68,18 @@ def with_option_groups(
     return run
 
 
-def _options_of(group: type, without: Collection[str], also: Mapping[str, str]) -> list[inspect.Parameter]:
+def _options_of(group: type, without: Collection[str]) -> list[inspect.Parameter]:
     hints, panel = get_type_hints(group), getattr(group, "panel", None)
     kept = [f for f in fields(group) if "help" in f.metadata and f.name not in without]
     kept.sort(key=lambda f: f.name not in inspect.get_annotations(group))  # those that it inherits come last
-    return [_option(f.name, hints[f.name], f, panel, also.get(f.name, "")) for f in kept]
+    return [_option(f.name, hints[f.name], f, panel) for f in kept]
 
 
-def _option(name: str, hint: Any, made: Field[Any], panel: str | None = None, also: str = "") -> inspect.Parameter:
+def _option(name: str, hint: Any, made: Field[Any], panel: str | None = None) -> inspect.Parameter:
     about, text = made.metadata, made.metadata["help"] or SHARED.get(name, "")
     option = (typer.Option if about.get("usual") else rare)(
-        *((_spelled(name), also) if also else about.get("spelled", ())),
-        help=text() if callable(text) else text, **about.get("about", {}),
-    )  # fmt: skip
+        *about.get("spelled", ()), help=text() if callable(text) else text, **about.get("about", {})
+    )
     option.rich_help_panel = option.rich_help_panel or panel
     annotation: Any = Annotated[hint, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=made.default, annotation=annotation)

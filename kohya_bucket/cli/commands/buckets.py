@@ -41,7 +41,7 @@ _OF_ONE_IMAGE = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
 _WITH_OWN_SET = ("rule", "preset", "bucket_config", "switching")
 OPTION_GROUPS = {
     "chart": {"without": _OF_ONE_IMAGE},
-    "make": {"without": (*_WITH_OWN_SET, *_OF_ONE_IMAGE), "also": {"bucket_reso_steps": "--vae-factor"}},
+    "make": {"without": (*_WITH_OWN_SET, *_OF_ONE_IMAGE)},
 }
 
 
