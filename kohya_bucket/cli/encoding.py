@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class NamedImages:
     """Images that a command line names; the rule is None where it is made from all sizes."""
 
     names: list[str]
@@ -66,7 +66,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class PlannedConfig:
+class ConfigImages:
     """The latents of a dataset config, its `[kohya_bucket]` table, and the numbers of GPUs that will train it."""
 
     latents: ConfigLatents
@@ -108,7 +108,7 @@ class PlannedConfig:
         say(f"remainder {self.adapter.remainder!r} moves images: for training {where}in batches of {batches}{more}")
 
 
-def planned(config: Path, train_batch_size: int | None, gpus: str | None, sd_scripts: str) -> PlannedConfig:
+def planned(config: Path, train_batch_size: int | None, gpus: str | None, sd_scripts: str) -> ConfigImages:
     """A config in which sd-scripts would stop at nothing, for a version of it or "" for the one at hand.
 
     `gpus` is None for the number that this run has.
@@ -116,7 +116,7 @@ def planned(config: Path, train_batch_size: int | None, gpus: str | None, sd_scr
     asked = Asked(config, version=sd_scripts or None, arguments={"train_batch_size": train_batch_size})
     latents = trainer_for("precompute", config).latents(asked)
     # Every process must come to the same list, whatever devices it sees.
-    return PlannedConfig(
+    return ConfigImages(
         latents,
         latents.options,
         gpu_counts(gpus or str(number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31)))),
@@ -144,7 +144,7 @@ def _say_type(computes: str, stored: str, quiet: bool) -> None:
 class EncodeJob:
     """What is to be encoded, and how, wherever that happens. Both methods give how many images could not be."""
 
-    source: Chosen | PlannedConfig
+    source: NamedImages | ConfigImages
     recipe: EncodeOptions
     output: Path | None
     hash: bool

@@ -197,7 +197,7 @@ def sizes_of(
 
 
 @dataclass(frozen=True)
-class FoundImages:
+class ScannedImages:
     """N images with their sizes, (0, 0) where `reasons` says why there is none, and their captions."""
 
     images: Origins
@@ -216,7 +216,7 @@ class ImageInput:
         one: what holds them, with many in one file; "" where each has a file of its own.
     """
 
-    read: Callable[[Engine, bool], FoundImages]
+    read: Callable[[Engine, bool], ScannedImages]
     unfit: tuple[str, ...] = ("image_column", "caption_column")
     one: str = ""
 
@@ -241,15 +241,15 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
     raise ConfigError(f"{', '.join(sources)}: no images found there{hint}")
 
 
-def _read_files(paths: list[str], captions: list[str | None], engine: Engine, quiet: bool) -> FoundImages:
+def _read_files(paths: list[str], captions: list[str | None], engine: Engine, quiet: bool) -> ScannedImages:
     with scan_progress("reading headers", quiet=quiet) as progress:
         scan = read_sizes(paths, engine=engine, progress=progress)
-    return FoundImages(
+    return ScannedImages(
         Origins.named(absolute_paths(paths)), scan.sizes, {i: why for i, _, why in scan.failures}, captions
     )
 
 
-def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> FoundImages:
+def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> ScannedImages:
     lines = options.captions_file
     with scan_progress("reading headers of shards", quiet=quiet) as progress:
         ending = options.caption_extension if lines is None else None
@@ -262,7 +262,7 @@ def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet:
         for_each(Container.checked, images.containers)  # none has changed since
     else:
         captions = _lines(lines, len(index))
-    return FoundImages(images, sizes, index.reasons | again, captions)
+    return ScannedImages(images, sizes, index.reasons | again, captions)
 
 
 def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
@@ -278,7 +278,7 @@ def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
     return caption_of_file(content, member)
 
 
-def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> FoundImages:
+def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet: bool) -> ScannedImages:
     image, caption = options.image_column, options.caption_column
     with scan_progress("reading headers of tables", quiet=quiet) as progress:
         tables = for_each(partial(scan_rows, image, caption), paths, engine, progress)
@@ -288,10 +288,10 @@ def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet
     starts = accumulate((len(table.sizes) for table in tables), initial=0)
     reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
     if caption is None:
-        return FoundImages(images, sizes, reasons, _lines(options.captions_file, len(images)))
+        return ScannedImages(images, sizes, reasons, _lines(options.captions_file, len(images)))
     cells = zip((cell for table in tables for cell in table.captions or ()), images.names, strict=True)
     captions = [None if cell is None else caption_of_cell(cell, name) for cell, name in cells]
-    return FoundImages(images, sizes, reasons, captions)
+    return ScannedImages(images, sizes, reasons, captions)
 
 
 def _lines(file: Path | None, images: int) -> list[str | None]:

@@ -73,7 +73,7 @@ class Reading:
         """What is known of clips, and their frames as images."""
         with self.progress("reading clips") as progress:
             scan = read_clips(paths, decode=self.decode, workers=self.workers, engine=self.engine, progress=progress)
-        return ClipFacts(scan), ImageTable.of(paths, scan.sizes, failures={i: why for i, _, why in scan.failures})
+        return ClipFacts(scan), ImageTable.sized(paths, scan.sizes, failures={i: why for i, _, why in scan.failures})
 
     def decoded(self, images: ImageTable) -> ImageTable:
         """The same with what their pixels show, where they are to be decoded."""
@@ -101,7 +101,7 @@ def from_folders(
     if (tars := tars_in(sources)) is not None:
         orientation = tars.rows["orientation"].astype(np.uint8)
         names = [tars.name(i) for i in range(len(tars))]
-        images = ImageTable.of(names, tars.sizes, orientation=orientation, failures=tars.reasons, captions=())
+        images = ImageTable.sized(names, tars.sizes, orientation=orientation, failures=tars.reasons, captions=())
         return [subject(name, images)]
     paths = images_in(sources, recursive=reading.recursive, extensions=IMAGE_EXTENSIONS | VIDEO_EXTENSIONS)
     clips = list(filter(is_video, paths))

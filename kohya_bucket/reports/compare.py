@@ -49,7 +49,7 @@ def compare_rules(
 ) -> list[Compared]:
     """Each rule over [N, 2] sizes; unreadable rows (a side below 1) are left out of all counts."""
     readable = sizes[sizes.min(axis=1, initial=1) > 0]
-    images = ImageTable.of([""] * len(readable), readable)
+    images = ImageTable.sized([""] * len(readable), readable)
     out = []
     for name, rule in rules:
         placement = rule.place(readable)

@@ -68,7 +68,7 @@ class GivenFocus:
     text: str
 
     @classmethod
-    def of(cls, where: str, tables: Sequence[ImageTable] = (), focus: Sequence[FloatArray] = ()) -> GivenFocus:
+    def from_file(cls, where: str, tables: Sequence[ImageTable] = (), focus: Sequence[FloatArray] = ()) -> GivenFocus:
         """A JSON Lines file as it is; of a Parquet file, or of files beside the images, the rows of these images.
 
         Args:
@@ -202,7 +202,7 @@ def with_repeats_of_folders(images: ImageTable) -> ImageTable:
 def _named(tables: Sequence[ImageTable]) -> tuple[Path, list[str]]:
     """The folder that all images share, and their paths in it."""
     paths = [path for images in tables for path in images.paths]
-    images = ImageTable.of(paths, np.zeros((0, 2), dtype=np.int32))
+    images = ImageTable.sized(paths, np.zeros((0, 2), dtype=np.int32))
     names = [images.short_name(i) for i in range(len(paths))]
     length = len(paths[0]) - len(names[0]) if paths else 0
     folder = Path(paths[0][:length] if length else ".").absolute()

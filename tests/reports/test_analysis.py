@@ -30,7 +30,7 @@ RULES = [
 
 def table(sizes, **columns) -> ImageTable:
     array = np.array(sizes, dtype=np.int32).reshape(-1, 2)
-    return ImageTable.of([f"/data/set/{i:03}.png" for i in range(len(array))], array, **columns)
+    return ImageTable.sized([f"/data/set/{i:03}.png" for i in range(len(array))], array, **columns)
 
 
 sides = st.integers(0, 4000)
@@ -180,7 +180,7 @@ def test_a_good_set_asks_for_nothing() -> None:
     ],
 )
 def test_short_names_drop_the_shared_folder(paths, short) -> None:
-    images = ImageTable.of(paths, np.ones((len(paths), 2), dtype=np.int32))
+    images = ImageTable.sized(paths, np.ones((len(paths), 2), dtype=np.int32))
     assert [images.short_name(i) for i in range(len(paths))] == short
 
 
@@ -251,7 +251,7 @@ def test_names_are_printed_as_they_are() -> None:
     names = ["/d/a:smile:[bold]b.png", "/d/[/]:cat:.png"]
     out = io.StringIO()
     sizes = np.zeros((2, 2), np.int32)
-    images = replace(ImageTable.of(names, sizes), failures={0: "[red]empty[/red]", 1: ":x:"})
+    images = replace(ImageTable.sized(names, sizes), failures={0: "[red]empty[/red]", 1: ":x:"})
     print_analysis(analyze(Subject(":cat:[b]", images, RULES[0])), Console(file=out, width=80))
     for text in ("a:smile:[bold]b.png: [red]empty[/red]", "[/]:cat:.png: :x:", ":cat:[b]"):
         assert text in out.getvalue()

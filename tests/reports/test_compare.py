@@ -55,7 +55,7 @@ def test_the_conclusion_names_the_rule_that_loses_least() -> None:
 
 
 def test_a_report_shows_what_each_trainer_would_train_in_these_buckets() -> None:
-    rule, table = RULES["kohya"], ImageTable.of([f"{i}.png" for i in range(400)], SIZES)
+    rule, table = RULES["kohya"], ImageTable.sized([f"{i}.png" for i in range(400)], SIZES)
     analysis = analyze(Subject("set", table, rule, 4))
     plan, *others = trained_on(analysis)
     assert plan == ("this plan", analysis.summary.batches, 0, 0, 0)
@@ -71,7 +71,7 @@ def test_trainers_are_asked_for_each_image_as_often_as_the_plan(seed) -> None:
     """sd-scripts has each image in its bucket as often as it is repeated, and cuts that into batches."""
     rng = np.random.default_rng(seed)
     sizes, repeats = SIZES[rng.permutation(400)[:80]], rng.integers(1, 7, 80)
-    table = ImageTable.of([f"{i}.png" for i in range(80)], sizes, repeats=repeats)
+    table = ImageTable.sized([f"{i}.png" for i in range(80)], sizes, repeats=repeats)
     analysis = analyze(Subject("set", table, RULES["kohya"], 4))
     shown = {name: row for name, *row in trained_on(analysis)}
     per_bucket = np.bincount(analysis.placement.bucket_index, repeats)

@@ -94,7 +94,7 @@ def test_a_folder_in_its_buckets(browser, images, tmp_path) -> None:
     ):
         if settings:
             change(browser, **settings)
-        report = analyze(Subject("set", ImageTable.of(["x"] * 30, _array()), rule, 1)).summary
+        report = analyze(Subject("set", ImageTable.sized(["x"] * 30, _array()), rule, 1)).summary
         found = json.loads(browser.execute_script(
             "const r = explorer.result;"
             "const parts = [r.buckets.length, r.mean, r.p95, r.worst, r.enlarged / r.placed, r.unplaced.length];"
@@ -371,7 +371,7 @@ def test_axe_finds_nothing_and_nothing_sticks_out(browser, images, tmp_path, the
     metrics = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     try:
         if what == "report":
-            table = ImageTable.of([f"{images}/{'ab'[i % 2]}/{i:02d}.png" for i in range(30)], _array())
+            table = ImageTable.sized([f"{images}/{'ab'[i % 2]}/{i:02d}.png" for i in range(30)], _array())
             (tmp_path / "r.html").write_text(
                 render_page([analyze(Subject("set", table, KohyaBuckets(512), 4))]), encoding="utf-8"
             )

@@ -87,7 +87,7 @@ def sizes_to_ask(n: int = 1000) -> np.ndarray:
 
 def page_of(rules, sizes, tmp_path, names=None, **options):
     names = names or [f"/set/{i}.png" for i in range(len(sizes))]
-    table = ImageTable.of(names, np.asarray(sizes, dtype=np.int32))
+    table = ImageTable.sized(names, np.asarray(sizes, dtype=np.int32))
     page = render_page([analyze(Subject(name, table, rule, 4)) for name, rule in rules.items()], **options)
     path = tmp_path / "report.html"
     path.write_text(page, encoding="utf-8", newline="\n")
@@ -154,7 +154,7 @@ def test_no_name_or_caption_becomes_markup(browser, tmp_path) -> None:
     picture.with_suffix(".txt").write_text("</script><img src=x onerror=window.pwned=8>\u2028", encoding="utf-8")
     names = [*HOSTILE, str(picture)]
     sizes = [(907 + 61 * i, 701) for i in range(len(names))]
-    table = ImageTable.of(names, np.array(sizes, dtype=np.int32))
+    table = ImageTable.sized(names, np.array(sizes, dtype=np.int32))
     table = ImageTable(
         names, table.sizes, table.repeats, table.orientation + 5, failures={0: HOSTILE[1]},
         mislabelled={1: HOSTILE[0]}, hashes=["a"] * len(names),
@@ -234,7 +234,7 @@ def test_a_chosen_image_counts_as_it_is_stored(browser, tmp_path, ending) -> Non
 
 
 def test_without_javascript_the_numbers_are_there(tmp_path) -> None:
-    table = ImageTable.of([f"/set/{i}.png" for i in range(9)], np.array([(900, 300)] * 8 + [(0, 0)], dtype=np.int32))
+    table = ImageTable.sized([f"/set/{i}.png" for i in range(9)], np.array([(900, 300)] * 8 + [(0, 0)], dtype=np.int32))
     table = ImageTable(table.paths, table.sizes, table.repeats, table.orientation, failures={8: "cut off"})
     page, _ = page_of_table(table, tmp_path)
     plain = re.search(r"<noscript>(.*)</noscript>", page, re.DOTALL).group(1)
@@ -253,7 +253,7 @@ def page_of_table(table, tmp_path):
 
 def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tmp_path) -> None:
     Image.new("RGB", (900, 300)).save(tmp_path / "wide.png")
-    table = ImageTable.of([str(tmp_path / "wide.png")] * 3, np.array([(900, 300)] * 3, dtype=np.int32))
+    table = ImageTable.sized([str(tmp_path / "wide.png")] * 3, np.array([(900, 300)] * 3, dtype=np.int32))
     _, uri = page_of_table(table, tmp_path)
     browser.get("about:blank")
     open_page(browser, f"{uri}#sheets")
@@ -276,7 +276,7 @@ def test_sections_rows_and_pictures_for_the_keyboard_and_for_readers(browser, tm
 
 
 def test_what_an_epoch_trains_is_the_plan_first_and_then_each_trainers_loader(browser, tmp_path) -> None:
-    table = ImageTable.of([f"{i}.png" for i in range(30)], np.array([(600 + 37 * i, 400) for i in range(30)]))
+    table = ImageTable.sized([f"{i}.png" for i in range(30)], np.array([(600 + 37 * i, 400) for i in range(30)]))
     _, uri = page_of_table(table, tmp_path)
     browser.get("about:blank")
     open_page(browser, uri)
@@ -429,7 +429,7 @@ def test_thousands_of_buckets_do_not_stop_the_page(browser, tmp_path) -> None:
     sizes = np.exp(rng.normal(np.log(900), 0.5, (20_000, 2))).astype(np.int32).clip(64, 9000)
     rule = KohyaBuckets(1024, no_upscale=True, reso_steps=8)
     _, uri = page_of({"set": rule}, sizes, tmp_path, thumbnails=0)
-    used = len(analyze(Subject("set", ImageTable.of(["x"] * len(sizes), sizes), rule)).used_buckets)
+    used = len(analyze(Subject("set", ImageTable.sized(["x"] * len(sizes), sizes), rule)).used_buckets)
     assert used > 5000
     open_page(browser, uri)
     rows = "return document.querySelectorAll('tr.link[data-bucket]').length"

@@ -17,7 +17,7 @@ from kohya_bucket.trainers.door.subject import ImageTable, Subject
 def test_examples_are_bounded_distinct_and_start_with_the_worst(total) -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(300, 3000, (2000, 2)).astype(np.int32)
-    a = analyze(Subject("set", ImageTable.of([str(i) for i in range(2000)], sizes), KohyaBuckets(1024, 256, 2048)))
+    a = analyze(Subject("set", ImageTable.sized([str(i) for i in range(2000)], sizes), KohyaBuckets(1024, 256, 2048)))
     examples = choose_examples(a, total)
     chosen = [i for _, some in examples for i in some]
     assert len(chosen) <= total
@@ -83,7 +83,9 @@ def test_what_does_not_decode_for_its_picture_is_broken(tmp_path) -> None:
         Image.effect_noise((90, 60), 50).save(path)
     paths[1].write_bytes(paths[1].read_bytes()[:1000])
     names = [*map(str, paths), "tar that is no file.tar/a.png"]
-    before = analyze(Subject("set", ImageTable.of(names, np.full((4, 2), (90, 60), dtype=np.int32)), KohyaBuckets(512)))
+    before = analyze(
+        Subject("set", ImageTable.sized(names, np.full((4, 2), (90, 60), dtype=np.int32)), KohyaBuckets(512))
+    )
     (after,), pictures = illustrate([before], 8)
     assert (before.summary.placed, after.summary.placed, sorted(after.images.failures)) == (4, 3, [1])
     assert [bool(pictures[name]) for name in names] == [True, False, True, False]

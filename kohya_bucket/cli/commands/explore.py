@@ -70,7 +70,7 @@ def _of_folder(source: str | None, reading: Reading, options: RuleArguments) -> 
         return render_explorer(trained=trained, settings=settings)
     images, path = reading.table(images_in([source], recursive=reading.recursive)), Path(source)
     images = with_repeats_of_folders(images.without(not_read(images.paths)))
-    focus = GivenFocus.of(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
+    focus = GivenFocus.from_file(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
     name = path.name or path.resolve().name
     return render_explorer(name, [images], trained=trained, focus=focus, settings=settings)
 
@@ -84,7 +84,7 @@ def _of_config(path: Path, arch: str | None, reading: Reading) -> str:
     trainer = trainer_for("explore", path)
     begin = trainer.explored(Asked(path, arch), reading)
     tables, text = begin.tables, begin.text
-    focus = None if begin.focus is None else GivenFocus.of(begin.focus[0], tables, begin.focus[1])
+    focus = None if begin.focus is None else GivenFocus.from_file(begin.focus[0], tables, begin.focus[1])
     for finding in begin.findings:
         say(f"{finding.severity.value}: {finding.text}", err=True)
     if text is not None and text.suffix.lower() == ".json":

@@ -28,7 +28,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
-    from kohya_bucket.cli.encoding import Chosen, PlannedConfig
+    from kohya_bucket.cli.encoding import ConfigImages, NamedImages
 
 
 class PrecomputeCommand(PlainCommand):
@@ -105,7 +105,7 @@ def precompute(
         raise ConfigError("no VAE to encode with: add --vae, e.g. --vae stabilityai/sdxl-vae")
     from kohya_bucket.cli.encoding import EncodeJob, planned
 
-    source: Chosen | PlannedConfig
+    source: NamedImages | ConfigImages
     if config is not None:
         what = f"--config {config} says which images and buckets there are"
         refuse_beside(context, what, (*options.fields, *vars(beside)), path)
@@ -123,12 +123,12 @@ def precompute(
 def _chosen(
     context: typer.Context, path: list[str], options: RuleArguments, beside: SourceOptions, format: str, *,
     recursive: bool,
-) -> Chosen:  # fmt: skip
+) -> NamedImages:  # fmt: skip
     """The images and buckets that the command line names.
 
     Encoding takes long, and other sizes than were meant would only show afterwards.
     """
-    from kohya_bucket.cli.encoding import Chosen
+    from kohya_bucket.cli.encoding import NamedImages
     from kohya_bucket.cli.sources import source_in
 
     if given(context, ("gpus", "train_batch_size")):
@@ -151,7 +151,7 @@ def _chosen(
     if beside.captions_file is not None:
         what = f"--captions-file {beside.captions_file} has the captions"
         refuse_beside(context, what, ("caption_extension", "caption_column"))
-    return Chosen(path, images, options, rule)
+    return NamedImages(path, images, options, rule)
 
 
 def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:

@@ -31,7 +31,7 @@ class FileItems(ItemsInBuckets):
     rows: Sequence[int] = ()
 
     @classmethod
-    def of(cls, dataset: Dataset) -> FileItems:
+    def from_dataset(cls, dataset: Dataset) -> FileItems:
         """What a dataset has put into buckets, each item once, except for repeats that are cut otherwise."""
         layouts = _layouts(dataset)
         rows_of: dict[tuple[str, Layout], list[int]] = {}

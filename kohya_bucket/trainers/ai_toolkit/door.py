@@ -85,7 +85,7 @@ class AiToolkitDoor(TrainerDoor):
         datasets, options = arguments["dataset"].datasets, self.options()
         cached = any(one.is_caching_latents for one in datasets)
         self.refuse_placed(options, CACHED if cached else "")
-        items = [FileItems.of(one) for one in datasets]
+        items = [FileItems.from_dataset(one) for one in datasets]
         if all(one.dataset_config.is_reg for one in datasets):  # their loader's epochs are not those of the others
             options = options.unscheduled()
         sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)

@@ -44,7 +44,7 @@ _CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
 
 
 @dataclass(frozen=True)
-class JobData:
+class DatasetOverview:
     """One dataset at one resolution.
 
     Attributes:
@@ -59,7 +59,7 @@ class JobData:
     keys: JobKeys
     paths: list[str]
     sizes: IntArray
-    items: PlannedItems
+    items: PlacedItems
     placement: Placement
     left_out: tuple[tuple[str, str], ...]
     rows: tuple[BucketRow, ...] = ()
@@ -289,7 +289,7 @@ def _items(
 
 def overview(
     job: JobConfig, gpus: Sequence[int] = (1,), accumulate: int = 1, progress: Progress | None = None
-) -> Overview[JobData]:
+) -> Overview[DatasetOverview]:
     """Place and plan what a job trains; the epoch on GPUs is that of its images without regularization.
 
     What its files show to be wrong is added to its findings.
@@ -306,7 +306,7 @@ def overview(
     placed = [_place(keys, job, progress) for keys in job.datasets]
     placed = [data for data in placed if len(data.items.keys)]
     trained, regularizing = (
-        Overview.of([data for data in placed if data.keys.is_reg == is_reg], of_these, gpus, accumulate)
+        Overview.planned([data for data in placed if data.keys.is_reg == is_reg], of_these, gpus, accumulate)
         for is_reg, of_these in ((False, options), (True, options.unscheduled()))
     )
     return Overview(options, trained.datasets + regularizing.datasets, trained.gpus or regularizing.gpus)

@@ -22,7 +22,7 @@ class Images(ItemsInBuckets):
     """N images of one dataset, by the keys that the trainer gives them."""
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Images:
+    def from_dataset(cls, dataset: Dataset) -> Images:
         """What a dataset has put into buckets, where a key stands once for each repeat."""
         manager = dataset.bucket_manager
         times = [Counter(bucket) for bucket in manager.buckets]

@@ -82,7 +82,7 @@ class AnimaLoraDoor(TrainerDoor):
         self.refuse_placed(options, "use_vae_cache" if held else "")
         if not training:
             options = options.for_validation()
-        images = [Images.of(one) for one in group.datasets]
+        images = [Images.from_dataset(one) for one in group.datasets]
         planner = GroupPlanner(images, options)
         sampler = PlanSampler.told_by(collator, planner, int(group.datasets[0].seed), training=training)
         setattr(group, HELD, Held(images, options.on_bad_image))

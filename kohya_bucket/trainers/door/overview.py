@@ -13,7 +13,7 @@ from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.findings import Findings, Section, Severity, ShowProgress
 from kohya_bucket.trainers.door.group import GpuRow, epoch_of
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, PlannedItems
+from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, PlacedItems
 from kohya_bucket.trainers.door.placing import refuse_unmatched
 
 
@@ -25,7 +25,7 @@ class PlannedDataset(Protocol):
     """
 
     @property
-    def items(self) -> PlacedDataset | PlannedItems: ...
+    def items(self) -> PlacedDataset | PlacedItems: ...
     @property
     def rows(self) -> tuple[BucketRow, ...]: ...
     @property
@@ -53,7 +53,7 @@ class Overview(Generic[Planned]):
     unreadable: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
+    def planned(
         cls, placed: Iterable[Planned], options: AdapterOptions, gpus: Sequence[int], accumulate: int
     ) -> Overview[Planned]:
         """The plan of an epoch of datasets without rows."""

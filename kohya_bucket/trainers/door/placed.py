@@ -239,16 +239,16 @@ class ItemsInBuckets:
 
 
 @dataclass(frozen=True)
-class PlannedItems(ItemsInBuckets):
+class PlacedItems(ItemsInBuckets):
     """N items of one dataset, with the share of each one's resized picture that is cropped off."""
 
     crop_loss: npt.NDArray[np.float64]
 
     @classmethod
-    def of(
+    def from_buckets(
         cls, names: Sequence[str], buckets: Sequence[tuple[Any, ...]], times: int, batch_size: int,
         resolution: tuple[int, int], crop_loss: npt.NDArray[np.float64],
-    ) -> PlannedItems:  # fmt: skip
+    ) -> PlacedItems:  # fmt: skip
         """N items whose buckets are given one by one, with their frames, and with the sizes of control images where
         there are some; each is trained `times` an epoch."""
         bucket_keys = sorted(set(buckets))

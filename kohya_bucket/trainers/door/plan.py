@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.group import GpuRow
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import BucketRow, PlannedItems
+from kohya_bucket.trainers.door.placed import BucketRow, PlacedItems
 
 _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
 
@@ -80,7 +80,7 @@ class Plan:
 
 
 def entry_of_items(
-    items: PlannedItems, rows: Sequence[BucketRow], files: int, left_out: Sequence[tuple[str, str]]
+    items: PlacedItems, rows: Sequence[BucketRow], files: int, left_out: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
     """What the entries of datasets of items have in common."""
     return {

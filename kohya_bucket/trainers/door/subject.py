@@ -127,7 +127,7 @@ class ImageTable:
     upright: bool = False
 
     @classmethod
-    def of(cls, paths: Sequence[str], sizes: IntArray, **more: Any) -> ImageTable:
+    def sized(cls, paths: Sequence[str], sizes: IntArray, **more: Any) -> ImageTable:
         """A table of paths and sizes, and `more` of the fields; what is not given is one repeat and upright."""
         n = len(paths)
         columns: dict[str, Any] = {"repeats": np.ones(n, np.int64), "orientation": np.ones(n, np.uint8)}
@@ -137,7 +137,7 @@ class ImageTable:
     def from_scan(cls, scan: SizeScan, hashes: Sequence[str] | None = None) -> ImageTable:
         """What `kohya_bucket.images.read_sizes` returned."""
         mislabelled = {i: what for i, _, what in scan.mislabelled()}
-        return cls.of(
+        return cls.sized(
             scan.paths, scan.sizes, orientation=scan.orientation, failures=scan.unreadable, mislabelled=mislabelled,
             hashes=hashes,
         )  # fmt: skip

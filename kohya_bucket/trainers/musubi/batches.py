@@ -26,7 +26,7 @@ class CachedItems(ItemsInBuckets):
     items: list[CachedItem]
 
     @classmethod
-    def of(cls, dataset: Dataset) -> CachedItems:
+    def from_dataset(cls, dataset: Dataset) -> CachedItems:
         """What a dataset has found, each item once; musubi-tuner holds an item as often as it is repeated."""
         manager = dataset.batch_manager
         bucket_keys = sorted(manager.buckets, key=repr)
@@ -71,7 +71,7 @@ def planned_item(group: Group, index: PlannedBatch) -> Any:
     def make(index: PlannedBatch) -> Any:
         chosen = [dataset_items.items[i] for i in index.images.tolist()]
         bucket = dataset_items.bucket_keys[index.bucket]
-        timesteps = held.timesteps.of(manager.num_timestep_buckets, index)
+        timesteps = held.timesteps.draw(manager.num_timestep_buckets, index)
         one_batch = copy.copy(manager)
         vars(one_batch).update(
             batch_size=len(chosen),
@@ -98,7 +98,7 @@ class TimestepPool:
         self._samples, self._batch_size = samples, batch_size
         self._made: tuple[tuple[int, int], list[float]] | None = None
 
-    def of(self, parts: int | None, index: PlannedBatch) -> list[float] | None:
+    def draw(self, parts: int | None, index: PlannedBatch) -> list[float] | None:
         """The timesteps of a batch: by its position in the epoch, so that no two processes share theirs."""
         if parts is None or parts < 2:
             return None

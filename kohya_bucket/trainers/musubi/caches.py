@@ -83,7 +83,7 @@ def fingerprint_of(
 
 
 @dataclass(frozen=True)
-class FoundCaches:
+class ItemCaches:
     """What there is of an item's latents, or of its caption's outputs.
 
     Attributes:
@@ -144,7 +144,7 @@ class Caches:
                 self.texts.append(file)
                 if self.per_clip and (of_clip := clip_of_text(file, name)):
                     self._texts_of_clips[of_clip[0]].append(of_clip[1])
-            elif found := CacheName.of(str(self.folder / file), name, clips=self.clips):
+            elif found := CacheName.from_path(str(self.folder / file), name, clips=self.clips):
                 self.named[found.stem].append(found)
         remove_leftovers(killed)
 
@@ -189,7 +189,7 @@ class Caches:
         settings[_FOCUS] = self.focus.get(source.number) if several else None
         return dict(json.loads(json.dumps(settings)))
 
-    def latents(self, source: Source) -> FoundCaches:
+    def latents(self, source: Source) -> ItemCaches:
         reasons = [StaleReason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):
@@ -211,7 +211,7 @@ class Caches:
             wanted = [(clip, section) for clip in clips for section in self._sections(clip[1])]
             chosen = [have[one] for one in wanted] if all(one in have for one in wanted) else []
         files = tuple(os.path.basename(name.path) for name, _ in chosen)
-        return FoundCaches(files, latents=tuple(chosen)) if chosen else FoundCaches(reasons=tuple(reasons))
+        return ItemCaches(files, latents=tuple(chosen)) if chosen else ItemCaches(reasons=tuple(reasons))
 
     def _sections(self, frames: int) -> Iterable[int | None]:
         """The files of a clip of so many frames."""
@@ -290,7 +290,7 @@ class Caches:
 
     def text(
         self, source: Source, caption: str, begin: str = "", clips: Sequence[tuple[int, int]] | None = None
-    ) -> FoundCaches:
+    ) -> ItemCaches:
         """What there is of a caption's outputs; with `begin`, only that pass of several is asked for.
 
         Where each clip has its own, all of `clips` must have them; of those that the files themselves name, where
@@ -309,8 +309,8 @@ class Caches:
             every = named[0] if named else sorted(clip for clip in good if clip is not None)
             wanted = every if clips is None else clips
         if not wanted or any(clip not in good for clip in wanted):
-            return FoundCaches(reasons=tuple(reasons))
-        return FoundCaches(tuple(self.text_path(source, clip).name for clip in wanted))
+            return ItemCaches(reasons=tuple(reasons))
+        return ItemCaches(tuple(self.text_path(source, clip).name for clip in wanted))
 
     def _why_text(self, source: Source, path: Path, caption: str, begin: str) -> tuple[list[StaleReason], Note | None]:
         """Why a file does not serve, and its note."""

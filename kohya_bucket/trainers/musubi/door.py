@@ -86,7 +86,7 @@ class MusubiDoor(TrainerDoor):
         datasets: list[Any] = group.datasets
         if counter is None or not datasets or any(getattr(one, "batch_manager", None) is None for one in datasets):
             return None
-        items = [CachedItems.of(one) for one in datasets]
+        items = [CachedItems.from_dataset(one) for one in datasets]
         if not any(len(one.items) for one in items):
             end_run("there is no cached item to train: run cache_latents.py and cache_text_encoder_outputs.py first")
         sampler = PlanSampler(GroupPlanner(items, self.options()), int(group.datasets[0].seed), counter)

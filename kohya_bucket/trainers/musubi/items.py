@@ -44,7 +44,7 @@ class CacheName:
     section: int | None = None
 
     @classmethod
-    def of(cls, path: str, family: str, *, clips: bool) -> CacheName | None:
+    def from_path(cls, path: str, family: str, *, clips: bool) -> CacheName | None:
         """What a path says; None where musubi-tuner could not read it, or no image has that size."""
         name = os.path.basename(path)
         match = re.fullmatch(rf"(.*)_{_SIDE}x{_SIDE}_{re.escape(family)}\.safetensors", name, re.DOTALL)

@@ -33,7 +33,7 @@ from kohya_bucket.trainers.door.findings import (
 )
 from kohya_bucket.trainers.door.options import AdapterOptions, required
 from kohya_bucket.trainers.door.overview import Overview, add_overview, check_unmatched, place_datasets
-from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlannedItems
+from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedItems
 from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
@@ -47,7 +47,7 @@ from kohya_bucket.trainers.musubi.listing import list_items
 
 
 @dataclass(frozen=True)
-class PlacedData:
+class DatasetOverview:
     """One dataset.
 
     Attributes:
@@ -67,7 +67,7 @@ class PlacedData:
     keys: CommonKeys
     place: str
     paths: list[str]
-    items: PlannedItems
+    items: PlacedItems
     picture: Placement
     left_out: tuple[tuple[str, str], ...]
     clips: ClipPlacement | None = None
@@ -178,7 +178,7 @@ def plan_of(
 
 def _place(
     config: MusubiConfig, i: int, options: AdapterOptions, decode: bool, progress: Progress | None
-) -> PlacedData:
+) -> DatasetOverview:
     """Read the headers of the files of one dataset, and place them.
 
     Raises:
@@ -197,12 +197,10 @@ def _place(
     placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     items = image_items(keys, paths, sizes_in_batch(keys, controls, model), placement)
-    return PlacedData(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
+    return DatasetOverview(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
 
 
-def image_items(
-    keys: CommonKeys, paths: Sequence[str], controls: Sequence[Sizes], placement: Placement
-) -> PlannedItems:
+def image_items(keys: CommonKeys, paths: Sequence[str], controls: Sequence[Sizes], placement: Placement) -> PlacedItems:
     """What is trained of N images in a placement; `controls` are those of `sizes_in_batch`."""
     kept = np.flatnonzero(placement.placed)
     buckets = []
@@ -211,13 +209,15 @@ def image_items(
         beside = [bucket if size is None else size for size in controls[i]]
         buckets.append((*bucket, 1, *beside) if beside else bucket)
     names = [os.path.basename(paths[i]) for i in kept.tolist()]
-    return PlannedItems.of(names, buckets, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept])
+    return PlacedItems.from_buckets(
+        names, buckets, keys.times, keys.batch_size, keys.resolution, placement.crop_loss[kept]
+    )
 
 
 def place_clips(
     keys: ClipKeys, place: str, paths: list[str], scan: ClipScan, model: Family, findings: Findings,
     focus: FloatArray | None = None,
-) -> PlacedData:  # fmt: skip
+) -> DatasetOverview:  # fmt: skip
     """The items of a dataset of clips, and where each goes."""
     placed = keys.clip_rule(model).place(scan.sizes, scan.frames, keys.rates(model, scan.fps))
     spans = placed.spans
@@ -238,8 +238,8 @@ def place_clips(
     of_item = np.repeat(np.arange(len(sections)), sections)
     buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
     losses = placed.picture.crop_loss[spans.clip[of_item]]
-    items = PlannedItems.of(names, buckets, keys.times, keys.batch_size, keys.resolution, losses)
-    return PlacedData(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
+    items = PlacedItems.from_buckets(names, buckets, keys.times, keys.batch_size, keys.resolution, losses)
+    return DatasetOverview(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
 
 
 def _left_out(
@@ -264,7 +264,7 @@ _SAME_RATE = 0.01
 _MUCH = 0.5
 
 
-def seconds_lost(data: PlacedData) -> float:
+def seconds_lost(data: DatasetOverview) -> float:
     """Seconds of readable clips that no item has; frames that are dropped to change the rate are not lost."""
     if data.clips is None or data.scan is None:
         return 0.0
@@ -273,7 +273,7 @@ def seconds_lost(data: PlacedData) -> float:
     return float((seconds * (1 - data.clips.kept / frames))[data.clips.frames > 0].sum())
 
 
-def _check_clips(data: PlacedData, model: Family, findings: Findings) -> None:
+def _check_clips(data: DatasetOverview, model: Family, findings: Findings) -> None:
     """Add what the files of a dataset of clips show."""
     keys, scan = data.keys, data.scan
     if not isinstance(keys, ClipKeys) or scan is None:
@@ -330,7 +330,7 @@ def _check_source_fps(keys: ClipKeys, place: str, model: Family, findings: Findi
 def overview(
     config: MusubiConfig, options: AdapterOptions | None, gpus: Sequence[int] = (1,), accumulate: int = 1,
     progress: Progress | None = None, *, decode: bool = False,
-) -> Overview[PlacedData]:  # fmt: skip
+) -> Overview[DatasetOverview]:  # fmt: skip
     """Place and plan what `config` trains, or would train without the mistakes that stop it.
 
     What its files show to be wrong is added to its findings. Nothing is planned without options. With `decode`, every
@@ -343,7 +343,7 @@ def overview(
         return Overview(AdapterOptions())
     model, stopped = config.model, bool(config.findings.of(Severity.ERROR))
 
-    def place(i: int) -> PlacedData | None:
+    def place(i: int) -> DatasetOverview | None:
         if stopped and not (config.readable[i] and buckets_follow(config.datasets[i], config.places[i], model)):
             return None
         data = _place(config, i, options, decode, progress)
@@ -353,7 +353,7 @@ def overview(
     nothing = "no-items", "nothing can be trained, each for its own reason", "see what is listed"
     placed = place_datasets(config.places, place, config.findings, nothing)
     check_unmatched(options, [data.focus for data in placed], config.findings)
-    return Overview.of(placed, options, gpus, accumulate)
+    return Overview.planned(placed, options, gpus, accumulate)
 
 
 def config_section(read: MusubiConfig, show: ShowProgress, *, decode: bool) -> Section:

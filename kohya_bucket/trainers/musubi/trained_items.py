@@ -19,7 +19,7 @@ from kohya_bucket.latents.fingerprint import StaleReason
 from kohya_bucket.texts import counted, one_line, some
 from kohya_bucket.trainers.door.ranks import end_run, is_first_process
 from kohya_bucket.trainers.musubi.cache_files import TensorFile, why_made_otherwise
-from kohya_bucket.trainers.musubi.caches import Caches, FoundCaches
+from kohya_bucket.trainers.musubi.caches import Caches, ItemCaches
 from kohya_bucket.trainers.musubi.caching import why_unreadable
 from kohya_bucket.trainers.musubi.items import Source, folder_of, foreign_names
 from kohya_bucket.trainers.musubi.objects import BucketKey, CachedItem
@@ -117,7 +117,7 @@ class _Judged:
         self.caches = caches
         self.wrong: dict[int, dict[str, list[StaleReason]]] = {}
         self.left_out: dict[int, str] = {}
-        latents_of: dict[int, FoundCaches] = {}
+        latents_of: dict[int, ItemCaches] = {}
         self._texts = {caches.text_path(source).name for source in caches.table.sources}
         with ThreadPoolExecutor(_THREADS, "kohya-bucket-caches") as pool:
             results = list(pool.map(self._look, caches.table.sources))
@@ -139,7 +139,7 @@ class _Judged:
             for name, header in latents.latents
         }
 
-    def _look(self, source: Source) -> tuple[FoundCaches, FoundCaches] | str:
+    def _look(self, source: Source) -> tuple[ItemCaches, ItemCaches] | str:
         """What there is of an item's latents and of its caption, or why it cannot be read."""
         try:
             caption = str(self.caches.dataset.datasource.get_caption(source.number)[1])

@@ -224,7 +224,7 @@ def overview(
     places = [dataset.config.place for dataset in config.datasets]
     placed = place_datasets(places, place, config.findings, nothing)
     check_unmatched(options, [data.images.focus for data in placed], config.findings)
-    return replace(Overview.of(placed, options, gpus, accumulate), unreadable=frozenset(unreadable))
+    return replace(Overview.planned(placed, options, gpus, accumulate), unreadable=frozenset(unreadable))
 
 
 def _place(

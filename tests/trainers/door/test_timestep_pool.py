@@ -20,12 +20,12 @@ def pool_of(sampler):
 def test_a_resumed_run_without_a_seed_has_the_timesteps_that_the_first_one_would_have_had():
     first = sampler_of({}, BATCH_SIZE, seed=5)
     pool = pool_of(first)
-    whole = [pool.of(10, index) for index in first]
+    whole = [pool.draw(10, index) for index in first]
     resumed = sampler_of({}, BATCH_SIZE, seed=99)  # each start draws a seed of its own
     pool = pool_of(resumed)  # made with the loader, before or after the state is loaded
     done = 3
     resumed.resume(first.position(done))
-    assert [pool.of(10, index) for index in resumed] == whole[done:]
+    assert [pool.draw(10, index) for index in resumed] == whole[done:]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_no_batch_shares_its_timesteps_with_another(table):
     pool = TimestepPool(len(sampler) * sampler.largest_batch, sampler.largest_batch)
     batches = list(sampler)
     assert max(len(index.images) for index in batches) == sampler.largest_batch
-    drawn = [t for index in batches for t in pool.of(10, index)]
+    drawn = [t for index in batches for t in pool.draw(10, index)]
     assert len(set(drawn)) == len(drawn)
 
 
@@ -45,10 +45,10 @@ def test_an_epoch_has_as_many_timesteps_of_each_part_and_other_ones_than_the_nex
     for epoch in (1, 2):
         sampler = sampler_of({}, BATCH_SIZE, epoch)
         pool = TimestepPool(len(sampler) * BATCH_SIZE, BATCH_SIZE)
-        drawn.append([pool.of(10, index) for index in sampler])
+        drawn.append([pool.draw(10, index) for index in sampler])
     assert drawn[0] != drawn[1]
     assert {int(t * 10) for batch in drawn[0] for t in batch} == set(range(10))
-    assert pool.of(None, next(iter(sampler))) is None
+    assert pool.draw(None, next(iter(sampler))) is None
 
 
 @pytest.mark.parametrize("remainder", ["keep", "pad", "catch_all"])

@@ -50,7 +50,7 @@ def test_clips_of_musubi_tuner_count_their_frames():
     items = [SimpleNamespace(latent_cache_path=f"{i}", frame_count=n) for i, n in enumerate((33, 81, None, None))]
     buckets = {key: [item] for key, item in zip(keys, items, strict=True)}
     manager = SimpleNamespace(buckets=buckets, batch_size=1)
-    clips = CachedItems.of(SimpleNamespace(batch_manager=manager, resolution=(832, 480)))
+    clips = CachedItems.from_dataset(SimpleNamespace(batch_manager=manager, resolution=(832, 480)))
     found = dict(zip(clips.bucket_keys, clips.frames, strict=True))
     assert [found[key] for key in keys] == [33, 81, 1, 1]
     counted = batches(clips, {"model": "wan-14b", "max_tokens": 33_000})

@@ -47,16 +47,16 @@ def test_two_captions_of_one_image() -> None:
 @given(WORDS, st.tuples(st.integers(0, 99999), st.integers(1, 999)), st.integers(1, 20000), st.integers(0, 99))
 def test_names_are_read_as_they_are_written(stem: str, clip: tuple[int, int], width: int, section: int) -> None:
     end = f"_{width:04d}x0064_wan.safetensors"
-    image = CacheName.of(os.path.join("c", stem + end), "wan", clips=False)  # noqa: PTH118
+    image = CacheName.from_path(os.path.join("c", stem + end), "wan", clips=False)  # noqa: PTH118
     assert image is not None
     assert (image.stem, image.size, image.clip) == (stem, (width, 64), None)
-    video = CacheName.of(f"{stem}_{clip[0]:05d}-{clip[1]:03d}{end}", "wan", clips=True)
+    video = CacheName.from_path(f"{stem}_{clip[0]:05d}-{clip[1]:03d}{end}", "wan", clips=True)
     assert video is not None
     assert (video.stem, video.clip, video.section) == (stem, clip, None)
-    part = CacheName.of(f"{stem}_{clip[0]:05d}-{clip[1]:03d}-{section:04d}{end}", "wan", clips=True)
+    part = CacheName.from_path(f"{stem}_{clip[0]:05d}-{clip[1]:03d}-{section:04d}{end}", "wan", clips=True)
     assert part is not None
     assert (part.stem, part.clip, part.section) == (stem, clip, section)
-    assert CacheName.of(f"{stem}{end}", "zi", clips=False) is None
+    assert CacheName.from_path(f"{stem}{end}", "zi", clips=False) is None
     assert without_clip(f"/v/{stem}_{clip[0]:05d}-{clip[1]:03d}.mp4") == (f"/v/{stem}.mp4", clip)
 
 
