@@ -401,12 +401,14 @@ def most_worth(analysis: Analysis, recommendations: Sequence[Recommendation]) ->
 
 def _about_settings(analysis: Analysis) -> list[Recommendation]:
     subject, images = analysis.subject, analysis.images
+    # Settings are tried on the images that are no matter of the files.
     odd = misfits(analysis)
     count = int(odd.sum())
     few = 0 < count <= _MANY * analysis.summary.placed
     kept = ~odd if few else np.ones(len(images), dtype=np.bool_)
     before = _summary_of(analysis, kept, subject.rule) if few else analysis.summary
     beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
+    # Those that are worth it, each measured.
     worthwhile: list[Recommendation] = []
     programs = subject.programs or usual_trainer().programs(Asked())
     for change in changes(subject.rule, programs, images.sizes[kept], before.enlarged):

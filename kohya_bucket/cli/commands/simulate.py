@@ -34,7 +34,9 @@ from kohya_bucket.inputs import open_input
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from kohya_bucket.cli.clips import Clip
     from kohya_bucket.reports.explain import Explanation
+    from kohya_bucket.trainers.door.face import OneItem
 
 
 _SIZE = re.compile(r"(\d+)\s*[xX×*,]\s*(\d+)")
@@ -52,10 +54,10 @@ def simulate(
     as_json: AsJson = False,
     options: RuleArguments,
 ) -> None:
-    from kohya_bucket.cli.clips import TakenClip, clip_of, ways_to_train
+    from kohya_bucket.cli.clips import TakenClip, ways_to_train
     from kohya_bucket.images.headers import ORIENTATIONS
     from kohya_bucket.reports.explain import explain
-    from kohya_bucket.trainers.door.face import Asked, OneItem, Way
+    from kohya_bucket.trainers.door.face import Asked, Way
     from kohya_bucket.trainers.door.options import AdapterOptions
     from kohya_bucket.trainers.door.registry import trainer_for
 
@@ -64,39 +66,30 @@ def simulate(
         refuse_beside(context, f"--config {config} brings its own rules", options.fields)
     arch, clip_options = clip_options.family()
     options = options.for_arch(context, arch)
-    foreign, trainer = "", trainer_for("simulate", config)
+    trainer = trainer_for("simulate", config)
     for_clips = clip_options != ClipOptions() or trainer.takes_clips
-    if Path(image).is_dir() and not for_clips:
-        raise KohyaBucketError(
-            f"{image} is a folder, and one image is simulated: name one in it, or `kohya-bucket analyze "
-            f"{argument(image)}` for all; if its images are the frames of a clip, add --arch wan or --target-frames"
-        )
-    if is_clip := bool(CLIP_SIZE.fullmatch(image.strip())) or is_video(image) or Path(image).is_dir():
-        (file, clip), orientation = clip_of(image), 1
-        size = clip.size
-    else:
-        file, size, orientation = _size_of(image)
-        if file is not None:
-            from kohya_bucket.cli.sources import not_read
-
-            foreign = not_read([image]).get(image, "")
-    check_output("--preview", preview, "a picture", [file, config])
-    item, asked = OneItem(size, orientation, file, is_clip), Asked(config, clip_options.arch)
-    if is_clip or for_clips:
+    item, clip, foreign = _item_of(image, for_clips)
+    check_output("--preview", preview, "a picture", [item.file, config])
+    asked = Asked(config, clip_options.arch)
+    if item.is_clip or for_clips:
         ways, trained_with = ways_to_train(context, asked, options, clip_options, item, focus)
     elif config is not None:
         ways, trained_with = trainer.ways(asked, item, focus)
     else:
-        ways, trained_with = [Way(options.title, options.make(), size)], AdapterOptions().with_focus(focus)
-    kept = _rectangle(trained_with.focus, focus, file)
-    taken_by = [None if way.clips is None else TakenClip(clip, way.clips, way.source_fps) for way in ways]
+        ways, trained_with = [Way(options.title, options.make(), item.size)], AdapterOptions().with_focus(focus)
+    kept = _rectangle(trained_with.focus, focus, item.file)
     explained = [
-        (way.name, explain(way.rule, *way.size, kept), taken) for way, taken in zip(ways, taken_by, strict=True)
+        (
+            way.name,
+            explain(way.rule, *way.size, kept),
+            TakenClip(clip, way.clips, way.source_fps) if clip is not None and way.clips is not None else None,
+        )
+        for way in ways
     ]
-    exif, obeyed = ORIENTATIONS.get(orientation, ""), trainer.turns_images
+    exif, obeyed = ORIENTATIONS.get(item.orientation, ""), trainer.turns_images
     if as_json:
         rows = [
-            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": orientation}
+            {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": item.orientation}
             | ({"clip": taken.told} if taken else {})
             | {"not_read": foreign}
             for name, e, taken in explained
@@ -110,11 +103,29 @@ def simulate(
             then = f"{trainer.name} turns the pixels accordingly" if obeyed else _IGNORED
             _print(name, explanation, exif and f"asks for: {exif}; {then}", foreign, more)
     if preview is not None:
-        still = None if is_clip else file  # of a clip, a grid stands for its frames
+        still = None if item.is_clip else item.file  # of a clip, a grid stands for its frames
         unturned = f", as stored, without what EXIF asks for ({exif})" if exif and not obeyed else ""
         _draw_into(preview, still, [explanation for _, explanation, _ in explained], unturned, obeyed)
     if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in explained):
         raise typer.Exit(1)
+
+
+def _item_of(image: str, for_clips: bool) -> tuple[OneItem, Clip | None, str]:
+    """What is named: the image or clip, its frames if it is a clip, and why no trainer lists such a file, if so."""
+    from kohya_bucket.cli.clips import clip_of
+    from kohya_bucket.cli.sources import not_read
+    from kohya_bucket.trainers.door.face import OneItem
+
+    if Path(image).is_dir() and not for_clips:
+        raise KohyaBucketError(
+            f"{image} is a folder, and one image is simulated: name one in it, or `kohya-bucket analyze "
+            f"{argument(image)}` for all; if its images are the frames of a clip, add --arch wan or --target-frames"
+        )
+    if CLIP_SIZE.fullmatch(image.strip()) or is_video(image) or Path(image).is_dir():
+        file, clip = clip_of(image)
+        return OneItem(clip.size, 1, file, is_clip=True), clip, ""
+    file, size, orientation = _size_of(image)
+    return OneItem(size, orientation, file), None, "" if file is None else not_read([image]).get(image, "")
 
 
 def _rectangle(focus: str | None, focus_argument: str | None, file: Path | None) -> tuple[float, ...] | None:

@@ -250,6 +250,7 @@ def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> JobData:
             images = scan_sizes(of_kind, progress=progress)
             sizes[rows], orientation[rows], failures = images.sizes, images.orientation, images.failures
         reasons |= {int(rows[i]): why for i, _, why in failures}
+    # The sizes that decide: ai-toolkit's own file of them goes before what the images are.
     by_setting, sizes = counted_sizes(keys, sizes, orientation), counted_sizes(keys, sizes, orientation, paths)
     if others := [paths[i] for i in np.flatnonzero((by_setting != sizes).any(axis=1)).tolist()]:
         message = f"{counted(len(others), 'image')} of another size in {_SIZES} than fast_image_size gives, and "

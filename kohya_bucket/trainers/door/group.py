@@ -40,23 +40,25 @@ class GroupPlanner:
     """
 
     def __init__(self, images: Sequence[InBuckets], options: AdapterOptions, shards: IntArray | None = None) -> None:
-        buckets_of = [len(i.buckets) for i in images]
         self.options = options
-        self._of_epochs = options.of_epochs()
+        self._planners: dict[int, EpochPlanner] = {}
+        # How an epoch is arranged.
+        self._of_epochs, self._shards = options.of_epochs(), shards
         if options.arrangement.uses_shards and shards is None:
             self._of_epochs |= {"order": "shuffled", "open_shards": EpochOptions.open_shards, "step_shapes": "one"}
-        self._shards = shards
-        self._keys = [i.keys for i in images]
         if options.by_datasets:
             self._of_epochs["stages"] = np.repeat(_stages(images, options), [len(i.keys) for i in images])
+        # [N] of the images: images and buckets are numbered on from dataset to dataset, so a bucket is of one of them.
+        self._keys = [i.keys for i in images]
         self._focus = [focus for i in images if (focus := getattr(i, "focus", None)) is not None]
+        self.repeats = np.concatenate([i.repeats for i in images])
+        buckets_of = [len(i.buckets) for i in images]
         self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
         numbered = zip((i.bucket_ids for i in images), self.first_bucket, strict=False)
         self.bucket_ids = np.concatenate([np.where(ids < 0, -1, ids + n) for ids, n in numbered]).astype(np.int32)
+        # [K] of the buckets.
         self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
-        self._planners: dict[int, EpochPlanner] = {}
-        self.repeats = np.concatenate([i.repeats for i in images])
         self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
         # Nothing moves from one dataset to another, nor from one resolution, length or layout to another.
         groups = max([1, *(int(i.group_of_bucket.max(initial=0)) + 1 for i in images)])

@@ -97,6 +97,7 @@ class Seam:
         if inspect.isclass(self.replacement):
             return self.replacement
         seam, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
+        # What both sides take: `names` are those that the replacement understands, `first` it takes by position alone.
         theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
         first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
         names = {"self", *(self.only or named)}
@@ -109,6 +110,7 @@ class Seam:
 
         @functools.wraps(original)
         def bounded(*args: Any, **kwargs: Any) -> Any:
+            # What the replacement does not understand must have its default, or the subject is the trainer's again.
             values = _given(signature_of(original), args, kwargs)
             more = {} if forwards and not self.only else {name: values[name] for name in values if name not in names}
             if said := self._unheeded(more, theirs, door):
@@ -116,9 +118,11 @@ class Seam:
                 return original(*args, **kwargs)
             if takes_all(takes):
                 return replaced(*args, **kwargs)
+            # It is called without those, whose defaults are the original's.
             rest = {name: values[name] for name in values if name not in (*first, *more)}
             return replaced(*(values[name] for name in first), **rest)
 
+        # Nothing is looked at where no call can hold what is not understood.
         return replaced if theirs.keys() <= names or (takes_all(takes) and not self.only) else bounded
 
     def _unheeded(self, arguments: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: Door) -> str:

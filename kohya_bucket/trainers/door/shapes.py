@@ -154,25 +154,31 @@ def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
         signature = signature_of(theirs)
     except (TypeError, ValueError):
         return "is not a function of its own"
-    taken, own = signature.parameters, by_name(ours, signature)
-    known = [name for name, one in own.items() if one.kind not in _VARIADIC]
-    if missing := [name for name in known if name not in taken and _is_required(own[name])]:
+    taken, expected = signature.parameters, by_name(ours, signature)
+    named = [name for name, one in expected.items() if one.kind not in _VARIADIC]
+    # What ours cannot do without.
+    if missing := [name for name in named if name not in taken and _is_required(expected[name])]:
         return f"does not take {', '.join(missing)}"
-    both = [name for name in known if name in taken]
-    ordered = [name for name in both if own[name].kind is not own[name].KEYWORD_ONLY]
+    # What both have must come in one order, since callers may give it by position.
+    both = [name for name in named if name in taken]
+    ordered = [name for name in both if expected[name].kind is not expected[name].KEYWORD_ONLY]
     if takes_all(ours) and list(taken)[: len(ordered)] == ordered:
         return ""
     if list(taken)[: len(both)] != both or any(one.kind is one.VAR_POSITIONAL for one in taken.values()):
         return f"takes ({', '.join(taken)}), expected ({', '.join(both)}, …)"
-    more = [] if len(known) < len(own) else [name for name in taken if name not in known and _is_required(taken[name])]
+    # What theirs cannot do without, unless ours passes on whatever comes.
+    passes_on = len(named) < len(expected)
+    more = [name for name in taken if not passes_on and name not in named and _is_required(taken[name])]
     return f"takes {', '.join(more)} too" if more else ""
 
 
 def by_name(ours: inspect.Signature, theirs: inspect.Signature) -> dict[str, inspect.Parameter]:
     """Our parameters by the names of theirs: those that are given by position alone may have other names."""
     names = list(theirs.parameters)
-    own = enumerate(ours.parameters.items())
-    return {names[i] if one.kind is one.POSITIONAL_ONLY and i < len(names) else name: one for i, (name, one) in own}
+    numbered = enumerate(ours.parameters.items())
+    return {
+        names[i] if one.kind is one.POSITIONAL_ONLY and i < len(names) else name: one for i, (name, one) in numbered
+    }
 
 
 def bounds_of_class(ours: type, theirs: Any) -> str:
@@ -183,9 +189,9 @@ def bounds_of_class(ours: type, theirs: Any) -> str:
     problems = [f"has {', '.join(more)} too"] if more else []
     for name, member in vars(theirs).items():
         if callable(getattr(member, "__func__", member)) and name in vars(ours):
-            own, taken = (signature_of(vars(cls)[name]) for cls in (ours, theirs))
-            unknown = [parameter for parameter in taken.parameters if parameter not in own.parameters]
-            problem = bounds_of_function(own, member) or (f"takes {', '.join(unknown)} too" if unknown else "")
+            expected, taken = (signature_of(vars(cls)[name]) for cls in (ours, theirs))
+            unknown = [parameter for parameter in taken.parameters if parameter not in expected.parameters]
+            problem = bounds_of_function(expected, member) or (f"takes {', '.join(unknown)} too" if unknown else "")
             problems += [f"{name} {problem}"] if problem else []
     return ", ".join(problems)
 

@@ -190,6 +190,8 @@ class Caches:
         return dict(json.loads(json.dumps(settings)))
 
     def latents(self, source: Source) -> ItemCaches:
+        """What there is of an item's latents: of a clip's video all of its files, or none."""
+        # The files that serve. Those that say what they were made from come first, and leave the others out.
         reasons = [StaleReason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):
@@ -203,6 +205,7 @@ class Caches:
         if notes := [note for _, _, note in good if note is not None]:
             self._remember(source, notes[0].made_by, text=False)
         chosen = [(name, header) for name, header, _ in good[: len(notes) or None]]
+        # One file of an image; of a video each clip that was made of it, with each of its sections.
         if not self.clips:
             chosen = chosen[:1]
         elif chosen:

@@ -110,6 +110,7 @@ def controls_in_rows(
         message = f"{counted(len(odd), 'control_path', 'is', 'are')} not text, at which musubi-tuner stops "
         several = "" if clips else "; for several write control_path_0, control_path_1, …"
         findings.error("control-path", place, message + f"({some(odd, 2)})", f"write one path in quotes{several}", odd)
+    # Lines with what is no text stop musubi-tuner: they keep their place, and have no control images here.
     sound = [all(isinstance(value, str) for value in values) for _, values in controls_of_row]
     sound_rows = [one for one, is_sound in zip(controls_of_row, sound, strict=True) if is_sound]
     wanted, file = controls_wanted(keys, model), keys.jsonl_file or ""

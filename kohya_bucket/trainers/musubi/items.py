@@ -203,10 +203,10 @@ def identity(path: str, *, content: bool = False) -> Identity:
 
 
 def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, tuple[str, ...], str]]:
-    """(path, caption, files, further keys) of a directory or of a list."""
+    """(path, caption, files, further keys) of each item of a directory or of a list, as `Source` has them."""
     with_sound = per_clip and hasattr(datasource, "get_video_data")
     paths = getattr(datasource, "image_paths", getattr(datasource, "video_paths", None))
-    if paths is not None:
+    if paths is not None:  # a directory, which has its captions in files
         sounds = _sounds(paths) if with_sound else {}
         targets, controls = getattr(datasource, "target_paths", {}), getattr(datasource, "control_paths", {})
         for path in paths:
@@ -226,6 +226,7 @@ def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, 
         single = [row["control_path"]] if row.get("control_path") else []
         if odd := [one for one in (*numbered, *single) if not isinstance(one, str)]:
             raise ConfigError(f"line {number} of {file} names {odd[0]!r}, but one path in quotes is needed")
+        # What else a family of clips caches of a line: further keys, and the sound that one names or lies beside.
         more = {key: row[key] for key in sorted(row) if _KNOWN_KEYS.fullmatch(key) is None} if per_clip else {}
         named = row.get("audio_path") if with_sound else None
         sound = [named] if named else sounds.get(path, ())
