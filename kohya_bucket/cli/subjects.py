@@ -39,7 +39,7 @@ class Terminal(Teller):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Terminal):
     """How images are read: the options that every source shares."""
 
     recursive: bool = True
@@ -52,9 +52,6 @@ class Reading:
 
     def progress(self, title: str) -> AbstractContextManager[Progress | None]:
         return scan_progress(title, quiet=self.quiet)
-
-    def say(self, line: str) -> None:
-        say(line, err=True)
 
     def table(self, paths: Sequence[str]) -> ImageTable:
         """The headers of `paths`, from the cache where it knows them."""

@@ -128,28 +128,21 @@ Mask = npt.NDArray[np.bool_]
 
 def about_files(analysis: Analysis) -> Iterator[Recommendation]:
     """Changes to the images themselves."""
-    if analysis.images.failures:
-        count, before = len(analysis.images.failures), analysis.summary
-        fix = fix_command(analysis.images.paths[i] for i in analysis.images.failures)
-        yield Recommendation(
-            "files", f"{count:,} unreadable", f"repair or remove; {fix} sets aside what cannot be decoded",
-            "They are not trained", f"{count:,} more images, or a clean log", "", before, before, "broken",
-        )  # fmt: skip
-    if unlisted := analysis.images.unlisted:
-        before, fix = analysis.summary, fix_command(analysis.images.paths[i] for i in unlisted)
-        yield Recommendation(
-            "files", f"{len(unlisted):,} named as no trainer lists them", f"convert or rename: {fix}",
-            "They are not trained", f"{counted(len(unlisted), 'more image')}", "", before, before, "not_listed",
-        )  # fmt: skip
-    if misread := analysis.images.misread:
-        before, deep = analysis.summary, [analysis.images.paths[i] for i, why in misread.items() if why == DEEP]
+    images = analysis.images
+    if broken := images.failures:
+        fix = f"repair or remove; {fix_command(images.paths[i] for i in broken)} sets aside what cannot be decoded"
+        gain, why = f"{len(broken):,} more images, or a clean log", "They are not trained"
+        yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, "broken")
+    if unlisted := images.unlisted:
+        fix, gain = fix_command(images.paths[i] for i in unlisted), counted(len(unlisted), "more image")
+        current, why = f"{len(unlisted):,} named as no trainer lists them", "They are not trained"
+        yield _unmeasured(analysis, current, f"convert or rename: {fix}", why, gain, "not_listed")
+    if misread := images.misread:
+        deep = [images.paths[i] for i, why in misread.items() if why == DEEP]
         ways = [f"bring 16-bit grey to 8 bits: {fix_command(deep)}"] if deep else []
         ways += ["put transparent ones onto a background"] if len(deep) < len(misread) else []
-        yield Recommendation(
-            "files", f"{len(misread):,} read as something else", "; ".join(ways),
-            "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen", "", before,
-            before, "misread",
-        )  # fmt: skip
+        why, gain = "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen"
+        yield _unmeasured(analysis, f"{len(misread):,} read as something else", "; ".join(ways), why, gain, "misread")
     long = _too_long(analysis)
     if count := int(long.sum()):
         sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
@@ -169,6 +162,11 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         )  # fmt: skip
     yield from _turned(analysis)
     yield from _copies(analysis)
+
+
+def _unmeasured(analysis: Analysis, current: str, proposed: str, why: str, gain: str, listed: str) -> Recommendation:
+    """Of files whose change shows in no placement."""
+    return Recommendation("files", current, proposed, why, gain, "", analysis.summary, analysis.summary, listed)
 
 
 def misfits(analysis: Analysis) -> Mask:
