@@ -41,13 +41,13 @@ class FileItems(ItemsInBuckets):
         parts = sorted(rows_of)
         firsts = [dataset.file_list[rows_of[part][0]] for part in parts]
         buckets = [dataset.buckets[name] for name, _ in parts]
-        found: dict[tuple[Any, ...], list[int]] = {}
+        rows_of_item: dict[tuple[Any, ...], list[int]] = {}
         for k, part in enumerate(parts):
             for row in rows_of[part]:
                 item = dataset.file_list[row]
                 cut = item.scale_to_width, item.scale_to_height, item.crop_x, item.crop_y
-                found.setdefault((str(item.path), k, item.flip_x, item.flip_y, *cut), []).append(row)
-        items = sorted(found.items())
+                rows_of_item.setdefault((str(item.path), k, item.flip_x, item.flip_y, *cut), []).append(row)
+        items = sorted(rows_of_item.items())
         return cls(
             [mark[0] for mark, _ in items],
             np.array([len(rows) for _, rows in items], dtype=np.int64),

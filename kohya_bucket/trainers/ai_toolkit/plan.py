@@ -34,7 +34,7 @@ from kohya_bucket.trainers.door.face import OneItem, Way
 from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
 from kohya_bucket.trainers.door.overview import Overview, add_overview
-from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlannedItems
+from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedItems
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -231,7 +231,8 @@ def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
         )
 
 
-def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> JobData:
+def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> DatasetOverview:
+    """Read the headers of a dataset's files, and place them."""
     findings = job.findings
     paths = files_of(keys, findings)
     check_companions(keys.companions, paths, f"dataset {keys.number}", findings)
@@ -265,7 +266,7 @@ def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> JobData:
         findings.warning("not-trained", keys.place, message, repaired(dict(left_out)), [path for path, _ in left_out])
     frames = np.where(is_clip, keys.num_frames, 1).tolist()
     items = _items(keys, paths, _layouts_beside(keys, job, paths), placement, frames)
-    return JobData(keys, paths, sizes, items, placement, left_out)
+    return DatasetOverview(keys, paths, sizes, items, placement, left_out)
 
 
 def _layouts_beside(keys: JobKeys, job: JobConfig, paths: Sequence[str]) -> list[Layout]:
@@ -275,14 +276,14 @@ def _layouts_beside(keys: JobKeys, job: JobConfig, paths: Sequence[str]) -> list
 
 def _items(
     keys: JobKeys, paths: Sequence[str], layouts: Sequence[Layout], placement: Placement, frames: Sequence[int] = ()
-) -> PlannedItems:
+) -> PlacedItems:
     """What is trained of N files in a placement; `layouts` are those of their control images, `frames` of clips."""
     kept, turns = np.flatnonzero(placement.placed).tolist(), len(keys.flips)
     buckets: list[tuple[Any, ...]] = []
     for i in kept:
         more = (frames[i] if frames else 1, *layouts[i]) if layouts[i] or keys.of_clips else ()
         buckets.append((*as_pair(placement.bucket_sizes[i]), *more))
-    return PlannedItems.of(
+    return PlacedItems.from_buckets(
         [paths[i] for i in kept] * turns, buckets * turns, max(keys.num_repeats, 1), keys.batch_size,
         (keys.resolution,) * 2, np.tile(placement.crop_loss[kept], turns),
     )  # fmt: skip

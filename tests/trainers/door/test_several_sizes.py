@@ -14,7 +14,7 @@ from kohya_bucket import ConfigError
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.group import GroupPlanner, epoch_of, moved_images
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.placed import PlannedItems
+from kohya_bucket.trainers.door.placed import PlacedItems
 from kohya_bucket.trainers.door.placing import place_all, place_images, refuse_conflicts
 from kohya_bucket.trainers.sdscripts.tables import BatchTable, KeyTable
 
@@ -124,7 +124,7 @@ def test_what_a_bucket_has_besides_its_size_is_equal_in_every_batch(layouts, ran
     rng = np.random.RandomState(data.draw(st.integers(0, 2**31)))
     n, sizes = rng.randint(1, 60), [(64, 64), (64, 128), (128, 64), (128, 128)]
     keys = [(*sizes[rng.randint(4)], (1, 9)[rng.randint(2)], *layouts[rng.randint(len(layouts))]) for _ in range(n)]
-    items = PlannedItems.of([str(i) for i in range(n)], keys, 1, 3, (128, 128), np.zeros(n))
+    items = PlacedItems.from_buckets([str(i) for i in range(n)], keys, 1, 3, (128, 128), np.zeros(n))
     more = {"merge_max_crop": 0.9} if remainder == "merge" else {}
     group = GroupPlanner([items, items], options({"remainder": remainder, **more}))
     plan = group.planner(ranks).plan(0, 1)
