@@ -90,14 +90,14 @@ def simulate(
     if as_json:
         rows = [
             {"settings": name, **asdict(e), "aspect": e.aspect, "exif_orientation": item.orientation}
-            | ({"clip": taken.told} if taken else {})
+            | ({"clip": of_clip.told} if of_clip else {})
             | {"not_read": foreign}
-            for name, e, taken in explained
+            for name, e, of_clip in explained
         ]
         typer.echo(json.dumps(rows, indent=2, default=lambda bucket: {"width": bucket.width, "height": bucket.height}))
     else:
-        for name, explanation, taken in explained:
-            more = taken.lines() if taken else []
+        for name, explanation, of_clip in explained:
+            more = of_clip.lines() if of_clip else []
             if config is None and not given(context, ["max_bucket_reso"]):
                 more = [*more, *_with_longer_sides(options, explanation)]
             then = f"{trainer.name} turns the pixels accordingly" if obeyed else _IGNORED
@@ -106,7 +106,7 @@ def simulate(
         still = None if item.is_clip else item.file  # of a clip, a grid stands for its frames
         unturned = f", as stored, without what EXIF asks for ({exif})" if exif and not obeyed else ""
         _draw_into(preview, still, [explanation for _, explanation, _ in explained], unturned, obeyed)
-    if all(e.bucket is None or (taken and not taken.told["items"]) for _, e, taken in explained):
+    if all(e.bucket is None or (of_clip and not of_clip.told["items"]) for _, e, of_clip in explained):
         raise typer.Exit(1)
 
 

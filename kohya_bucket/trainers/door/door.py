@@ -178,7 +178,7 @@ class TrainerDoor(ABC):
         self.root = Path(home.__file__ or ".").resolve().parent.parent
         self.owners = Owners(self.package, home, self.complete())
         subjects = self.subjects()
-        wrong = {subject: "; ".join(found) for subject in subjects if (found := subject.problems(self.owners))}
+        wrong = {subject: "; ".join(reasons) for subject in subjects if (reasons := subject.problems(self.owners))}
         if fatal := [problems for subject, problems in wrong.items() if subject.orders_epochs]:
             self._refuse(fatal)
             return

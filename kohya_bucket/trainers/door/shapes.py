@@ -154,21 +154,21 @@ def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
         signature = signature_of(theirs)
     except (TypeError, ValueError):
         return "is not a function of its own"
-    taken, expected = signature.parameters, by_name(ours, signature)
+    parameters, expected = signature.parameters, by_name(ours, signature)
     named = [name for name, one in expected.items() if one.kind not in _VARIADIC]
     # What ours cannot do without.
-    if missing := [name for name in named if name not in taken and _is_required(expected[name])]:
+    if missing := [name for name in named if name not in parameters and _is_required(expected[name])]:
         return f"does not take {', '.join(missing)}"
     # What both have must come in one order, since callers may give it by position.
-    both = [name for name in named if name in taken]
+    both = [name for name in named if name in parameters]
     ordered = [name for name in both if expected[name].kind is not expected[name].KEYWORD_ONLY]
-    if takes_all(ours) and list(taken)[: len(ordered)] == ordered:
+    if takes_all(ours) and list(parameters)[: len(ordered)] == ordered:
         return ""
-    if list(taken)[: len(both)] != both or any(one.kind is one.VAR_POSITIONAL for one in taken.values()):
-        return f"takes ({', '.join(taken)}), expected ({', '.join(both)}, …)"
+    if list(parameters)[: len(both)] != both or any(one.kind is one.VAR_POSITIONAL for one in parameters.values()):
+        return f"takes ({', '.join(parameters)}), expected ({', '.join(both)}, …)"
     # What theirs cannot do without, unless ours passes on whatever comes.
     passes_on = len(named) < len(expected)
-    more = [name for name in taken if not passes_on and name not in named and _is_required(taken[name])]
+    more = [name for name in parameters if not passes_on and name not in named and _is_required(parameters[name])]
     return f"takes {', '.join(more)} too" if more else ""
 
 
@@ -189,8 +189,8 @@ def bounds_of_class(ours: type, theirs: Any) -> str:
     problems = [f"has {', '.join(more)} too"] if more else []
     for name, member in vars(theirs).items():
         if callable(getattr(member, "__func__", member)) and name in vars(ours):
-            expected, taken = (signature_of(vars(cls)[name]) for cls in (ours, theirs))
-            unknown = [parameter for parameter in taken.parameters if parameter not in expected.parameters]
+            expected, offered = (signature_of(vars(cls)[name]) for cls in (ours, theirs))
+            unknown = [parameter for parameter in offered.parameters if parameter not in expected.parameters]
             problem = bounds_of_function(expected, member) or (f"takes {', '.join(unknown)} too" if unknown else "")
             problems += [f"{name} {problem}"] if problem else []
     return ", ".join(problems)

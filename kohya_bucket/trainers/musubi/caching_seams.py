@@ -147,8 +147,8 @@ def _all_latents(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[s
 
 
 def _all_text(seam: Replaced, self: Any, *args: Any, **kwargs: Any) -> list[str]:
-    found: list[str] = seam.original(self, *args, **kwargs)
-    return _begin_session(self, seam.door, text=True).removable(found) if _knows(self, seam.door) else found
+    files: list[str] = seam.original(self, *args, **kwargs)
+    return _begin_session(self, seam.door, text=True).removable(files) if _knows(self, seam.door) else files
 
 
 def _path(seam: Replaced, self: Any, item_info: Any, **more: Any) -> str:

@@ -142,11 +142,11 @@ def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConf
         named = [key for key in SOURCES if isinstance(one, Mapping) and key in one]
         here = {str(key) for key in one} - further if isinstance(one, Mapping) else set()
         clips = any(key.startswith("video") for key in here)
-        own, own_read = _taken(one, _CLIPS if clips else _IMAGES, at, name, source, findings, further)
-        if isinstance(one, Mapping) and not named and own.keys().isdisjoint(SOURCES):
+        dataset_keys, own_read = _taken(one, _CLIPS if clips else _IMAGES, at, name, source, findings, further)
+        if isinstance(one, Mapping) and not named and dataset_keys.keys().isdisjoint(SOURCES):
             report = findings.error if len(here) == len(one) else findings.warning  # further keys may name others
             report("no-source", place, "names no images and no clips", f"set one of {', '.join(SOURCES)}")
-        datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **own}))
+        datasets.append((ClipKeys if clips else ImageKeys)(**{**general, **dataset_keys}))
         places.append(place)
         readable.append(general_read and own_read)
     _check_caches(datasets, places, findings)
@@ -176,9 +176,9 @@ def _taken(
                 findings.note("old-key", name, f"{old} is now called {new}", "rename it")
                 table.setdefault(new, table.pop(old))
         _take_out_further(table, further, source.line_of(*at) + name, findings)
-    known = _TABLES[kind]
-    taken = read_table(table, known, at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
-    return taken, isinstance(table, Mapping) and table.keys() & known.keys() <= taken.keys()
+    types = _TABLES[kind]
+    values = read_table(table, types, at, name, source, findings, lambda key: unknown_key(key, kind, _TABLES))
+    return values, isinstance(table, Mapping) and table.keys() & types.keys() <= values.keys()
 
 
 def _take_out_further(table: dict[str, Any], further: Collection[str], place: str, findings: Findings) -> None:

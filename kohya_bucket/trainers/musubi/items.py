@@ -198,8 +198,8 @@ def identity(path: str, *, content: bool = False) -> Identity:
     if not os.path.isdir(path):
         return source_identity(path, content=content)
     of_all = [source_identity(file, content=content) for file in sorted(Path(path).iterdir()) if file.is_file()]
-    hashes = "".join(known[2] for known in of_all)
-    return sum(known[0] for known in of_all), max((known[1] for known in of_all), default=0), hashes
+    hashes = "".join(one[2] for one in of_all)
+    return sum(one[0] for one in of_all), max((one[1] for one in of_all), default=0), hashes
 
 
 def _listed(datasource: Any, per_clip: bool) -> Iterator[tuple[str, str | None, tuple[str, ...], str]]:
