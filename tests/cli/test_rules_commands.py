@@ -56,6 +56,14 @@ def test_compare(folder) -> None:
     assert "crop off more than the limit" in run("compare", folder, "--rules", "kohya", "--max-crop", 0.01)
 
 
+def test_each_number_of_gpus_is_compared_as_if_it_were_asked_for_alone(folder) -> None:
+    rules = "compare", folder, "--rules", "kohya,novelai", "--gpus"
+    both = json.loads(run(*rules, "1,2", "--json"))
+    assert both == [json.loads(run(*rules, gpus, "--json")) for gpus in ("1", "2")]
+    assert [of_one["gpus"] for of_one in both] == [1, 2]
+    assert run(*rules, "1,2") == run(*rules, "1") + run(*rules, "2")
+
+
 def test_a_table_stands_for_its_images(folder, tmp_path) -> None:
     pytest.importorskip("pyarrow", reason="the table is a Parquet file")
     cache = tmp_path / "cache.parquet"
