@@ -212,6 +212,14 @@ def test_pages_list_what_is_registered(page, start, named, registry) -> None:
     assert re.findall(named, section, re.MULTILINE) == list(registry)
 
 
+@pytest.mark.parametrize("ids", [[0, 0, 1, -1], [[0, 1], [-1, 0], [0, -1]]])
+def test_a_fingerprint_counts_the_images_of_each_bucket(ids) -> None:
+    options = {"resolution_mode": "all"} if isinstance(ids[0], list) else {}
+    per_bucket = EpochPlanner(ids, 2, **options).fingerprint["images_per_bucket"]
+    assert per_bucket == [np.count_nonzero(np.equal(ids, k)) for k in range(2)]
+
+
+
 def test_the_table_of_options_names_what_is_offered() -> None:
     page = (ROOT / "docs/sd-scripts.md").read_text(encoding="utf-8")
     table = page.split("## Options", 1)[1].split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
