@@ -135,7 +135,8 @@ def ours(config: str, batch: int, stub: bool, _: bool) -> float:
 
     precompute.encode_missing = timed
     sys.argv = ["kohya-bucket", "precompute", "--config", config, "--vae", os.environ["SD_MODEL"], "--arch", "sd",
-                "--format", "npz", "--encode-batch", str(batch), "--dtype", "float32", "--device", "cpu"]  # fmt: skip
+                "--format", "npz", "--encode-batch-size", str(batch),
+                "--dtype", "float32", "--device", "cpu"]  # fmt: skip
     try:
         main()
     except SystemExit as end:

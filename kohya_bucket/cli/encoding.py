@@ -226,7 +226,7 @@ _HOW = (
     "trainer until its captions are encoded: accelerate launch -m kohya_bucket.precompute --text flux_train_network.py "
     "--dataset_config my.toml …"
 )
-_ALLOWED = ("output", "dtype", "device", "encode_batch", "collection", "quiet", "engine", "concurrency")
+_ALLOWED = ("output", "dtype", "device", "encode_batch_size", "collection", "quiet", "engine", "concurrency")
 
 
 def encode_captions(

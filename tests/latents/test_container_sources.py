@@ -24,7 +24,7 @@ from tests.object_storage import Request, s3_server  # noqa: E402
 from tests.thinned import one_in  # noqa: E402
 
 RULE = ("--vae", "mean", "--dtype", "float32", "--resolution", "64", "--min-bucket-reso", "32", "--max-bucket-reso",
-        "128", "--bucket-reso-steps", "16", "--encode-batch", "2")  # fmt: skip
+        "128", "--bucket-reso-steps", "16", "--encode-batch-size", "2")  # fmt: skip
 ORDER = [5, 3, 11, 0, 8, 2, 14, 7, 1, 9, 4, 15, 6, 13, 10, 12]
 
 

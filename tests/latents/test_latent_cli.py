@@ -51,7 +51,7 @@ def bucket_file(tmp_path):
 
 def test_precompute_status_verify(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
-    options = ["--vae", "mean", "-o", out, "-c", bucket_file(tmp_path), "--encode-batch", 2, "--flip"]
+    options = ["--vae", "mean", "-o", out, "-c", bucket_file(tmp_path), "--encode-batch-size", 2, "--flip"]
     code, text, _ = run("precompute", folder, *options)
     assert code == 0
     assert encoded_counts(text) == (5, 0, 0)

@@ -403,7 +403,7 @@ def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, com
     images[3].write_bytes(images[3].read_bytes()[:200])  # its header is whole
     common = (
         "--vae", tmp_path / "vae", "--arch", "sd", "--dtype", "float32", "--device", "cpu", "--resolution", "64",
-        "--min-bucket-reso", "32", "--max-bucket-reso", "128", "--bucket-reso-steps", "16", "--encode-batch", "2",
+        "--min-bucket-reso", "32", "--max-bucket-reso", "128", "--bucket-reso-steps", "16", "--encode-batch-size", "2",
         "--posterior",  # a sample depends on the image's name
     )  # fmt: skip
     far = f"file://{images[0].parent.as_posix()}"

@@ -107,7 +107,7 @@ def said(bucket, tmp_path_factory):
     model("sdxl").save_pretrained(vae := tmp_path_factory.mktemp("vae"))
     encode, packed = commands("encode", **{"stabilityai/sdxl-vae": str(vae), "1024": "64"})
     encode += ["--min-bucket-reso", "32", "--max-bucket-reso", "128", "--bucket-reso-steps", "16"]
-    encode += ["--dtype", "float32", "--device", "cpu", "--encode-batch", "4"]
+    encode += ["--dtype", "float32", "--device", "cpu", "--encode-batch-size", "4"]
     program = ["-m", "kohya_bucket"]
     if importlib.util.find_spec("ray") and sys.platform != "win32":
         with ray_cluster() as variables:

@@ -61,7 +61,7 @@ def precompute(
     gpus: str | None = opt(None, usual=False),
     train_batch_size: int | None = opt(None, usual=False, min=1),
     options: RuleArguments,
-    encode_batch: int | None = opt(None, "Images per run of the VAE; 8, or as many as memory has room for.", min=1),
+    encode_batch_size: int | None = opt(None, "Images per run of the VAE; 8, or what fits.", min=1),
     stored: StoreOptions,
     beside: SourceOptions,
     captions: TextOptions,
@@ -80,7 +80,7 @@ def precompute(
         from kohya_bucket.cli.encoding import encode_captions
 
         encode_captions(
-            context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=encode_batch,
+            context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=encode_batch_size,
             collection=stored.collection, quiet=quiet, cluster=cluster,
         )  # fmt: skip
         return
@@ -114,7 +114,7 @@ def precompute(
             output = cast("Path | None", source.store())
     else:
         source = _chosen(context, path, options, beside, stored.format, recursive=recursive)
-    work = EncodeJob(source, stored.recipe(vae.dtype, output), output, hash, quiet, encode_batch, workers)
+    work = EncodeJob(source, stored.recipe(vae.dtype, output), output, hash, quiet, encode_batch_size, workers)
     failed = work.on_ray(vae, cluster) if on_ray else work.here(vae, stored.format, reader)
     if failed:
         raise KohyaBucketError(f"{counted(failed, 'image')} could not be encoded, see above; all others are done")
