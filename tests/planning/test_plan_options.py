@@ -219,7 +219,6 @@ def test_a_fingerprint_counts_the_images_of_each_bucket(ids) -> None:
     assert per_bucket == [np.count_nonzero(np.equal(ids, k)) for k in range(2)]
 
 
-
 def test_the_table_of_options_names_what_is_offered() -> None:
     page = (ROOT / "docs/sd-scripts.md").read_text(encoding="utf-8")
     table = page.split("## Options", 1)[1].split("```toml\n[kohya_bucket]", 1)[1].split("```", 1)[0]
