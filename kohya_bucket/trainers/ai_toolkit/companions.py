@@ -6,7 +6,7 @@ Source: ostris/ai-toolkit, the mixins of `FileItemDTO` in `toolkit/dataloader_mi
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def check_companions(companions: Companions, images: Sequence[str], place: str, 
         if not os.path.isdir(folder):
             message = f"{key} {quoted(folder)} is not a folder, so images {_OTHERWISE[key]}"
             findings.warning("missing-control", place, message, path_meant(folder), (folder,))
-        elif bare := list(without_companion(images, folder, key)):
+        elif bare := [image for image, own in zip(images, companions_of(images, folder, key), strict=True) if not own]:
             message = (
                 f"{len(bare):,} of {counted(len(images), 'image')} without a file of the same name in {quoted(folder)} "
             )
@@ -62,12 +62,11 @@ def check_companions(companions: Companions, images: Sequence[str], place: str, 
             findings.warning("missing-control", place, message, f"add them, with one of the endings {endings}", bare)
 
 
-def without_companion(images: Sequence[str], folder: str, key: str) -> Iterator[str]:
-    """The images without a file of the same name in a folder."""
-    names = set(os.listdir(folder))
-    for image in images:
-        if not any(Path(image).stem + ending in names for ending in _ENDINGS.get(key, IMAGES)):
-            yield image
+def companions_of(images: Sequence[str], folder: str, key: str) -> list[str]:
+    """The file of each image's name in a folder, the first by the order of endings; "" where there is none."""
+    names, endings = set(os.listdir(folder)), _ENDINGS.get(key, IMAGES)
+    stems = (Path(image).stem for image in images)
+    return [next((os.path.join(folder, stem + one) for one in endings if stem + one in names), "") for stem in stems]
 
 
 def check_editing(table: Mapping[str, Any], companions: Companions, arch: str, name: str, findings: Findings) -> None:

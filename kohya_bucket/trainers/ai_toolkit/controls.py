@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
-from kohya_bucket.trainers.ai_toolkit.companions import IMAGES, Companions
+from kohya_bucket.trainers.ai_toolkit.companions import Companions, companions_of
 from kohya_bucket.trainers.door.sizes import scan_sizes
 
 _ITEM_BY_ITEM = {"boogu_image_edit", "krea2", "mageflow_edit"}  # several of one item at a time, of whatever sizes
@@ -46,12 +45,7 @@ def control_layouts(controls: Sequence[Sequence[str]], arch: str, *, raw: bool, 
 
 
 def controls_beside(images: Sequence[str], companions: Companions) -> list[list[str]]:
-    """The control images of each image: of each folder the first of its name, by the order of endings."""
+    """The control images of each image, one of each folder that has one."""
     folders = [folder for key, folder in companions if key == "control_path" and os.path.isdir(folder)]
-    names = {folder: set(os.listdir(folder)) for folder in folders}
-    found = []
-    for image in images:
-        stem = Path(image).stem
-        firsts = ((folder, (stem + one for one in IMAGES if stem + one in names[folder])) for folder in folders)
-        found.append([os.path.join(folder, name) for folder, endings in firsts if (name := next(endings, None))])
-    return found
+    found = [companions_of(images, folder, "control_path") for folder in folders]
+    return [[own[i] for own in found if own[i]] for i in range(len(images))]
