@@ -12,6 +12,7 @@ from kohya_bucket import PlanError
 from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason
 from kohya_bucket.planning.options import STEP_SHAPES
 from kohya_bucket.planning.plan import rank_costs
+from kohya_bucket.planning.resolutions import weighted_cycle
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 any_order = st.sampled_from(list(ORDERS))
@@ -270,6 +271,14 @@ def test_resolutions() -> None:
         for s in range(plan.steps):
             shares[plan.step_indices(s), int(plan.bucket_of_step[s] >= 3)] += 1
     assert shares[1:].tolist() == [[3, 1]] * 59
+
+
+@given(first=st.integers(1, 19), second=st.integers(1, 19))
+def test_two_resolutions_are_never_half_a_turn_off_their_shares(first: int, second: int) -> None:
+    cycle = weighted_cycle([first, second], 2)
+    assert cycle is not None
+    turns = np.cumsum(cycle == 0) * (first + second)
+    assert (2 * np.abs(turns - np.arange(1, len(cycle) + 1) * first) <= first + second).all()
 
 
 def test_a_schedule_trains_one_resolution_after_another() -> None:
