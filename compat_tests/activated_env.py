@@ -10,6 +10,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
+LORA_SCRIPTS_NEXT = {
+    "PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", "ACCELERATE_DISABLE_RICH": "1",
+    "NO_COLOR": "1", "FORCE_COLOR": "0", "TERM": "dumb", "PYTHONPATH": "",
+}  # fmt: skip
+"""What lora-scripts-next (wochenlong) sets for the trainers that it starts, each by the Python of its engine; it takes
+PYTHONPATH away, and puts the trainer's own code there for musubi-tuner and ai-toolkit. Source: the launchers in its
+`mikazuki/engines`, as of October 2026.
+"""
+
 
 def environment(folder):
     """The Python of a new environment with all packages of this one, and this package."""

@@ -102,13 +102,13 @@ def environment(source, **more):
     }  # fmt: skip
 
 
-def run(source, folder, spec, ranks=1, door=("-m", "kohya_bucket.launch"), code=0, python=sys.executable):
-    """What the script says; it is run by the launcher unless `door` is empty."""
+def run(source, folder, spec, ranks=1, door=("-m", "kohya_bucket.launch"), code=0, python=sys.executable, **told):
+    """What the script says; it is run by the launcher unless `door` is another. `told` are environment variables."""
     file = folder / "spec.json"
     file.write_text(json.dumps(spec), encoding="utf-8")
     several = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else []
     command = [python, *several, *door, str(HERE / "musubi_script.py"), str(file)]
-    told = environment(source, RECORD_DIR=str(folder / "record"))
+    told = environment(source, RECORD_DIR=str(folder / "record")) | told
     done = subprocess.run(
         command, env=told, capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=600
     )

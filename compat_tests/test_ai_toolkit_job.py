@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from activated_env import LORA_SCRIPTS_NEXT, environment
 from activated_env import command as activated
-from activated_env import environment
 from PIL import Image
 from rank_processes import run_ranks
 
@@ -62,14 +62,14 @@ def job(folder, pictures, steps, table=None, **data):
     return file
 
 
-def run(file, ranks=1, plan=True, code=0, dies_at=0, python=sys.executable):
+def run(file, ranks=1, plan=True, code=0, dies_at=0, python=sys.executable, **told):
     """(what each rank trained, what was said)."""
     out = file.parent / "rows"
     out.mkdir(exist_ok=True)
     for old in out.iterdir():
         old.unlink()
     command = [python, *(["-m", "kohya_bucket.launch"] if plan else []), str(SCRIPT), str(out), str(file)]
-    codes, texts = run_ranks(command, ranks, out, CHECKOUT, {"SEED": "7", "DIES_AT": str(dies_at)})
+    codes, texts = run_ranks(command, ranks, out, CHECKOUT, {"SEED": "7", "DIES_AT": str(dies_at), **told})
     said = "\n".join(texts)
     assert codes == [code] * ranks, said[-3000:]
     logs = [out / f"rank{rank}.jsonl" for rank in range(ranks)]
@@ -141,7 +141,8 @@ def test_processes_share_the_images(pictures, tmp_path):
     assert sum(seen.values()) - COUNT == overview(read_job(file), [2]).gpus[0].repeated
 
 
-def test_its_own_page_would_start_it_like_this(pictures, tmp_path):
+@pytest.mark.parametrize("told", [{}, LORA_SCRIPTS_NEXT | {"PYTHONPATH": CHECKOUT}], ids=["its own", "next"])
+def test_a_page_would_start_it_like_this(pictures, tmp_path, told):
     """Without the launcher, by a Python that is activated."""
     python = environment(tmp_path / "env")
     assert activated(python, "activate")[0] == 0
@@ -149,5 +150,5 @@ def test_its_own_page_would_start_it_like_this(pictures, tmp_path):
     file = job(tmp_path, pictures, 1, table)
     steps = overview(read_job(file), [1]).gpus[0].steps
     assert steps < overview(read_job(job(tmp_path / "other", pictures, 1)), [1]).gpus[0].steps
-    (rows,), said = run(job(tmp_path, pictures, steps, table), plan=False, python=python)
+    (rows,), said = run(job(tmp_path, pictures, steps, table), plan=False, python=python, **told)
     assert trained(rows) == Counter(NAMES), said[-2000:]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from activated_env import LORA_SCRIPTS_NEXT, environment
 from activated_env import command as activated
-from activated_env import environment
 from PIL import Image
 from rank_processes import run_ranks
 from renaming import unseen
@@ -33,18 +33,22 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Most in three sizes, some in sizes of their own, with caches of made-up latents and texts."""
+    """Most in three sizes, some in sizes of their own."""
+    usual = [(64, 96), (96, 64), (64, 64)]
+    sizes = [usual[i % 3] if i < 32 else (48 + 16 * (i - 32), 80) for i in range(COUNT)]
+    return make_pictures(tmp_path_factory.mktemp("pictures"), sizes)
+
+
+def make_pictures(folder, sizes):
+    """00.png and so on, with caches of made-up latents and texts."""
     import torch
     from safetensors.torch import save_file
 
-    folder = tmp_path_factory.mktemp("pictures")
     cache = folder / "cache"
     cache.mkdir()
     rng = np.random.default_rng(0)
-    usual = [(64, 96), (96, 64), (64, 64)]
-    for i, name in enumerate(NAMES):
-        width, height = usual[i % 3] if i < 32 else (48 + 16 * (i - 32), 80)
-        file = folder / name
+    for i, (width, height) in enumerate(sizes):
+        file = folder / f"{i:02d}.png"
         Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(file)
         file.with_suffix(".txt").write_text("a, b", encoding="utf-8")
         at = f"_{height // 8}x{width // 8}"
@@ -224,6 +228,26 @@ def test_activated_environment_needs_neither(pictures, tmp_path):
     (rows,), _ = run(tmp_path / "out", "--dataset_config", str(config(tmp_path, pictures)), plan=False, python=python)
     assert trained(rows) == Counter(NAMES * 2)
     assert f"seen: anima_lora in {Path(CHECKOUT).resolve()}" in activated(python, "activate", "--status")[1]
+
+
+def test_a_set_of_many_small_buckets_as_lora_scripts_next_trains_it(tmp_path):
+    """Its issue 338: of 84 images in 42 buckets, 24 were trained, of the four buckets that fill a batch."""
+    counts = [7, 13, 5, 4, *[2] * 17, *[1] * 21]
+    sizes = [(48 + 16 * (k % 7), 48 + 16 * (k // 7)) for k, count in enumerate(counts) for _ in range(count)]
+    (tmp_path / "pictures").mkdir()
+    pictures = make_pictures(tmp_path / "pictures", sizes)
+    file = ["--dataset_config", str(config(tmp_path, pictures))]
+    assert len(sizes) == 84
+    python = environment(tmp_path / "env")
+    given = {"plan": False, "epochs": 1, "python": python, **LORA_SCRIPTS_NEXT}
+    (rows,), _ = run(tmp_path / "alone", *file, **given)
+    assert (len(rows), sum(trained(rows).values())) == (6, 24)
+    assert len(trained(rows)) <= 24  # some of them twice, from workers with orders of their own
+    assert activated(python, "activate")[0] == 0
+    (rows,), said = run(tmp_path / "planned", *file, **given)
+    assert trained(rows) == Counter(f"{i:02d}.png" for i in range(84))
+    assert "epoch 1: 84 images, 0 missed" in said
+    assert len(rows) == sum(-(-count // BATCH) for count in counts) == 47
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="each change is tried in a fork")

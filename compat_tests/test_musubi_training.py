@@ -4,7 +4,7 @@ import collections
 import shutil
 
 import pytest
-from activated_env import command, environment
+from activated_env import LORA_SCRIPTS_NEXT, command, environment
 from musubi_support import COUNT, ONCE, counted, make_data, train, trains_z_image
 
 from kohya_bucket.trainers.door.trial import try_adapter
@@ -80,6 +80,12 @@ def test_from_an_activated_environment(musubi_source, z_image, tmp_path):
     assert log.count("is active") == 1
     assert counted(steps) == ONCE
     assert "seen: musubi" in command(python, "activate", "--status")[1]
+    door = ("-m", "accelerate.commands.launch", "--num_cpu_threads_per_process", "1", "--quiet")
+    told = LORA_SCRIPTS_NEXT | {"PYTHONPATH": str(musubi_source)}
+    more = {"door": door, "python": python, **told}
+    steps, log = train(musubi_source, tmp_path, z_image, "next", "--max_train_epochs", 1, **more)
+    assert log.count("is active") == 1
+    assert counted(steps) == ONCE
     assert command(python, "activate", "--off")[0] == 0
     _, log = train(musubi_source, tmp_path, z_image, "off", "--max_train_epochs", 1, door=(), python=python)
     assert "kohya_bucket" not in log

@@ -13,6 +13,7 @@ import string
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,12 @@ def train(
     models: str = "1",
     python: str = sys.executable,
     cwd: Path | None = None,
+    told: Mapping[str, str] | None = None,
 ) -> TrainingRun:
     """Run a trainer to its end; `out` is made by it, and `out`-batches holds what was trained.
 
-    It runs in the checkout, or in `cwd`. `models` is what `SMALL_MODELS` is set to, see `small_models`.
+    It runs in the checkout, or in `cwd`, with `told` as further variables of the environment. `models` is what
+    `SMALL_MODELS` is set to, see `small_models`.
     """
     on_gpu = bool(os.environ.get("KOHYA_BUCKET_GPU"))
     if on_gpu and ranks > 1:
@@ -109,6 +112,7 @@ def train(
         "PYTHONDONTWRITEBYTECODE": "1",
         "COLUMNS": "500",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # or an accelerate older than this torch loads no random states
+        **(told or {}),
     }
     if not on_gpu:
         environment |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}

@@ -63,6 +63,22 @@ def test_it_is_two_files_and_taken_away_with_what_came_of_them(folder):
     deactivate(folder)
 
 
+def test_it_is_there_beside_a_sitecustomize_of_others(folder, trainer, tmp_path):
+    """As a GUI ships one: it prints in its own way, and waits for modules before anybody else."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    lines = ["import builtins, sys", "said = print"]
+    lines += ["def say(data, *args, **kwargs):", "    said(data, *args, **kwargs)", "    said('translated')"]
+    lines += ["class Others:", "    def find_spec(self, name, path=None, target=None):", "        return None"]
+    lines += ["builtins.print = say", "sys.meta_path.insert(0, Others())"]
+    (hook / "sitecustomize.py").write_text("\n".join(lines), encoding="utf-8")
+    program = f"sys.path.insert(0, {str(hook)!r}); site.execsitecustomize(); print('ready'); "
+    program += f"sys.path.insert(0, {str(trainer)!r}); import library.train_util"
+    done = start(folder, program, PYTHONNOUSERSITE="1")
+    assert done.stdout.splitlines()[:2] == ["ready", "translated"]
+    assert activation(folder).seen == (("sdscripts", str(trainer)),)
+
+
 @pytest.mark.parametrize("left", [0, 12])
 def test_what_a_full_disk_cut_off_is_still_ours(folder, trainer, left):
     (folder / SEEN).write_text(SEEN_HEAD[:left], encoding="utf-8")
