@@ -336,7 +336,7 @@ class TrainerArguments:
     enable_bucket: bool = opt(False, "", "--enable-bucket")
     bucket_no_upscale: bool = opt(False, "", "--bucket-no-upscale", "--no-upscale")
     min_bucket_reso: int | None = opt(None)
-    max_bucket_reso: int | None = opt(None)
+    max_bucket_reso: int | None = opt(None, min=1)
     bucket_reso_steps: int | None = opt(None)
     caption_extension: str | None = opt(None)
     cache_latents: bool = opt(False, "", "--cache-latents")
