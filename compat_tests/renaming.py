@@ -234,7 +234,7 @@ def relied_on(name: str, root: Path) -> dict[str, Any]:
     names: dict[str, list[str]] = {}
     functions: dict[str, tuple[str, list[str]]] = {}
     for subject, seam, value in seams_of(name, root):
-        for relied in names_of(seam) - torchs - {"path", "device"}:  # os has the one, torch the other
+        for relied in names_of(seam) - torchs - {"path", "device", "save_file"}:  # of os, torch and safetensors too
             if not relied.startswith("__"):  # what Python itself calls has no other name
                 names.setdefault(relied, []).append(subject.name)
         members = {seam.path: value}

@@ -15,7 +15,7 @@ from kohya_bucket.trainers.ai_toolkit.plan import listed
 from kohya_bucket.trainers.door.captions import refuse_broken
 from kohya_bucket.trainers.door.options import TABLE
 from kohya_bucket.trainers.door.resume import WEIGHING
-from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
+from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame
 from kohya_bucket.trainers.door.shapes import Behaves, Offers, Takes, Uses
 
 
@@ -120,18 +120,18 @@ _ORDER = (
     Seam("dto_collation", (Takes("batch"),)),
 )
 
-_WRITTEN = where(
-    lambda owners: owners.has("LatentCachingMixin._cache_one_latent"),
-    Seam("LatentCachingMixin._cache_one_latent", (Uses("save_file"),), _cache_latent),
-)
-
 SUBJECTS = (
     SeamGroup("order", "epochs are ai-toolkit's own", _ORDER, orders_epochs=True),
     SeamGroup("weighing", "images of a batch that is shorter than another process' count for more", WEIGHING),
     SeamGroup(
         "latents",
         "latents of images that were edited since, or that were cut off or changed, are trained on",
-        (Seam("FileItemDTO.get_latent_path", (Uses("_latent_path", "path"),), _latent_path), *_WRITTEN),
+        (Seam("FileItemDTO.get_latent_path", (Uses("_latent_path", "path"),), _latent_path),),
+    ),
+    SeamGroup(
+        "digests",
+        "a byte that changes in a file of latents is not noticed",
+        (Seam("LatentCachingMixin._cache_one_latent", (Uses("save_file"),), _cache_latent),),
     ),
     SeamGroup(
         "planning",
