@@ -40,6 +40,16 @@ def test_changes_are_noticed(paths, tmp_path):
     assert size_cache.scan_sizes(paths, str(file)).sizes[3].tolist() == [99, 98]
 
 
+def test_datasets_that_share_a_file_keep_each_others_sizes(paths, tmp_path):
+    file = tmp_path / "sizes.parquet"
+    for part in (paths[:4], paths[4:], paths[:2]):
+        size_cache.scan_sizes(part, str(file))
+    Path(paths[5]).unlink()
+    more = str(make_pictures(tmp_path / "more", [(7, 8)])[0])
+    size_cache.scan_sizes([paths[0], more], str(file))
+    assert sorted(MetadataCache.load(file).paths) == sorted([*paths[:5], more])
+
+
 def test_a_damaged_cache_is_made_anew(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(size_cache, "user_cache", lambda: tmp_path)
     monkeypatch.setattr(size_cache, "AUTOMATIC_FROM", 6)

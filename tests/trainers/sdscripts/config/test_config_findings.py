@@ -58,6 +58,11 @@ def test_a_good_config_has_no_findings() -> None:
     assert config.datasets[0].images.keys == (os.path.join("images", "a.png"), os.path.join("images", "b.png"))
 
 
+def test_what_is_no_table_is_named_with_its_line() -> None:
+    text = found(read(f"general = 3\n{GOOD}"), "not-a-table").text
+    assert "[general]: 3 is not a table: write [general] or [[datasets]]" in text
+
+
 def test_all_slips_are_reported_in_one_run() -> None:
     config = read(
         "[general]\nenable_buckets = true\nimage_dir = 'x'\n"
