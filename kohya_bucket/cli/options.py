@@ -120,6 +120,7 @@ def path(text: str) -> Path:
 
 _PER_STEP = "Images per step of each GPU."
 _AS_THERE = "As in sd-scripts."
+_CONFIG = "A config of a trainer: its images and rules are taken."
 SHARED: Mapping[str, str] = {
     "arch": f"The model: {', '.join(FAMILIES)}; or a program, flux_train.py; for clips and musubi-tuner wan, "
     "qwen-image, z-image, …",
@@ -128,8 +129,8 @@ SHARED: Mapping[str, str] = {
     "bucket_reso_steps": _AS_THERE,
     "caption_extension": "Ending of caption files.",
     "collection": "Part of a store, to keep several models apart.",
-    "config": "A config of a trainer: its images and rules are taken.",
-    "config_option": "A config of a trainer: its images and rules are taken.",
+    "config": _CONFIG,
+    "config_option": _CONFIG,
     "dtype": "Type of the latents: float32, float16 or bfloat16.",
     "engine": "local, or ray: a Ray cluster.",
     "for_": "npz for this sd-scripts: 0.10.1, 0.11, or its folder; by default the folder one is in, or the newest.",

@@ -26,7 +26,9 @@ class AnimaLora(Trainer):
         return DOOR
 
     def recognises(self, config: Path, content: Any) -> bool:
-        return isinstance(content, Mapping) and {"source_image_dir", "resized_image_dir"} <= content.keys()
+        from kohya_bucket.trainers.anima_lora.resized import RESIZED, SOURCE
+
+        return isinstance(content, Mapping) and {SOURCE, RESIZED} <= content.keys()
 
     def examine(self, asked: Asked, tell: Teller, quick: bool) -> Iterator[Section]:
         from kohya_bucket.trainers.anima_lora.resized import resized_section

@@ -67,11 +67,7 @@ class GroupPlanner:
         ).astype(np.int64)
         self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
         self.frames = [n for i in images for n in i.frames]
-        keys = [tuple(key) for i in images for key in getattr(i, "bucket_keys", i.buckets)]
-        number = {shape: k for k, shape in enumerate(zip(keys, self.frames, strict=True))}
-        self.shape_of_bucket = np.array(
-            [number[shape] for shape in zip(keys, self.frames, strict=True)], dtype=np.int32
-        )
+        self._bucket_keys = [key for i in images for key in getattr(i, "bucket_keys", i.buckets)]
         if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
             pixels = self.bucket_sizes.astype(np.int64).prod(axis=1)
             self._tokens = pixels * ((np.array(self.frames, dtype=np.int64) + 3) // 4)
@@ -131,6 +127,13 @@ class GroupPlanner:
     def _names(self) -> str:
         names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
         return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+    @cached_property
+    def shape_of_bucket(self) -> IntArray:
+        """[K] numbers that are equal where buckets are of one shape, also in other datasets."""
+        shapes = [(*key, frames) for key, frames in zip(self._bucket_keys, self.frames, strict=True)]
+        numbers = {shape: k for k, shape in enumerate(shapes)}
+        return np.array([numbers[shape] for shape in shapes], dtype=np.int32)
 
 
 def _stages(images: Sequence[InBuckets], options: AdapterOptions) -> list[int]:
@@ -268,8 +271,8 @@ def _largest(group: GroupPlanner, plan: EpochPlan) -> str:
 
 
 def _shape_changes(group: GroupPlanner, plan: EpochPlan) -> int:
-    ranks = range(plan.world_size)
-    shapes = [(group.shape_of_bucket[plan.rank_buckets(rank)], plan.rank_lengths(rank)) for rank in ranks]
+    ranks, numbers = range(plan.world_size), group.shape_of_bucket
+    shapes = [(numbers[plan.rank_buckets(rank)], plan.rank_lengths(rank)) for rank in ranks]
     return int((np.diff(shapes) != 0).any(axis=1).sum(axis=1).max())
 
 
