@@ -281,7 +281,7 @@ def test_what_is_no_probability_is_refused(tmp_path, name, value):
         BucketedLatentDataset(tmp_path, **{name: value})
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.weekly)])
 def test_ranks_with_generators_of_one_seed_draw_differently(tmp_path, monkeypatch, workers):
     fill(tmp_path, [f"{i}.png" for i in range(40)])
     patterns = []
