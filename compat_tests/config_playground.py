@@ -105,9 +105,7 @@ _DATASET: dict[str, list[Any]] = {
     "skip_image_resolution": [64, [100, 60], 75, [128, 100], 200, 0],
 }
 #: Keys that are not known from the beginning, by the change that brought them.
-NEW_KEYS = {
-    Feature.SKIPPING: ("skip_image_resolution",),
-}
+NEW_KEYS = {Feature.SKIPPING: ("skip_image_resolution",)}
 _SUBSET: dict[str, list[Any]] = {
     "num_repeats": [1, 2, 5, 0],
     "flip_aug": [True, False],

@@ -113,10 +113,7 @@ def test_one_resolution_after_another(pictures, tmp_path):
     table = {"resolution_mode": "schedule", "resolution_epochs": [1]}
     rows = overview(read_job(job(tmp_path, pictures, 1, table, resolution=[64, 96])), [1]).gpus
     steps = rows[0].steps
-    assert [(row.epochs, row.steps, row.samples) for row in rows] == [
-        ("1", steps, COUNT),
-        ("from 2", steps, COUNT),
-    ]
+    assert [(row.epochs, row.steps, row.samples) for row in rows] == [("1", steps, COUNT), ("from 2", steps, COUNT)]
     (batches,), _ = run(job(tmp_path, pictures, 2 * steps, table, resolution=[64, 96]))
     assert [trained(batches[:steps]), trained(batches[steps:])] == [Counter(NAMES)] * 2
 

@@ -56,12 +56,7 @@ def test_repeats_and_two_data_sets(musubi_source, config, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "table",
-    [
-        "order = 'runs'\nremainder = 'pad'",
-        "max_pixels = 65536",
-        "model = 'z-image'\nmax_tokens = 256",
-    ],
+    "table", ["order = 'runs'\nremainder = 'pad'", "max_pixels = 65536", "model = 'z-image'\nmax_tokens = 256"]
 )
 def test_options_of_the_config(musubi_source, config, tmp_path, table):
     write_config(tmp_path, f"[kohya_bucket]\n{table}")

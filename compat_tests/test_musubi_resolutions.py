@@ -3,18 +3,7 @@
 import collections
 
 import pytest
-from musubi_support import (
-    COUNT,
-    ONCE,
-    SIZES,
-    counted,
-    epochs,
-    family,
-    make_caches,
-    make_data,
-    train,
-    trains_z_image,
-)
+from musubi_support import COUNT, ONCE, SIZES, counted, epochs, family, make_caches, make_data, train, trains_z_image
 
 from kohya_bucket.trainers.musubi.architectures import ARCHITECTURES
 from kohya_bucket.trainers.musubi.config import read_config

@@ -5,13 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket import FixedBuckets, KohyaBuckets, load_preset
-from kohya_bucket.buckets.focus import (
-    NO_FOCUS,
-    cut_rectangles,
-    focus_crops,
-    focus_pixels,
-    focused,
-)
+from kohya_bucket.buckets.focus import NO_FOCUS, cut_rectangles, focus_crops, focus_pixels, focused
 from kohya_bucket.buckets.rules.fixed import OneBucket
 
 share = st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 1000).map(lambda n: n / 1000), st.floats(0, 1))

@@ -77,11 +77,7 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
     page = folder / "report.html"
     result = run("analyze", "--config", path, "--html", page, "--json")
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["datasets"][0]["focus"] == {
-        "rectangles": 2,
-        "cut_in_middle": 2,
-        "cut": 0,
-    }
+    assert json.loads(result.stdout)["datasets"][0]["focus"] == {"rectangles": 2, "cut_in_middle": 2, "cut": 0}
     assert '"focus":{' in page.read_text(encoding="utf-8").replace(" ", "")
     plain = json.loads(run("plan", config(folder, table=""), "--json").stdout)["datasets"][0]
     assert plain["focus"] == []
@@ -94,11 +90,7 @@ def test_plan_and_analyze_count_what_is_cut(run, folder) -> None:
         ("plan", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("plan", {"table": 'focus = "nowhere.jsonl"'}, "nowhere.jsonl"),
         ("simulate", {"subset": "random_crop = true"}, "random_crop"),
-        (
-            "simulate",
-            {"table": "focus = 'beside'\nfocus_weight = 0.3"},
-            "'focus_weight'",
-        ),
+        ("simulate", {"table": "focus = 'beside'\nfocus_weight = 0.3"}, "'focus_weight'"),
         ("simulate", {"keys": "enable_bucket = false"}, "enable_bucket"),
         ("explore", {"subset": "random_crop = true"}, "random_crop"),
     ],

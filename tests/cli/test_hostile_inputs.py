@@ -43,10 +43,7 @@ def no_file(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     ids=" ".join,
 )
 def test_no_command_waits_for_what_is_no_file(
-    command_line: Command,
-    folder: Path,
-    no_file: str,
-    arguments: tuple[str, ...],
+    command_line: Command, folder: Path, no_file: str, arguments: tuple[str, ...]
 ) -> None:
     tables = [".csv", ".parquet", ".txt"] if arguments[0] == "compare" else []
     for suffix in ["", ".toml", ".json", *tables]:
@@ -58,10 +55,7 @@ def test_no_command_waits_for_what_is_no_file(
 
 
 def test_the_environments_config(
-    command_line: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    no_file: str,
+    command_line: Command, monkeypatch: pytest.MonkeyPatch, folder: Path, no_file: str
 ) -> None:
     (folder.parent / "c.toml").write_text(CONFIG.format(folder), encoding="utf-8")
     monkeypatch.setenv("KOHYA_BUCKET_CONFIG", no_file)
@@ -75,12 +69,7 @@ def test_the_environments_config(
     "text", ["a = " + "[" * 5000 + "]" * 5000, "[" + ".".join("a" * 5000) + "]", "[" + " " * 20000]
 )
 @pytest.mark.parametrize("option", ["--bucket-config", "--config"])
-def test_a_text_without_sense_is_one_line(
-    command_line: Command,
-    tmp_path: Path,
-    text: str,
-    option: str,
-) -> None:
+def test_a_text_without_sense_is_one_line(command_line: Command, tmp_path: Path, text: str, option: str) -> None:
     file = tmp_path / "deep.toml"
     file.write_text(text, encoding="utf-8")
     code, _, errors = command_line("simulate", "576x768", option, file)

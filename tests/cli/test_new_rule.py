@@ -83,10 +83,7 @@ def test_its_name_is_known_to_commands() -> None:
     ("options", "message"),
     [
         ({"no_upscale_fit": "largest"}, "which only the rule kohya has: leave it out with rule 'toy'"),
-        (
-            {"switching": "area"},
-            "which only the rules kohya, novelai, token_band, auto, preset:NAME and ",
-        ),
+        ({"switching": "area"}, "which only the rules kohya, novelai, token_band, auto, preset:NAME and "),
         ({"max_crop": 0.1}, "max_crop is 0.1, which only the rules kohya, "),
         ({"no_upscale": True}, "no_upscale is True, which only the rules kohya, "),
     ],

@@ -21,11 +21,7 @@ pytest.importorskip("torch", reason="trainers' loaders are torch's")
 from kohya_bucket.trainers.door.sampler import PlanSampler
 from tests.pictures import png_header
 
-BUDGETS: list[dict[str, Any]] = [
-    {},
-    {"max_pixels": 4 * 512 * 512},
-    {"model": "flux", "max_tokens": 5000},
-]
+BUDGETS: list[dict[str, Any]] = [{}, {"max_pixels": 4 * 512 * 512}, {"model": "flux", "max_tokens": 5000}]
 REMAINDERS: list[dict[str, Any]] = [
     {},
     {"remainder": "pad"},

@@ -18,10 +18,7 @@ from tests.datasets.test_shard_lists import SIZES, make_tar
 def sources(tmp_path: Path) -> dict[str, list[str]]:
     """The same shards, named in each way."""
     tars = [make_tar(tmp_path / f"x-{n}.tar", SIZES * 2) for n in range(2)]
-    return {
-        "tars": [str(tar) for tar in tars],
-        "pattern": [str(tmp_path / "x-*.tar")],
-    }
+    return {"tars": [str(tar) for tar in tars], "pattern": [str(tmp_path / "x-*.tar")]}
 
 
 @pytest.mark.parametrize("way", ["tars", "pattern"])

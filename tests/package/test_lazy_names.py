@@ -67,11 +67,7 @@ def test_what_is_not_imported(code: str, absent: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "most", "others"),
-    [
-        ("KohyaBuckets", 20, {"numpy"}),
-        ("plan_epoch", 25, {"numpy"}),
-        ("BucketBatchSampler", 30, {"numpy", "torch"}),
-    ],
+    [("KohyaBuckets", 20, {"numpy"}), ("plan_epoch", 25, {"numpy"}), ("BucketBatchSampler", 30, {"numpy", "torch"})],
 )
 def test_the_core_stands_alone(name: str, most: int, others: set[str]) -> None:
     """Of this package it loads few files, and of all others numpy (and torch) alone."""
@@ -113,10 +109,7 @@ assert found.steps and found.buckets and not found.errors, found
 
 @pytest.mark.parametrize(
     ("program", "absent"),
-    [
-        (_PLAN, ("typer", "click", "rich", "toml", "PIL", "torch")),
-        (_PREVIEW, ("typer", "click", "rich", "torch")),
-    ],
+    [(_PLAN, ("typer", "click", "rich", "toml", "PIL", "torch")), (_PREVIEW, ("typer", "click", "rich", "torch"))],
     ids=["plan_epoch", "preview"],
 )
 def test_an_embedding_program_needs_no_command_line(program: str, absent: tuple[str, ...]) -> None:

@@ -208,11 +208,7 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
     print(found["bucket"])
     """
     ).splitlines()
-    assert out == [
-        "[[300, 200]]",
-        "QOI",
-        "{'width': 640, 'height': 384}",
-    ]
+    assert out == ["[[300, 200]]", "QOI", "{'width': 640, 'height': 384}"]
 
 
 @pytest.mark.weekly
@@ -245,11 +241,7 @@ def test_a_latent_family_is_two_files(walk: Walk) -> None:
     print(trainer_named("toy_train.py").refusing(8))
     """
     ).splitlines()
-    assert out == [
-        "2 ['img_000_0100x0060_toy.npz', 'img_001_0064x0064_toy.npz']",
-        "True",
-        "{'toy_train.py': 16}",
-    ]
+    assert out == ["2 ['img_000_0100x0060_toy.npz', 'img_001_0064x0064_toy.npz']", "True", "{'toy_train.py': 16}"]
 
 
 def test_an_option_of_rules_is_named_where_it_means_something() -> None:

@@ -51,9 +51,7 @@ def test_the_images_of_a_step_do_not_depend_on_the_number_of_ranks(remainder, or
     case["batch_size"] = 8 * data.draw(st.integers(1, 2))
     plans = [
         plan_epoch(
-            **{**case, "world_size": world, "batch_size": case["batch_size"] // world},
-            remainder=remainder,
-            order=order,
+            **{**case, "world_size": world, "batch_size": case["batch_size"] // world}, remainder=remainder, order=order
         )
         for world in (1, 2, 4, 8)
     ]

@@ -85,11 +85,7 @@ def test_sizes_that_are_rounded_down(command_line: Command, size: str) -> None:
     ("remainder", "steps", "missed", "repeated"), [("keep", 3, 0, 0), ("pad", 3, 0, 5), ("drop", 2, 1, 0)]
 )
 def test_images_that_fill_no_batch(
-    command_line: Command,
-    remainder: str,
-    steps: int,
-    missed: int,
-    repeated: int,
+    command_line: Command, remainder: str, steps: int, missed: int, repeated: int
 ) -> None:
     row = planned(command_line, config(SEVEN, more=f"[kohya_bucket]\nremainder = '{remainder}'"))["gpus"][0]
     assert [row[key] for key in ("steps", "missed", "repeated")] == [steps, missed, repeated]

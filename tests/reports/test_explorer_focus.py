@@ -66,9 +66,7 @@ def look_at(browser, name: str) -> None:
     """Open the dialog of an image."""
     path = f"set/{name}"
     until(browser, f"return explorer.images.items.some((i) => i.path === {json.dumps(path)} && i.bucket)")
-    browser.execute_script(
-        f"explorer.closer.show(explorer.images.items.find((i) => i.path === {json.dumps(path)}))",
-    )
+    browser.execute_script(f"explorer.closer.show(explorer.images.items.find((i) => i.path === {json.dumps(path)}))")
 
 
 def rows(browser) -> dict[str, list[float]]:

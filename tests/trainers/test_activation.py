@@ -100,8 +100,7 @@ def test_the_command_undoes_it_by_its_old_name_too(folder, monkeypatch, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [("kohya_bucket.pth", "mine\n"), ("kohya_bucket.pth", ""), (f"{NAME}.py", ""), (SEEN, "mine\n")],
+    ("name", "text"), [("kohya_bucket.pth", "mine\n"), ("kohya_bucket.pth", ""), (f"{NAME}.py", ""), (SEEN, "mine\n")]
 )
 def test_a_file_of_somebody_else_stays(folder, name, text):
     (folder / name).write_text(text, encoding="utf-8")

@@ -98,11 +98,7 @@ def test_tokens_are_those_of_a_model():
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"model": "wan"}, "model is 'wan'.*'wan-14b'"),
-        ({"max_tokens": 1.5}, "max_tokens is 1.5"),
-    ],
+    ("table", "message"), [({"model": "wan"}, "model is 'wan'.*'wan-14b'"), ({"max_tokens": 1.5}, "max_tokens is 1.5")]
 )
 def test_budgets_that_are_none(table, message):
     with pytest.raises(ConfigError, match=message):

@@ -55,18 +55,7 @@ def test_a_state_goes_on_with_another_batch_size_and_names_what_else_changed(tmp
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "\x00",
-        "[" * 5000,
-        "NaN",
-        "9" * 5000,
-        '{"format": 1}',
-        "{}",
-        "[]",
-        '{"version": 7}',
-    ],
+    "text", ["", "\x00", "[" * 5000, "NaN", "9" * 5000, '{"format": 1}', "{}", "[]", '{"version": 7}']
 )
 def test_a_state_that_says_no_place(tmp_path, text):
     (tmp_path / STATE_FILE).write_text(text, encoding="utf-8")

@@ -267,10 +267,7 @@ def test_a_part_of_the_datasets_has_no_schedule():
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (
-            [at(256), at(256)],
-            "of 2 resolutions one after another, but they have 1 resolution .256x256.",
-        ),
+        ([at(256), at(256)], "of 2 resolutions one after another, but they have 1 resolution .256x256."),
         ([at(256), at(320), at(512)], "but they have 3 resolutions .256x256, 320x320, 512x512."),
         ([replace(at(256), resolution=None)], "but they have none of their own: give each"),
     ],

@@ -86,11 +86,7 @@ class LatentItems(Protocol):
         (Offers(LatentItems), Base, "has no run, trace"),
         (Offers(LatentItems), Child(), "is not a class"),
         (Behaves(lambda _: [((3, 4), divmod(7, 2), (3, 1))]), Base.walk, ""),
-        (
-            Behaves(lambda _: [("7 by 2", divmod(7, 2), (3, 2))]),
-            Base.walk,
-            "makes (3, 1) of 7 by 2, expected (3, 2)",
-        ),
+        (Behaves(lambda _: [("7 by 2", divmod(7, 2), (3, 2))]), Base.walk, "makes (3, 1) of 7 by 2, expected (3, 2)"),
         (Behaves(lambda _: [1 / 0]), Base.walk, "cannot be tried: ZeroDivisionError: division by zero"),
         (Behaves(lambda _: importlib.import_module("no_such_module")), Base.walk, ""),
     ],

@@ -74,11 +74,7 @@ SUBJECTS = (
         ),
         orders_epochs=True,
     ),
-    SeamGroup(
-        "resuming",
-        "states are the trainer's own",
-        (Seam("make_accelerator", (), make_accelerator),),
-    ),
+    SeamGroup("resuming", "states are the trainer's own", (Seam("make_accelerator", (), make_accelerator),)),
 )
 
 

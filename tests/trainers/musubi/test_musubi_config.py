@@ -49,23 +49,11 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        (
-            "target_frame = [1]",
-            "unknown-key",
-            "'target_frames'?",
-        ),
-        (
-            "multiple_target = true",
-            "misplaced-key",
-            "move it to a dataset of images",
-        ),
+        ("target_frame = [1]", "unknown-key", "'target_frames'?"),
+        ("multiple_target = true", "misplaced-key", "move it to a dataset of images"),
         ("source_fps = 30", "wrong-type", "source_fps is 30, but must be a number with a decimal point, e.g. 30.0"),
         ("target_frames = 25", "wrong-type", "must be a list of whole numbers"),
-        (
-            "frame_extraction = 'heads'",
-            "frame-extraction",
-            "chunk, slide, uniform, full; nearest: head",
-        ),
+        ("frame_extraction = 'heads'", "frame-extraction", "chunk, slide, uniform, full; nearest: head"),
         ("target_frames = [0]", "frames", "no frames follow from one of these"),
         ("source_fps = 0.0", "frames", "a rate above 0"),
         ("batch_size = 0", "batch-size", "batch_size is 0"),

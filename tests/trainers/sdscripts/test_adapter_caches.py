@@ -15,11 +15,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
-from kohya_bucket.trainers.sdscripts.caching.session import (
-    CacheItem,
-    architecture_read_by,
-    save_latents,
-)
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, architecture_read_by, save_latents
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.read_write import text_marks, text_stale_reasons, write_arrays
 from tests.latents.latent_helpers import stored_fingerprint
