@@ -30,7 +30,7 @@ from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
 from kohya_bucket.images import read_sizes  # noqa: E402
 from kohya_bucket.latents.encode.precompute import StoreOutput, encode_items  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.on_ray import Actors, EncoderOnRay, encode_on_ray  # noqa: E402
+from kohya_bucket.latents.on_ray import Actors, encode_on_ray  # noqa: E402
 
 BATCH = 4
 
@@ -70,7 +70,7 @@ def main() -> None:
         make(folder, options.images)
         paths = sorted(map(str, (folder / "images").glob("*.jpg")))
         wanted = items_of(paths, folder)
-        with Actors(EncoderOnRay, ray_engine.Stub, 1) as crew:
+        with Actors(ray_engine.Stub, 1) as crew:
             # so that every process has started, and imported what it needs
             encode_on_ray(wanted.subset(range(64)), crew, folder / "first", folder, batch_size=BATCH)
             encode_items(wanted.subset(range(64)), Stub(), StoreOutput(folder / "second"), folder, batch_size=BATCH)

@@ -175,10 +175,10 @@ class EncodeJob:
         return failed
 
     def on_ray(self, vae: VaeOptions, cluster: ClusterOptions) -> int:
-        from kohya_bucket.latents.on_ray import Actors, EncoderOnRay, encode_on_ray
+        from kohya_bucket.latents.on_ray import Actors, encode_on_ray
 
         load, on_gpu = partial(load_vae, **vae.load_options()), not (vae.device or "").startswith("cpu")
-        with Actors(EncoderOnRay, load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
+        with Actors(load, cluster.concurrency, on_gpu=on_gpu, say=_say) as crew:
             _say_type(crew.facts().computes, f"; stored in {self.recipe.dtype}", self.quiet)
             root, todo = self.source.parts(self, replace(self.recipe, vae=crew.facts().identity), "ray")
             output = cast("Path", self.output)
@@ -226,12 +226,12 @@ _HOW = (
     "trainer until its captions are encoded: accelerate launch -m kohya_bucket.precompute --text flux_train_network.py "
     "--dataset_config my.toml …"
 )
-_ALLOWED = ("output", "dtype", "device", "encode_batch_size", "collection", "quiet", "engine", "concurrency")
+_ALLOWED = ("output", "dtype", "device", "encode_batch_size", "collection", "quiet")
 
 
 def encode_captions(
     context: typer.Context, options: TextOptions, output: Path | None, *, dtype: str, device: str | None,
-    batch_size: int | None, collection: str, quiet: bool, cluster: ClusterOptions,
+    batch_size: int | None, collection: str, quiet: bool,
 ) -> None:  # fmt: skip
     """Encode what is missing of the captions of the store in `output`."""
     if output is None or not options.text_encoder:
@@ -245,36 +245,22 @@ def encode_captions(
     from kohya_bucket.latents.vae.batches import MOST_TOGETHER
 
     _silence_libraries()
-    on_ray = cluster.on_ray()
     LatentStore(output)  # no model is loaded for a store that is not there
-    load = partial(
-        load_text_encoder, options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device,
-        layer=options.layer, apply_mask=options.apply_mask,
-    )  # fmt: skip
-    say_outputs = partial(_say_type, stored="; outputs are stored as they come", quiet=quiet)
-    name, together = collection or "text", batch_size or MOST_TOGETHER
+    rank, processes = launched()
     with scan_progress("encoding", quiet=quiet, done_as="encoded") as show:
-        if on_ray:
-            from kohya_bucket.latents.on_ray import text_on_ray
-
-            report = text_on_ray(
-                output, load, name=name, batch_size=together, concurrency=cluster.concurrency,
-                on_gpu=not (device or "").startswith("cpu"), progress=show,
-                say=_say, say_type=say_outputs,
-            )  # fmt: skip
-        else:
-            rank, processes = launched()
-            encoder = load()
-            say_outputs(encoder.computes)
-            report = precompute_text(
-                output, encoder, name=name, batch_size=together, progress=show, rank=rank, processes=processes
-            )
+        encoder = load_text_encoder(
+            options.text_encoder, lengths=options.max_length or [], dtype=dtype, device=device, layer=options.layer,
+            apply_mask=options.apply_mask,
+        )  # fmt: skip
+        _say_type(encoder.computes, "; outputs are stored as they come", quiet)
+        report = precompute_text(
+            output, encoder, name=collection or "text", batch_size=batch_size or MOST_TOGETHER, progress=show,
+            rank=rank, processes=processes,
+        )  # fmt: skip
     if not quiet:
         for reason, n in report.reasons.items():
             say(f"{n} to do: {reason}")
         say(f"{report.encoded} encoded, {report.current} were current; {counted(report.total, 'caption')}, {output}")
-    if failed := len(report.failed):
-        raise KohyaBucketError(f"{counted(failed, 'caption')} could not be encoded, see above; all others are done")
 
 
 def _silence_libraries() -> None:

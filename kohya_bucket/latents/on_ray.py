@@ -14,22 +14,21 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray
-from kohya_bucket.latents.encode.precompute import TextRun, check_kind, distinct, finish
+from kohya_bucket.latents.encode.precompute import check_kind, distinct, finish
 from kohya_bucket.latents.encode.worker import (
     DecodedBatch,
     PrecomputeReport,
@@ -40,7 +39,7 @@ from kohya_bucket.latents.encode.worker import (
     pieces_of,
     prefetch,
 )
-from kohya_bucket.latents.items import CaptionItems, Encoding, LatentItems
+from kohya_bucket.latents.items import LatentItems
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.storage import place_of
@@ -49,8 +48,6 @@ from kohya_bucket.latents.vae.batches import MOST_TOGETHER
 from kohya_bucket.latents.vae.encoder import BatchEncoder, PosteriorEncoder, check_encoder, encoder_hash, encoder_space
 from kohya_bucket.texts import counted, some
 
-P = TypeVar("P")
-
 _AT_ONCE = 2  # pieces in one actor: one is decoded while another is in the encoder
 _TRIES = 3  # of a piece whose actor dies each time, and of actors that die while they load
 _PATIENCE = 60.0  # seconds between two lines about waiting
@@ -58,22 +55,60 @@ _PATIENCE = 60.0  # seconds between two lines about waiting
 
 @dataclass(frozen=True)
 class Facts:
-    """An actor's model, once it is loaded: `identity` is equal for models with equal outputs, `place` is the machine,
-    `computes` the type that it computes in and why, if it says so.
+    """An actor's model, once it is loaded.
 
-    `model` is what handing out work needs: for text encoders their `Encoding`; for VAEs whether they have a posterior,
-    and the name of their class.
+    Attributes:
+        identity: equal for models with equal latents.
+        place: the machine.
+        kind: the name of the encoder's class; `has_posterior`: it gives a distribution.
+        computes: the type that it computes in and why, if it says so.
     """
 
     identity: str
     place: str
-    model: Any
+    kind: str
+    has_posterior: bool
     computes: str
 
 
+@dataclass(frozen=True)
+class Run:
+    """What all pieces of a run have in common; `above` is the greatest number in the store at its start.
+
+    `batch_size` items are read together; for `together` see `BatchEncoder`.
+    """
+
+    root: str
+    above: int
+    batch_size: int
+    ahead: int
+    seed: int
+    together: int | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Items of one bucket that are encoded together and become shards of their own, named by `key`."""
+
+    wanted: LatentItems
+    key: str
+
+
 @dataclass
-class _Task(Generic[P]):
-    piece: P
+class PieceResult:
+    """The result of a piece; `busy`: seconds that batches were in the encoder since the previous piece."""
+
+    encoded: int
+    failed: list[tuple[str, str]]
+    notes: list[str]
+    busy: float
+    shards: list[str]
+    place: str
+
+
+@dataclass
+class _Task:
+    piece: Piece
     deaths: int = 0  # of actors that worked on it
 
     @property
@@ -95,8 +130,7 @@ class Actors:
     """The actors of a run. Use as a context manager.
 
     Args:
-        kind: their class, `EncoderOnRay` or `TextOnRay`.
-        make: loads a model, on the machine of each actor, where it must be importable.
+        make: loads a VAE, on the machine of each actor, where it must be importable.
         count: how many; None: one for each GPU of the cluster, or one.
         on_gpu: each has its own GPU, if the cluster has any.
         say: called with each line that the user should see at once.
@@ -107,7 +141,6 @@ class Actors:
 
     def __init__(
         self,
-        kind: type,
         make: Callable[[], Any],
         count: int | None = None,
         *,
@@ -118,7 +151,7 @@ class Actors:
         gpus = int(self._ray.cluster_resources().get("GPU", 0)) if on_gpu else 0
         self._make = make
         # Processors are for decoding: an actor that waits for its device needs none.
-        self._kind = self._ray.remote(kind).options(
+        self._kind = self._ray.remote(EncoderOnRay).options(
             num_cpus=0, num_gpus=min(1, gpus), max_concurrency=_AT_ONCE, scheduling_strategy="SPREAD"
         )
         self._say = say
@@ -150,17 +183,14 @@ class Actors:
             self._step({})
         return self._facts
 
-    def work(self, pieces: Iterable[P], do: Callable[[Any, P], Any]) -> Iterator[tuple[P, Any]]:
+    def work(self, pieces: Iterator[Piece], run: Run) -> Iterator[tuple[Piece, PieceResult | None]]:
         """(piece, result) in the order in which they finish; None is the result of a piece whose actor died every time.
-
-        Args:
-            do: starts work on a piece, with an actor, and returns the reference to its result.
 
         Raises:
             KohyaBucketError: raised by an actor, or none can be started. Any other error of an actor, too.
         """
         tasks = (_Task(piece) for piece in pieces)
-        retries, running = deque[_Task[P]](), dict[Any, tuple[_Member, _Task[P]]]()
+        retries, running = deque[_Task](), dict[Any, tuple[_Member, _Task]]()
         while True:
             # Give every loaded actor one piece, then those with room a second one. A retry needs an idle actor.
             for depth in range(_AT_ONCE):
@@ -169,7 +199,7 @@ class Actors:
                         continue
                     task = retries.popleft() if retries and not member.load else next(tasks, None)
                     if task is not None:
-                        running[do(member.actor, task.piece)] = member, task
+                        running[member.actor.encode.remote(task.piece, run)] = member, task
                         member.load += task.load
             # Nothing runs although an actor is loaded: all pieces are done.
             if not running and not retries and any(member.facts is not None for member in self._members):
@@ -180,7 +210,7 @@ class Actors:
                 else:
                     yield task.piece, result
 
-    def _step(self, running: dict[Any, tuple[_Member, _Task[P]]]) -> list[tuple[_Task[P], Any]]:
+    def _step(self, running: dict[Any, tuple[_Member, _Task]]) -> list[tuple[_Task, Any]]:
         """Wait until something happens. Finished tasks leave `running`; the result is None if the actor died."""
         loading = {member.loading: member for member in self._members if member.facts is None}
         ready, _ = self._ray.wait([*running, *loading], num_returns=1, timeout=_PATIENCE)
@@ -304,76 +334,6 @@ def _complete(wanted: LatentItems, items: list[int], reference: Any, as_floats: 
     )
 
 
-@dataclass(frozen=True)
-class Run:
-    """What all pieces of a run have in common; `above` is the greatest number in the store at its start.
-
-    `batch_size` items are read together; for `together` see `BatchEncoder`.
-    """
-
-    root: str
-    above: int
-    batch_size: int
-    ahead: int = 0
-    seed: int = 0
-    shard_bytes: int = 256 << 20
-    together: int | None = None
-
-
-W = TypeVar("W", LatentItems, CaptionItems)
-
-
-@dataclass(frozen=True)
-class Piece(Generic[W]):
-    """Items of one bucket that are encoded together and become shards of their own, named by `key`."""
-
-    wanted: W
-    key: str
-
-    def writer(self, run: Run) -> StoreWriter:
-        """Writes to a folder that all machines see, or to object storage. Only full shards are flushed."""
-        assigned = Assigned(run.above, self.key)
-        return StoreWriter(run.root, shard_bytes=run.shard_bytes, flush_seconds=None, assigned=assigned)
-
-
-@dataclass
-class PieceResult:
-    """The result of a piece; `busy`: seconds that batches were in the encoder since the previous piece."""
-
-    encoded: int
-    failed: list[tuple[str, str]]
-    notes: list[str]
-    busy: float
-    shards: list[str]
-    place: str
-
-
-class TextOnRay:
-    """An actor that holds text encoders."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._turn = threading.Lock()
-
-    def load(self) -> Facts:
-        """Load the models; `Facts.model` is how they encode."""
-        self._encoder = self._make()
-        encoding = Encoding(self._encoder.weights, self._encoder.tokens)
-        return Facts(repr(encoding), platform.node(), encoding, getattr(self._encoder, "computes", ""))
-
-    def encode(self, piece: Piece[CaptionItems], run: Run) -> PieceResult:
-        """Encode and write a piece."""
-        captions = piece.wanted.captions
-        writer = piece.writer(run)
-        for start in range(0, len(captions), run.batch_size):
-            batch = range(len(captions))[start : start + run.batch_size]
-            with self._turn:
-                outputs = self._encoder.encode([captions[i].text for i in batch])
-            piece.wanted.add(writer, batch, outputs)
-        writer.flush()
-        return PieceResult(len(captions), [], [], 0.0, writer.shards, platform.node())
-
-
 class EncoderOnRay:
     """An actor that holds a VAE. While one piece is encoded, another is decoded or written."""
 
@@ -388,10 +348,10 @@ class EncoderOnRay:
         self._encoder = encoder = self._make()
         check_encoder(encoder)
         self._space = encoder_space(encoder)
-        model = isinstance(encoder, PosteriorEncoder), type(encoder).__name__
-        return Facts(encoder_hash(encoder), platform.node(), model, getattr(encoder, "computes", ""))
+        kind, has_posterior = type(encoder).__name__, isinstance(encoder, PosteriorEncoder)
+        return Facts(encoder_hash(encoder), platform.node(), kind, has_posterior, getattr(encoder, "computes", ""))
 
-    def encode(self, piece: Piece[LatentItems], run: Run) -> PieceResult:
+    def encode(self, piece: Piece, run: Run) -> PieceResult:
         """Decode, encode and write a piece. Apart from full shards nothing reaches the disk before the end."""
         encoding = piece.wanted.encoding
         options = encoding.kind, encoding.flip, run.together
@@ -400,7 +360,8 @@ class EncoderOnRay:
             encode = BatchEncoder(self._encoder, encoding.kind, encoding.flip, self._notes.append, run.together)
             encode = self._encoders.setdefault(options, encode)
         report = PrecomputeReport(None, len(piece.wanted))
-        writer = piece.writer(run)
+        # A folder that all machines see, or object storage.
+        writer = StoreWriter(run.root, flush_seconds=None, assigned=Assigned(run.above, piece.key))
         batches = decode_ahead(piece.wanted, run.batch_size, run.ahead, as_floats=encode.on_processor)
         put = partial(add_batch, writer, wanted=piece.wanted, space=self._space)
         encode_batches(piece.wanted, encode, batches, put, Reporter(report), len(piece.wanted), run.seed)
@@ -425,23 +386,19 @@ def encode_on_ray(
     say: Callable[[str], None] | None = None,
     workers: int | None = None,
     seed: int = 0,
-    shard_bytes: int = 256 << 20,
 ) -> PrecomputeReport:
     """`encode_items` into a store by actors on a Ray cluster. A piece of work becomes one or more shards.
 
     All machines must see the images and `output_dir` under the same paths.
 
     Args:
-        crew: of `EncoderOnRay`.
         workers: batches decoded in advance for each piece in an encoder; None: its share of the processors, plus 2.
         seed: see `encode_items`.
-        shard_bytes: see `StoreWriter`.
 
     Raises:
         KohyaBucketError: as `encode_items`; or raised by an actor.
     """
-    posterior, name = crew.facts().model
-    check_kind(wanted.encoding.kind, posterior, name)
+    check_kind(wanted.encoding.kind, crew.facts().has_posterior, crew.facts().kind)
     wanted, refused = distinct(wanted)
     output = place_of(output_dir)
     report = PrecomputeReport(output, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
@@ -452,7 +409,7 @@ def encode_on_ray(
     ahead = workers or 2 + -(-crew.processors // crew.count)
     read_together = batch_size or MOST_TOGETHER
     above = SequenceNumbers(sink.store.layout).greatest()
-    run = Run(os.fspath(output), above, read_together, ahead, seed, shard_bytes, batch_size)
+    run = Run(os.fspath(output), above, read_together, ahead, seed, batch_size)
     started = time.monotonic()
     missing = wanted if to_do.all() else wanted.subset(np.flatnonzero(to_do).tolist())
     busy = _encode(_pieces(missing, read_together), len(missing), crew, run, reporter)
@@ -462,45 +419,11 @@ def encode_on_ray(
     return report
 
 
-def text_on_ray(
-    store: str | os.PathLike[str],
-    make: Callable[[], Any],
-    *,
-    name: str = "text",
-    batch_size: int = 8,
-    concurrency: int | None = None,
-    on_gpu: bool = True,
-    progress: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
-    say_type: Callable[[str], None] | None = None,
-) -> PrecomputeReport:
-    """`precompute_text` by actors on a Ray cluster, each with an encoder that `make` loads there.
-
-    `say_type` is called with the type that the encoders compute in.
-
-    Raises:
-        KohyaBucketError: as `precompute_text`; Ray is missing; or raised by an actor.
-    """
-    with Actors(TextOnRay, make, concurrency, on_gpu=on_gpu, say=say) as crew:
-        if say_type is not None:
-            say_type(crew.facts().computes)
-        text = TextRun(store, crew.facts().model, name)
-        layout = text.sink.store.layout
-        run = Run(os.fspath(layout.root), SequenceNumbers(layout).greatest(), batch_size)
-        pieces = _pieces_of_captions(text, batch_size)
-        try:
-            _encode(pieces, len(text.to_do), crew, run, Reporter(text.report, say, progress))
-        finally:
-            text.finish()
-    return text.report
-
-
-def _encode(pieces: Iterator[Piece[W]], total: int, crew: Actors, run: Run, reporter: Reporter) -> float:
+def _encode(pieces: Iterator[Piece], total: int, crew: Actors, run: Run, reporter: Reporter) -> float:
     """Hand out all pieces; returns the seconds that the encoders were busy."""
     report, busy, seen = reporter.report, 0.0, set[str]()
     reporter.show(total)
-    done: PieceResult | None
-    for piece, done in crew.work(pieces, lambda actor, piece: actor.encode.remote(piece, run)):
+    for piece, done in crew.work(pieces, run):
         if done is None:
             for path in piece.wanted.paths:
                 reporter.fail(path, _LOST)
@@ -529,21 +452,9 @@ def check_seen(layout: Layout, shards: list[str], place: str) -> None:
         time.sleep(0.5)
 
 
-def _pieces(missing: LatentItems, batch_size: int) -> Iterator[Piece[LatentItems]]:
+def _pieces(missing: LatentItems, batch_size: int) -> Iterator[Piece]:
     for name, items in pieces_of(missing, batch_size):
         wanted = missing.subset(items.tolist())
         # An edited image makes another piece, with other shard names.
         state = wanted.source_bytes.tobytes() + wanted.source_mtime_ns.tobytes()
         yield Piece(wanted, f"{name} {hashlib.blake2b(state, digest_size=8).hexdigest()}")
-
-
-_MOST_CAPTIONS = 1024
-
-
-def _pieces_of_captions(text: TextRun, batch_size: int) -> Iterator[Piece[CaptionItems]]:
-    size = max(batch_size, min(_MOST_CAPTIONS, -(-len(text.to_do) // 64)) // batch_size * batch_size)
-    for start in range(0, len(text.to_do), size):
-        part = text.to_do[start : start + size]
-        wanted = replace(text.items, captions=[text.items.captions[i] for i in part])
-        state = f"{wanted.encoding!r} {wanted.collection} {' '.join(wanted.sources)}"
-        yield Piece(wanted, hashlib.blake2b(state.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest())

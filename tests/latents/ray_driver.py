@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
-from kohya_bucket.latents.on_ray import Actors, EncoderOnRay, encode_on_ray
+from kohya_bucket.latents.on_ray import Actors, encode_on_ray
 from tests.latents.ray_encoders import Telling
 from tests.latents.stub_encoders import dataset_of
 
@@ -18,5 +18,5 @@ if __name__ == "__main__":
     wanted = LatentItems.from_placement(
         paths, data.sizes, data.placement, EncodeOptions("mean", "float32"), images, captions=paths
     )
-    with Actors(EncoderOnRay, partial(Telling, log, float(sys.argv[4])), 2) as crew:
+    with Actors(partial(Telling, log, float(sys.argv[4])), 2) as crew:
         encode_on_ray(wanted, crew, output, images, batch_size=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,6 @@ from typing import NamedTuple
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.origins import Origins
 from tests.latents.stub_encoders import MeanEncoder
-from tests.latents.text_outputs import made_outputs
 
 
 class Batch(NamedTuple):
@@ -70,17 +68,3 @@ def different():
     encoder = MeanEncoder(2.0)
     encoder.fingerprint = uuid.uuid4().hex
     return encoder
-
-
-class Texts:
-    """A text encoder whose outputs are a caption's own."""
-
-    weights, tokens = "weights", "tokens"
-
-    def encode(self, captions):
-        return [made_outputs(zlib.crc32(caption.encode())) for caption in captions]
-
-
-def texts(*_, **__):
-    """In the place of `load_text_encoder`."""
-    return Texts()

@@ -29,17 +29,11 @@ from kohya_bucket.cli.options import SourceOptions  # noqa: E402
 from kohya_bucket.cli.sources import source_in  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
-from kohya_bucket.latents.encode import text_encoder  # noqa: E402
-from kohya_bucket.latents.encode.precompute import StoreOutput, encode_items, precompute_text  # noqa: E402
+from kohya_bucket.latents.encode.precompute import StoreOutput, encode_items  # noqa: E402
 from kohya_bucket.latents.encode.worker import pieces_of  # noqa: E402
 from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
 from kohya_bucket.latents.maintenance import verify  # noqa: E402
-from kohya_bucket.latents.on_ray import (  # noqa: E402
-    Actors,
-    EncoderOnRay,
-    encode_on_ray,
-    text_on_ray,
-)
+from kohya_bucket.latents.on_ray import Actors, encode_on_ray  # noqa: E402
 from kohya_bucket.latents.store.contents import Assigned  # noqa: E402
 from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
@@ -47,9 +41,8 @@ from tests.command_line import encoded_counts  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
 from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
-from tests.latents.ray_encoders import Deadly, Telling, Texts, broken, different, texts, told  # noqa: E402
+from tests.latents.ray_encoders import Deadly, Telling, broken, different, told  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.latents.text_outputs import same_outputs  # noqa: E402
 from tests.object_storage import s3_server  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -101,7 +94,7 @@ def items_of(images, rule=None, **encoding):
 
 def on_ray(images, output, make, count=2, wanted=None, **options):
     wanted = items_of(images) if wanted is None else wanted
-    with Actors(EncoderOnRay, make, count) as crew:
+    with Actors(make, count) as crew:
         return encode_on_ray(wanted, crew, output, images[0].parent, **{"batch_size": BATCH} | options)
 
 
@@ -365,32 +358,6 @@ def test_images_in_containers(cluster, s3, images, tmp_path, monkeypatch, expect
         number = dict(zip(wanted.sources, range(32), strict=True))
         assert {number[source]: bits for source, (_, bits) in rows_of(root / "ray").items()} == want
         assert on_ray(images, root / "ray", MeanEncoder, wanted=wanted).current == 32
-
-
-def test_captions_are_encoded_as_locally(cluster, images, tmp_path, monkeypatch, command_line):
-    for name in ("local", "ray"):
-        encode_items(items_of(images), MeanEncoder(), StoreOutput(tmp_path / name), images[0].parent, batch_size=BATCH)
-    want = precompute_text(tmp_path / "local", Texts(), batch_size=BATCH)
-    shown = []
-    report = text_on_ray(
-        tmp_path / "ray", Texts, batch_size=BATCH, concurrency=2, progress=lambda *numbers: shown.append(numbers)
-    )
-    assert report == replace(want, output=report.output)
-    assert shown[-1] == (33, 33)
-    local, far = LatentStore(tmp_path / "local" / "text"), LatentStore(tmp_path / "ray" / "text")
-    assert far.indexed
-    assert len(far) == len(local) == 33
-    for i in range(len(local)):
-        (j,) = far.find([local.entry(i).source], "text")
-        assert far.entry(int(j)) == local.entry(i)
-        same_outputs(far.arrays(int(j)), local.arrays(i))
-    again = text_on_ray(tmp_path / "ray", Texts, concurrency=1)
-    assert (again.encoded, again.current) == (0, 33)
-    monkeypatch.setattr(text_encoder, "load_text_encoder", texts)
-    options = ("--text-encoder", "clip", "--collection", "other", "--engine", "ray")
-    code, out, _ = command_line("precompute", "--text", "-o", tmp_path / "ray", *options)
-    assert (code, encoded_counts(out)) == (0, (33, 0))
-    assert len(LatentStore(tmp_path / "ray" / "text")) == 66
 
 
 def test_the_command_says_and_stores_what_it_does_locally(cluster, tmp_path, command_line):

@@ -81,7 +81,7 @@ def precompute(
 
         encode_captions(
             context, captions, output, dtype=vae.dtype, device=vae.device, batch_size=encode_batch_size,
-            collection=stored.collection, quiet=quiet, cluster=cluster,
+            collection=stored.collection, quiet=quiet,
         )  # fmt: skip
         return
     from kohya_bucket.trainers.door.face import Asked

@@ -304,39 +304,6 @@ class TextEncoder(Protocol):
         ...
 
 
-class TextRun:
-    """The distinct captions of the latents in `store` and the empty one; which of a process' share must be encoded.
-
-    Attributes:
-        items: the captions of this share.
-        to_do: positions of the captions to encode, by length.
-
-    Raises:
-        LatentStoreError: there is no store, or its folder cannot be written.
-    """
-
-    def __init__(
-        self, store: str | os.PathLike[str], encoding: Encoding, name: str, rank: int = 0, processes: int = 1
-    ) -> None:
-        latents = LatentStore(store)
-        texts = sorted({"", *(text or "" for text in latents.table["caption"].unique().to_pylist())})
-        root = latents.layout.root
-        if not len(latents.table):
-            raise LatentStoreError(f"{root} holds no latents, so no captions: run `kohya-bucket precompute`")
-        self._all = CaptionItems(list(map(Caption, texts)), encoding, name)
-        self.items = CaptionItems(self._all.captions[rank::processes], encoding, name)
-        self.sink = StoreSink(root / TEXT_FOLDER, self.items)
-        missing, reasons = self.sink.missing()
-        self.to_do: list[int] = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(self.items.captions[i].text))
-        current, elsewhere = len(self.items) - len(self.to_do), len(texts) - len(self.items)
-        self.report = PrecomputeReport(root / TEXT_FOLDER, len(texts), current, reasons=reasons, elsewhere=elsewhere)
-
-    def finish(self) -> None:
-        """Commit and index."""
-        self.sink.flush()
-        self.report.notes += self.sink.finish(self._all)
-
-
 def precompute_text(
     store: str | os.PathLike[str],
     encoder: TextEncoder,
@@ -362,14 +329,26 @@ def precompute_text(
     Raises:
         LatentStoreError: there is no store, its folder cannot be written, or an output cannot be stored.
     """
-    run = TextRun(store, Encoding(encoder.weights, encoder.tokens), name, rank, processes)
+    latents = LatentStore(store)
+    root = latents.layout.root
+    if not len(latents.table):
+        raise LatentStoreError(f"{root} holds no latents, so no captions: run `kohya-bucket precompute`")
+    texts = sorted({"", *(text or "" for text in latents.table["caption"].unique().to_pylist())})
+    all_items = CaptionItems(list(map(Caption, texts)), Encoding(encoder.weights, encoder.tokens), name)
+    items = replace(all_items, captions=all_items.captions[rank::processes])
+    sink = StoreSink(root / TEXT_FOLDER, items)
+    missing, reasons = sink.missing()
+    to_do = sorted(np.flatnonzero(missing).tolist(), key=lambda i: len(items.captions[i].text))  # alike together
+    current, elsewhere = len(items) - len(to_do), len(texts) - len(items)
+    report = PrecomputeReport(root / TEXT_FOLDER, len(texts), current, reasons=reasons, elsewhere=elsewhere)
     try:
-        for start in range(0, len(run.to_do), batch_size):
-            batch = run.to_do[start : start + batch_size]
-            run.items.add(run.sink.writer, batch, encoder.encode([str(run.items.captions[i].text) for i in batch]))
-            run.report.encoded += len(batch)
+        for start in range(0, len(to_do), batch_size):
+            batch = to_do[start : start + batch_size]
+            items.add(sink.writer, batch, encoder.encode([str(items.captions[i].text) for i in batch]))
+            report.encoded += len(batch)
             if progress is not None:
-                progress(run.report.encoded, len(run.to_do))
+                progress(report.encoded, len(to_do))
     finally:
-        run.finish()
-    return run.report
+        sink.flush()
+        report.notes += sink.finish(all_items)
+    return report
