@@ -19,7 +19,7 @@ from kohya_bucket.datasets.captions import caption_beside, caption_of_cell, capt
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, format_of_extension
-from kohya_bucket.images.image_rows import TABLE_ENDINGS, scan_rows
+from kohya_bucket.images.image_rows import scan_rows
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.origins import Container, Origins
 from kohya_bucket.images.parallel import REQUESTS, for_each
@@ -28,7 +28,7 @@ from kohya_bucket.images.size_table import TABLE_SUFFIXES, read_size_table
 from kohya_bucket.images.stamps import read_unchanged
 from kohya_bucket.images.tar_index import TarIndex
 from kohya_bucket.inputs import MAX_TABLE_BYTES
-from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.texts import counted, read_text
 from kohya_bucket.trainers.door.registry import usual_trainer
 
 if TYPE_CHECKING:
@@ -83,18 +83,13 @@ def _matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
 
 
 _HUB = "hf://datasets/"
-_STATE = "state.json"  # what `Dataset.save_to_disk` writes beside its Arrow files, and this too:
-_INFO = "dataset_info.json"
-_SPLITS = "dataset_dict.json"  # and `DatasetDict.save_to_disk`
 
 
 def _tables_in(sources: Sequence[str]) -> list[str]:
     def is_table(name: str) -> bool:
-        folder = Path(name)
-        is_saved = (folder / _SPLITS).is_file() or all((folder / its).is_file() for its in (_STATE, _INFO))
-        return name.lower().endswith(TABLE_ENDINGS) or is_saved or _is_on_hub(name)
+        return name.lower().endswith(".parquet") or _is_on_hub(name)
 
-    tables = _of_one_kind(_matches(sources, TABLE_ENDINGS), is_table, "is a table of images")
+    tables = _of_one_kind(_matches(sources, (".parquet",)), is_table, "is a table of images")
     return list(dict.fromkeys(absolute_paths(file for name in tables for file in _files_of(name))))
 
 
@@ -103,35 +98,15 @@ def _is_on_hub(name: str) -> bool:
 
 
 def _files_of(name: str) -> list[str]:
-    if _is_on_hub(name):
-        parquet_files = list_remote(name, True, [".parquet"])
-        if not parquet_files:
-            raise KohyaBucketError(
-                f"{name}: has no Parquet files; the Hub's own copy in Parquet, if it made one, is at "
-                f"{name.rstrip('/')}@~parquet"
-            )
-        return parquet_files
-    folder = Path(name)
-    if (folder / _SPLITS).is_file():
-        splits = sorted(state.parent.name for state in folder.glob(f"*/{_STATE}"))
+    if not _is_on_hub(name):
+        return [name]
+    parquet_files = list_remote(name, True, [".parquet"])
+    if not parquet_files:
         raise KohyaBucketError(
-            f"{name}: holds the splits {some(splits, 10)}: name one, {folder / (splits or ['train'])[0]}"
+            f"{name}: has no Parquet files; the Hub's own copy in Parquet, if it made one, is at "
+            f"{name.rstrip('/')}@~parquet"
         )
-    return _arrow_files(folder) if folder.is_dir() else [name]
-
-
-def _arrow_files(folder: Path) -> list[str]:
-    state = folder / _STATE
-    try:
-        data = parse_json(read_text(state, MAX_TABLE_BYTES))
-        names = [entry["filename"] for entry in data["_data_files"]]
-        if not all(isinstance(name, str) and name == Path(name).name for name in names):
-            raise ValueError(f"its files are {names!r}")
-        if data.get("_indices_data_files"):
-            raise ValueError("it refers to rows of other files; save it again")
-    except (KeyError, TypeError, ValueError) as error:
-        raise KohyaBucketError(f"{state}: not that of a saved dataset ({error}); save it again") from None
-    return [str(folder / name) for name in names]
+    return parquet_files
 
 
 @dataclass(frozen=True)
@@ -236,8 +211,10 @@ def source_in(sources: list[str], options: SourceOptions, *, recursive: bool) ->
         lines = options.captions_file
         captions = for_each(beside, paths, at_once=REQUESTS) if lines is None else _lines(lines, len(paths))
         return ImageInput(partial(_read_files, paths, captions))
-    held = list_images(sources, recursive=recursive, extensions=(".tar", *TABLE_ENDINGS))
-    hint = f", but {counted(len(held), 'file')} such as {held[0]}: name these, or a pattern of them" if held else ""
+    held = list_images(sources, recursive=recursive, extensions=(".tar", ".parquet", ".arrow"))
+    is_saved = bool(held) and held[0].lower().endswith(".arrow")  # by `Dataset.save_to_disk`
+    what_to_do = "write them as Parquet (Dataset.to_parquet)" if is_saved else "name these, or a pattern of them"
+    hint = f", but {counted(len(held), 'file')} such as {held[0]}: {what_to_do}" if held else ""
     raise ConfigError(f"{', '.join(sources)}: no images found there{hint}")
 
 

@@ -1,8 +1,8 @@
-"""Images in a column of a table: Parquet files, and the Arrow files that `datasets` saves.
+"""Images in a column of a Parquet file.
 
-A cell is the bytes of an image file, or a struct with a field `bytes` as in Hugging Face datasets. An image in an Arrow
-file is read in place. Reading a row of Parquet decodes all rows before it in its row group: so a reader continues from
-its last row, and rows on the way are cached for other readers, up to a limit per process.
+A cell is the bytes of an image file, or a struct with a field `bytes` as in Hugging Face datasets. Reading a row
+decodes all rows before it in its row group: so a reader continues from its last row, and rows on the way are cached
+for other readers, up to a limit per process.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,9 @@ from kohya_bucket.images.stamps import Stamp, check_unchanged, stamp_or_refuse
 from kohya_bucket.texts import one_line
 
 IMAGE_COLUMN = "image"
-TABLE_ENDINGS = (".parquet", ".arrow")
 _ROWS_OF_PART = 16
 _BUFFER = 1 << 20
 _BYTES = ("binary", "large_binary", "binary_view")  # Arrow's names of types
-_ARROW_FILE = b"ARROW1"  # magic of the file format: 8 bytes, then a stream
 _MOST_CACHED = 384 << 20
 _REMEDY = "copy or build it again"
 
@@ -47,14 +44,13 @@ class ScannedRows:
     Attributes:
         stamp: of the file before it was read.
         sizes: [N, 2] int32 (width, height) of each row's image as stored; (0, 0) where there is none.
-        offsets, lengths: [N] int64, of each image's bytes in the file; offset -1: they are encoded there.
+        lengths: [N] int64, bytes of each image.
         reasons: why a row has no image, by row.
         captions: N cells of the caption column; None without one.
     """
 
     stamp: Stamp
     sizes: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     reasons: dict[int, str]
     captions: list[Any] | None = None
@@ -72,18 +68,12 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
     stamp = stamp_or_refuse(path)
     sizes: list[tuple[int, int]] = []
     lengths: list[int] = []
-    offsets: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     reasons: dict[int, str] = {}
     captions: list[Any] | None = None if caption is None else []
     with as_damage(f"{path}: cannot be read as a table", _REMEDY, error=KohyaBucketError):
-        if read_by_groups(path):
-            table = ParquetRows(path, image, caption)
-            parts: Iterator[Part] = chain.from_iterable(map(table.parts, range(len(table.starts))))
-        else:
-            parts = _arrow_parts(path, image, caption)
-        for part in parts:
-            offsets.append(part.offsets)
-            for cell in part.images:
+        table = ParquetRows(path, image, caption)
+        for part in chain.from_iterable(map(table.parts, range(len(table.starts)))):
+            for cell in part.column(image):
                 check_cancelled()
                 data = _bytes_in(cell)
                 lengths.append(len(data or b""))
@@ -95,10 +85,10 @@ def scan_rows(image: str, caption: str | None, path: str) -> ScannedRows:
                     reasons[len(sizes)] = str(error)
                     sizes.append((0, 0))
             if captions is not None:
-                captions += part.captions.to_pylist()
+                captions += part.column(caption).to_pylist()
     check_unchanged(path, stamp_or_refuse(path), stamp)
     pixels, byte_counts = np.array(sizes, np.int32).reshape(-1, 2), np.array(lengths, np.int64)
-    return ScannedRows(stamp, pixels, np.concatenate(offsets), byte_counts, reasons, captions)
+    return ScannedRows(stamp, pixels, byte_counts, reasons, captions)
 
 
 def read_row(path: str, stamp: Stamp, image: str, row: int) -> bytes:
@@ -157,7 +147,7 @@ class _TableReader:
         self._table = ParquetRows(path, image, None)
         self._lock = threading.Lock()
         self._group, self._next = -1, 0
-        self._parts: Iterator[Part] = iter(())
+        self._parts: Iterator[Any] = iter(())
 
     def image(self, row: int) -> bytes | None:
         if not 0 <= row < self._table.rows:
@@ -177,11 +167,11 @@ class _TableReader:
 
     def _read(self, group: int, number: int) -> Any:
         """Read on to a part; those on the way are cached too."""
-        path, stamp, _ = self._key
+        path, stamp, image = self._key
         if self._group != group or self._next > number:
             self._parts, self._group, self._next = self._table.parts(group), group, 0
         while self._next <= number:
-            part = next(self._parts).images
+            part = next(self._parts).column(image)
             check_unchanged(path, stamp_or_refuse(path), stamp)
             _part_cache.put((self._key, group, self._next), part)
             self._next += 1
@@ -189,24 +179,6 @@ class _TableReader:
 
 
 _reader = functools.lru_cache(maxsize=32)(_TableReader)
-
-
-class Part(NamedTuple):
-    """Some consecutive rows.
-
-    Attributes:
-        images, captions: Arrow arrays; None without a caption column.
-        offsets: [N] int64, of each image's bytes in the file; -1: they are encoded there.
-    """
-
-    images: Any
-    captions: Any
-    offsets: npt.NDArray[np.int64]
-
-
-def read_by_groups(path: str) -> bool:
-    """Whether reading a row decodes those before it."""
-    return path.lower().endswith(".parquet")
 
 
 class ParquetRows:
@@ -235,64 +207,15 @@ class ParquetRows:
         _check(path, schema, image, caption)
         leaf = f"{image}.bytes" if pa.types.is_struct(schema.field(image).type) else image
         self._columns = [leaf, *([] if caption is None else [caption])]
-        self._names = image, caption
         groups = [self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)]
         *self.starts, self.rows = accumulate(groups, initial=0)
 
-    def parts(self, group: int) -> Iterator[Part]:
-        """The rows of a group, `_ROWS_OF_PART` at a time."""
-        image, caption = self._names
-        options: dict[str, Any] = {"columns": self._columns, "use_threads": False}
-        for batch in self._file.iter_batches(_ROWS_OF_PART, [group], **options):
-            nowhere = np.full(len(batch), -1, np.int64)
-            yield Part(batch.column(image), None if caption is None else batch.column(caption), nowhere)
-
-
-def _arrow_parts(path: str, image: str, caption: str | None) -> Iterator[Part]:
-    """The batches of an Arrow file. It is read, not mapped: truncating a mapped file would crash the process."""
-    if is_url(path):
-        raise KohyaBucketError(f"{path}: Arrow files are read on this machine only: name Parquet files there")
-    pa, _ = pyarrow_modules()
-    with pa.OSFile(path) as file:
-        file.seek(8 if file.read(len(_ARROW_FILE)) == _ARROW_FILE else 0)
-        schema = pa.ipc.read_schema(file)
-        _check(path, schema, image, caption)
-        while True:
-            message = None
-            with suppress(EOFError):
-                message = pa.ipc.read_message(file)
-            if message is None:  # the end mark is optional
-                return
-            if message.type != "record batch":
-                raise KohyaBucketError(f"{path}: holds a {message.type}, which is not read here: write it as Parquet")
-            batch = pa.ipc.read_record_batch(message, schema)
-            batch.validate(full=True)
-            images = batch.column(image)
-            offsets = file.tell() - message.body.size + _places(path, images, message.body)
-            yield Part(images, None if caption is None else batch.column(caption), offsets)
-
-
-def _places(path: str, images: Any, body: Any) -> npt.NDArray[np.int64]:
-    """[N] offset of each image's bytes in the body of a message."""
-    pa, _ = pyarrow_modules()
-    if pa.types.is_struct(images.type):
-        images = images.field(images.type.get_field_index("bytes"))
-    if str(images.type) == "binary_view":
-        raise KohyaBucketError(
-            f"{path}: holds images of type {images.type}, which is not read here: write it as Parquet"
+    def parts(self, group: int) -> Iterator[Any]:
+        """The rows of a group, `_ROWS_OF_PART` at a time, as Arrow's batches."""
+        batches: Iterator[Any] = self._file.iter_batches(
+            _ROWS_OF_PART, [group], columns=self._columns, use_threads=False
         )
-    if not len(images):
-        return np.zeros(0, np.int64)
-    # Arrow stores all images of a batch in one buffer, with the edges between them; compressed, it is not in the file.
-    _, starts, data = images.buffers()
-    kind = np.int64 if str(images.type) == "large_binary" else np.int32
-    edges = np.frombuffer(starts, kind)[images.offset : images.offset + len(images) + 1].astype(np.int64)
-    if edges[0] == edges[-1]:
-        return np.zeros(len(images), np.int64)
-    edges += data.address - body.address
-    if edges[0] < 0 or edges[-1] > body.size:
-        raise KohyaBucketError(f"{path}: holds its images compressed: save it again without, or as Parquet")
-    return edges[:-1]
+        return batches
 
 
 def _check(path: str, schema: Any, image: str, caption: str | None) -> None:

@@ -22,11 +22,8 @@ from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.image_rows import (
     IMAGE_COLUMN,
-    TABLE_ENDINGS,
     ScannedRows,
-    read_by_groups,
     read_row,
-    scan_rows,
 )
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
@@ -45,8 +42,7 @@ from kohya_bucket.images.stamps import (
 from kohya_bucket.images.tar_index import TarIndex
 
 _IN_TAR = re.compile(r"(.+?\.tar)#(.+)", re.DOTALL | re.IGNORECASE)
-_TABLE = "|".join(map(re.escape, TABLE_ENDINGS))
-_IN_TABLE = re.compile(rf"(.+?(?:{_TABLE}))#(?:(.+)/)?(\d+)", re.DOTALL | re.IGNORECASE)
+_IN_TABLE = re.compile(r"(.+?\.parquet)#(?:(.+)/)?(\d+)", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Container:
         return replace(self, stamp=current)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """The bytes of an image, from `offset` in a tar or an Arrow file; -1: looked up by name.
+        """The bytes of an image, from `offset` in a tar; -1: looked up by name.
 
         Raises:
             OSError: the file cannot be read.
@@ -80,11 +76,9 @@ class Container:
         stamp = self.stamp or stamp_of(self.path)
         key = name[len(self.path) + 1 :]
         if self.column is not None:
-            key = key.rpartition("/")[2]
-            if read_by_groups(self.path):
-                return read_row(self.path, stamp, self.column, int(key))
+            return read_row(self.path, stamp, self.column, int(key.rpartition("/")[2]))
         if offset < 0:
-            places = _places(self, stamp)
+            places = _places(self.path, stamp)
             if key not in places:
                 raise KohyaBucketError(f"{self.path}: has no image of the name {key!r}")
             offset, length = places[key]
@@ -108,19 +102,13 @@ def container_of(name: str) -> Container | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _places(container: Container, stamp: Stamp) -> dict[str, tuple[int, int]]:
+def _places(tar: str, stamp: Stamp) -> dict[str, tuple[int, int]]:
     """Offset and length of each image, by name."""
-    path = container.path
-    keys: Iterable[str]
-    if container.column is not None:
-        table = scan_rows(container.column, None, path)
-        scanned, keys, offsets, lengths = table.stamp, map(str, range(len(table.lengths))), table.offsets, table.lengths
-    else:
-        index = TarIndex.build([path], caption=None)
-        scanned, keys, offsets, lengths = index.stamps[0], index.keys, index.rows["offset"], index.rows["length"]
-        check_unchanged(path, stamp_of(path), stamp)
-    check_unchanged(path, scanned, stamp)
-    return dict(zip(keys, zip(offsets.tolist(), lengths.tolist(), strict=True), strict=True))
+    index = TarIndex.build([tar], caption=None)
+    check_unchanged(tar, stamp_of(tar), stamp)
+    check_unchanged(tar, index.stamps[0], stamp)
+    offsets, lengths = index.rows["offset"].tolist(), index.rows["length"].tolist()
+    return dict(zip(index.keys, zip(offsets, lengths, strict=True), strict=True))
 
 
 _WINDOW = 256 << 20
@@ -136,7 +124,7 @@ class Origins:
         names: path or address of each; for one in a container see the docstring of this file.
         containers: the containers of some of them.
         container: [N] int32, number of each image's container; -1: a file of its own.
-        offset, length: [N] int64, of its bytes in the container; -1: unknown, perhaps only the offset.
+        offset, length: [N] int64, of its bytes in a tar; -1: unknown, for rows of tables only the offset.
     """
 
     names: list[str]
@@ -179,8 +167,8 @@ class Origins:
         starts = [f"{file.path}#{'' if file.column == IMAGE_COLUMN else f'{file.column}/'}" for file in containers]
         names = [f"{start}{row}" for start, count in zip(starts, counts, strict=True) for row in range(count)]
         container = np.repeat(np.arange(len(containers), dtype=np.int32), counts)
-        offset = np.concatenate([table.offsets for table in tables])
-        return cls(names, tuple(containers), container, offset, np.concatenate([table.lengths for table in tables]))
+        offset, length = np.full(len(names), -1, np.int64), np.concatenate([table.lengths for table in tables])
+        return cls(names, tuple(containers), container, offset, length)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -262,11 +250,11 @@ class Origins:
     def windows(self) -> npt.NDArray[np.int64]:
         """[N] number of the window of images that are best read together; 0 where the order does not matter.
 
-        A row of a Parquet file is read with its neighbours, and a window of them stays in memory.
+        A row of a table is read with its neighbours, and a window of them stays in memory.
         """
-        grouped = np.array([read_by_groups(container.path) for container in self.containers] + [False])[self.container]
-        end = np.cumsum(np.where(grouped, np.maximum(self.length, 0), 0))
-        return np.asarray(np.where(grouped, 1 + end // _WINDOW, 0))
+        of_table = np.array([container.column is not None for container in self.containers] + [False])[self.container]
+        end = np.cumsum(np.where(of_table, np.maximum(self.length, 0), 0))
+        return np.asarray(np.where(of_table, 1 + end // _WINDOW, 0))
 
 
 def _stamp(container: Container) -> Stamp:

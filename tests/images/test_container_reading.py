@@ -41,15 +41,6 @@ def rows(images: list[bytes | None]) -> list[dict]:
     ]
 
 
-def make_arrow(path: Path, images: list[bytes | None], batch: int = 5, options=None, file: bool = False) -> Path:
-    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    table = pa.table({"image": pa.array([row["image"] for row in rows(images)], kind)})
-    new = pa.ipc.new_file if file else pa.ipc.new_stream
-    with new(str(path), table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=batch)
-    return path
-
-
 @pytest.mark.parametrize(("name", "container"), [
     ("/d/x.tar#a/b.c", Container("/d/x.tar")),
     ("/d/X.TAR#a", Container("/d/X.TAR")),
@@ -60,7 +51,6 @@ def make_arrow(path: Path, images: list[bytes | None], batch: int = 5, options=N
     (r"C:\x y\shard-0.tar#dir/img_1", Container(r"C:\x y\shard-0.tar")),
     ("s3://b/x.tar#img", Container("s3://b/x.tar")),
     ("hf://datasets/a/b/data/t.parquet#0", Container("hf://datasets/a/b/data/t.parquet", column="image")),
-    ("/d/data.arrow#5", Container("/d/data.arrow", column="image")),
     ("/d/photo #1.png", None),
     ("/d/part.parquet#x", None),
     ("/d/x.tar", None),
@@ -106,12 +96,10 @@ def changed(path: Path, data: bytes) -> None:
 def made(folder: Path, kind: str, images: list[bytes]) -> Path:
     if kind == "tar":
         return make_tar(folder / "x.tar", [(f"{k}.png", data) for k, data in enumerate(images)])
-    if kind == "arrow":
-        return make_arrow(folder / "x.arrow", images)
     return make_table(folder / "x.parquet", rows(images), plain=kind == "plain")
 
 
-@pytest.mark.parametrize("kind", ["tar", "parquet", "plain", "arrow"])
+@pytest.mark.parametrize("kind", ["tar", "parquet", "plain"])
 def test_what_has_changed_is_read_anew_by_name_and_refused_by_what_was_known(tmp_path: Path, kind: str) -> None:
     first, second = ([png(k + start) for k in range(20)] for start in (0, 100))
     assert len({len(data) for data in first + second}) == 1
@@ -144,7 +132,7 @@ def test_what_has_changed_is_read_anew_by_name_and_refused_by_what_was_known(tmp
         by_name.pixels(7)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("tar", "x"), ("parquet", "9"), ("arrow", "9")])
+@pytest.mark.parametrize(("kind", "name"), [("tar", "x"), ("parquet", "9")])
 def test_a_name_without_an_image_is_said(tmp_path: Path, kind: str, name: str) -> None:
     file = made(tmp_path, kind, [png(1)])
     with pytest.raises(KohyaBucketError, match=r"has no row 9, but 1 row|has no image of the name"):
@@ -155,8 +143,6 @@ def test_cells_without_an_image(tmp_path: Path) -> None:
     images = [None, png(1, (30, 20)), None, b"", b"no image", png(2)]
     for file in (
         make_table(tmp_path / "a.parquet", rows(images)), make_table(tmp_path / "b.parquet", rows(images), plain=True),
-        make_arrow(tmp_path / "a.arrow", images), make_arrow(tmp_path / "b.arrow", images, file=True),
-        make_arrow(tmp_path / "c.arrow", images, batch=1),
     ):  # fmt: skip
         found = scan_rows("image", None, str(file))
         assert found.sizes.tolist() == [[0, 0], [30, 20], [0, 0], [0, 0], [0, 0], [3, 2]], file
@@ -164,21 +150,7 @@ def test_cells_without_an_image(tmp_path: Path) -> None:
         assert found.lengths.tolist() == [len(data or b"") for data in images]
         known = Origins.of_rows([Container(str(file), found.stamp, "image")], [found])
         assert [known.fetched(k) for k in (5, 1, 4)] == [images[k] for k in (5, 1, 4)]
-    for empty in (make_table(tmp_path / "e.parquet", []), make_arrow(tmp_path / "e.arrow", [])):
-        assert scan_rows("image", None, str(empty)).sizes.shape == (0, 2)
-
-
-def test_arrow_files_whose_bytes_lie_not_there_are_refused(tmp_path: Path) -> None:
-    images = [png(k) for k in range(50)]
-    packed = make_arrow(tmp_path / "a.arrow", images, 50, pa.ipc.IpcWriteOptions(compression="zstd"))
-    with pytest.raises(KohyaBucketError, match="holds its images compressed"):
-        scan_rows("image", None, str(packed))
-    whole = make_arrow(tmp_path / "b.arrow", images)
-    data = whole.read_bytes()
-    for broken in (data[: len(data) // 2], b"\xff" * 100, b"", data[:600] + data[600:][::-1]):
-        whole.write_bytes(broken)
-        with pytest.raises(KohyaBucketError, match=r"b\.arrow: "):
-            scan_rows("image", None, str(whole))
+    assert scan_rows("image", None, str(make_table(tmp_path / "e.parquet", []))).sizes.shape == (0, 2)
 
 
 def test_reads_grow_as_the_rows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,26 +215,18 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path, monkeypatch: pyte
     ids=str,
 )
 @pytest.mark.parametrize("inside", [False, True], ids=["plain", "struct"])
-def test_every_type_of_bytes_is_read_or_refused(tmp_path: Path, kind: pa.DataType, inside: bool) -> None:
+def test_every_type_of_bytes_is_read(tmp_path: Path, kind: pa.DataType, inside: bool) -> None:
     images = [png(k) for k in range(5)]
     column = pa.array(images, kind)
     if inside:
         column = pa.StructArray.from_arrays([column, pa.nulls(5, pa.string())], ["bytes", "path"])
     made = pa.table({"image": column, "text": pa.array(list("abcde"), pa.large_string())})
     pa.parquet.write_table(made, tmp_path / "x.parquet")
-    with pa.ipc.new_stream(str(tmp_path / "x.arrow"), made.schema) as writer:
-        writer.write_table(made)
-    for file in (tmp_path / "x.parquet", tmp_path / "x.arrow"):
-        if file.suffix == ".arrow" and str(kind) == "binary_view":
-            with pytest.raises(
-                KohyaBucketError, match=r"x\.arrow: holds images of type binary_view, which is not read"
-            ):
-                scan_rows("image", None, str(file))
-            continue
-        found = scan_rows("image", "text", str(file))
-        assert found.captions == list("abcde")
-        known = Origins.of_rows([Container(str(file), found.stamp, "image")], [found])
-        assert [known.fetched(k) for k in (4, 0, 2)] == [images[k] for k in (4, 0, 2)]
+    file = str(tmp_path / "x.parquet")
+    found = scan_rows("image", "text", file)
+    assert found.captions == list("abcde")
+    known = Origins.of_rows([Container(file, found.stamp, "image")], [found])
+    assert [known.fetched(k) for k in (4, 0, 2)] == [images[k] for k in (4, 0, 2)]
 
 
 def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +252,7 @@ def test_after_a_read_that_failed_the_next_one_begins_anew(tmp_path: Path, monke
 
 def test_windows_keep_neighbours_together() -> None:
     lengths = np.full(100, 10 << 20, np.int64)
-    found = image_rows.ScannedRows((1, 1), np.zeros((100, 2), np.int32), np.full(100, -1), lengths, {})
+    found = image_rows.ScannedRows((1, 1), np.zeros((100, 2), np.int32), lengths, {})
     images = Origins.of_rows([Container("/x.parquet", (1, 1), "image")], [found])
     windows = images.windows()
     assert (np.diff(windows) >= 0).all()

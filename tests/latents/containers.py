@@ -1,4 +1,4 @@
-"""The same images in files that hold many: tars, Parquet files, and datasets that `datasets` has saved."""
+"""The same images in files that hold many: tars, and Parquet files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["cells", "make_saved", "make_table", "make_tar", "make_tars", "with_captions"]
+__all__ = ["cells", "make_table", "make_tar", "make_tars", "with_captions"]
 
 
 def with_captions(images: Sequence[Path]) -> list[Path]:
@@ -71,16 +71,3 @@ def make_table(path: Path, rows: Sequence[dict[str, Any]], plain: bool = False, 
     })  # fmt: skip
     pq.write_table(table, path, **options)
     return path
-
-
-def make_saved(folder: Path, images: Sequence[Path], order: Sequence[int], shards: int = 2) -> Path:
-    """A saved dataset of these images in another order, which `datasets` keeps as an indices mapping until then."""
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    rows = cells(images)
-    made = datasets.Dataset.from_dict({
-        "image": [str(path) for path in images], "text": [row["text"] for row in rows],
-    }).cast_column("image", datasets.Image())  # fmt: skip
-    chosen = made.select(order)
-    assert chosen._indices is not None or list(order) == sorted(order)
-    chosen.save_to_disk(folder, num_shards=shards)
-    return folder

@@ -15,7 +15,7 @@ from kohya_bucket.cli import sources  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
 from tests.command_line import encoded_counts  # noqa: E402
-from tests.latents.containers import cells, make_saved, make_table, make_tar, make_tars, with_captions  # noqa: E402
+from tests.latents.containers import cells, make_table, make_tar, make_tars, with_captions  # noqa: E402
 from tests.latents.stub_encoders import MeanEncoder, make_images  # noqa: E402
 
 RULE = ("--vae", "mean", "--resolution", "64", "--min-bucket-reso", "32", "--max-bucket-reso", "128",
@@ -58,16 +58,7 @@ def here(tmp_path):
     make_tar(tmp_path / "latin.tar", [("a.txt", b"caf\xe9"), ("a.png", images[0].read_bytes())])
     make_tar(tmp_path / "json.tar", [("a.png", images[0].read_bytes()), ("a.json", b'{"text": "a"}')])
     make_tar(tmp_path / "twice.tar", [("a.png", images[0].read_bytes())] * 2)
-    write(tmp_path / "splits" / "dataset_dict.json", {"splits": ["test", "train"]})
-    write(tmp_path / "splits" / "train" / "state.json", {})
-    write(tmp_path / "splits" / "test" / "state.json", {})
-    for name, state in (
-        ("damaged", "{"), ("old", {"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}),
-        ("outside", {"_data_files": [{"filename": "../../t.parquet"}]}),
-        ("gone", {"_data_files": [{"filename": "d.arrow"}]}),
-    ):  # fmt: skip
-        write(tmp_path / name / "state.json", state)
-        write(tmp_path / name / "dataset_info.json", {})
+    write(tmp_path / "saved" / "train" / "data-00000-of-00001.arrow", "of Dataset.save_to_disk")
     write(tmp_path / "three.txt", "a\nb\nc\n")
     write(tmp_path / "tables" / "t.parquet", table.read_bytes())
     return tmp_path
@@ -98,12 +89,7 @@ MISTAKES = [
     (["t.parquet", "--image-column", "text"], "t.parquet: its column 'text' holds texts, not the bytes of image files"),
     (["t.parquet", "--caption-column", "id"], "t.parquet: its column 'id' holds int64, not texts"),
     (["t.parquet", "--caption-column", "image"], "t.parquet: its column 'image' holds struct<bytes: binary, path"),
-    (["splits"], f"splits: holds the splits test, train: name one, {Path('splits') / 'test'}"),
-    (["damaged"], "state.json: not that of a saved dataset ("),
-    (["old"], "state.json: not that of a saved dataset (it refers to rows of other files; save it again)"),
-    (["outside"], "state.json: not that of a saved dataset (its files are ['../../t.parquet'])"),
-    (["gone"], "d.arrow: cannot be read (no such file)"),
-    (["memory://x/d.arrow"], "memory://x/d.arrow: Arrow files are read on this machine only: name Parquet files there"),
+    (["saved"], "00001.arrow: write them as Parquet (Dataset.to_parquet)"),
     (["hf://datasets/some/one"], "hf://datasets/some/one: has no Parquet files; the Hub's own copy in Parquet, if it "
      "made one, is at hf://datasets/some/one@~parquet"),
     (["tars"], f"tars: no images found there, but 1 file such as {Path('tars') / 'shard-0000.tar'}: name these"),
@@ -130,9 +116,6 @@ MISTAKES = [
 @pytest.mark.long
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(case[0]) for case in MISTAKES])
 def test_a_mistake_is_one_line(here, run, monkeypatch, arguments, message) -> None:
-    if "memory://" in arguments[0]:
-        fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
-        fsspec.filesystem("memory").pipe_file("/x/d.arrow", b"table")
     monkeypatch.setattr(sources, "list_remote", lambda *_: [])
     code, _, err = run(*arguments)
     assert message in err
@@ -180,8 +163,7 @@ def test_what_has_no_image_is_named_and_the_rest_is_encoded(here, run, caplog) -
     assert [store.entry(i).caption for i in store.find(["holes.parquet#0", "holes.parquet#3"], "table")] == ["1", "4"]
 
 
-def test_a_folder_of_images_that_has_a_state_of_something_else_is_one(here, run) -> None:
-    write(here / "images" / "state.json", {"epoch": 3})
+def test_a_folder_and_a_file_in_it_are_read_once(here, run) -> None:
     code, out, _ = run("images", "tars/../images/img_000.png", "--caption-extension", "caption")
     assert (code, "4 encoded" in out) == (0, True)
 
@@ -205,14 +187,3 @@ def test_several_tables_and_shards_are_read_once_each(here, run) -> None:
     for source, other in (("t.parquet", "./t.parquet"), ("tars/shard-0000.tar", "tars/*.tar")):
         code, out, _ = run(source, other, source, "--collection", source)
         assert (code, encoded_counts(out)) == (0, (4, 0, 0))
-
-
-def test_a_saved_data_set_keeps_its_order_and_takes_no_file_from_elsewhere(here, run) -> None:
-    images = sorted((here / "images").glob("*.png"))
-    make_saved(here / "saved", images, [2, 0], shards=1)
-    assert run("saved", "--caption-column", "text")[0] == 0
-    store = LatentStore(here / "out")
-    found = {source: store.entry(i) for i, source in enumerate(store.strings("source"))}
-    assert sorted(found) == ["data-00000-of-00001.arrow#0", "data-00000-of-00001.arrow#1"]
-    assert [found[name].original_size for name in sorted(found)] == [SIZES[2], SIZES[0]]
-    assert [found[name].caption for name in sorted(found)] == ["caption 2 é", "caption 0 é"]

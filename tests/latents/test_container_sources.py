@@ -1,4 +1,4 @@
-"""`precompute` from tars, Parquet files and saved datasets: the latents that the same images give as files."""
+"""`precompute` from tars and Parquet files: the latents that the same images give as files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from kohya_bucket import BucketedLatentDataset  # noqa: E402
 from kohya_bucket.latents import LatentStore  # noqa: E402
 from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
 from tests.command_line import encoded_counts  # noqa: E402
-from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
+from tests.latents.containers import cells, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, make_images  # noqa: E402
 from tests.object_storage import Request, s3_server  # noqa: E402
 from tests.thinned import one_in  # noqa: E402
 
 RULE = ("--vae", "mean", "--dtype", "float32", "--resolution", "64", "--min-bucket-reso", "32", "--max-bucket-reso",
         "128", "--bucket-reso-steps", "16", "--encode-batch-size", "2")  # fmt: skip
-ORDER = [5, 3, 11, 0, 8, 2, 14, 7, 1, 9, 4, 15, 6, 13, 10, 12]
 
 
 @pytest.fixture
@@ -73,21 +72,15 @@ def sources(tmp_path, images):
         part = [row | {"id": k} for row in rows[start : start + 9]]
         make_table(tmp_path / "tables" / f"part-{start}.parquet", part, row_group_size=4, data_page_size=100)
     make_table(tmp_path / "plain.parquet", rows, plain=True, compression="zstd")
-    make_saved(tmp_path / "saved", images, ORDER)
 
     def of_table(name):
         return row_of(name) + (9 if "part-9" in name else 0)
-
-    def of_saved(name):
-        first = -(-len(images) // 2)
-        return ORDER[row_of(name) + (first if "data-00001" in name else 0)]
 
     text = ("--caption-column", "text")
     return {
         "tar": ((tmp_path / "tars" / "*.tar",), number_in),
         "parquet": ((tmp_path / "tables" / "*.parquet", *text), of_table),
         "plain": ((tmp_path / "plain.parquet", *text), of_table),
-        "saved": ((tmp_path / "saved", *text), of_saved),
     }
 
 
@@ -107,12 +100,11 @@ def test_the_same_images_give_the_same_latents(run, tmp_path, images, sources) -
     named = {kind: sorted(LatentStore(tmp_path / kind).strings("source"))[0] for kind in sources}
     assert named == {
         "tar": "shard-0000.tar#./part/img_000", "parquet": "part-0.parquet#0", "plain": "plain.parquet#0",
-        "saved": "data-00000-of-00002.arrow#0",
     }  # fmt: skip
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["tar", "parquet", "saved"])
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_commands_and_data_sets_know_images_in_containers(run, tmp_path, images, sources, kind) -> None:
     (arguments, number), out = sources[kind], tmp_path / "out"
     assert run("precompute", *arguments, *RULE, "--hash", "-o", out)[0] == 0
@@ -141,14 +133,14 @@ def test_commands_and_data_sets_know_images_in_containers(run, tmp_path, images,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["tar", "parquet", "saved"])
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
 @pytest.mark.parametrize("hashes", one_in(2, [True, False]))
 def test_a_changed_container_makes_exactly_its_images_stale(run, tmp_path, images, sources, kind, hashes) -> None:
     (arguments, number), out = sources[kind], tmp_path / "out"
     command = ("precompute", *arguments, *RULE, "-o", out, *(["--hash"] * hashes))
     assert run(*command)[0] == 0
-    folder = tmp_path / {"tar": "tars", "parquet": "tables"}.get(kind, kind)
-    changed = sorted(path for path in folder.iterdir() if path.suffix in (".tar", ".parquet", ".arrow"))[1]
+    folder = tmp_path / {"tar": "tars", "parquet": "tables"}[kind]
+    changed = sorted(path for path in folder.iterdir() if path.suffix in (".tar", ".parquet"))[1]
     its = {s for s in LatentStore(out).strings("source") if s.startswith(changed.name)}
     assert 0 < len(its) < 16
     os.utime(changed, ns=(1, 1))
@@ -182,7 +174,7 @@ def test_after_a_kill_only_the_rest_is_encoded(run, tmp_path, images, sources, m
                 raise Killed
             return super().encode(pixels)
 
-    for kind in ("tar", "parquet", "saved"):
+    for kind in ("tar", "parquet"):
         arguments, _ = sources[kind]
         command = ("precompute", *arguments, *RULE, "-o", tmp_path / kind)
         first, rest = Dying(), MeanEncoder()
@@ -198,10 +190,10 @@ def test_after_a_kill_only_the_rest_is_encoded(run, tmp_path, images, sources, m
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["tar", "parquet", "saved"])
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_a_container_that_changes_while_it_is_read_gives_no_image(run, tmp_path, images, sources, monkeypatch, kind):
     arguments, number = sources[kind]
-    folder = tmp_path / {"tar": "tars", "parquet": "tables"}.get(kind, kind)
+    folder = tmp_path / {"tar": "tars", "parquet": "tables"}[kind]
 
     class Changing(MeanEncoder):
         """Another program writes what has the same length, once the headers are known."""

@@ -39,7 +39,7 @@ from kohya_bucket.latents.store.layout import Layout  # noqa: E402
 from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
 from tests.command_line import encoded_counts  # noqa: E402
 from tests.latents import ray_driver  # noqa: E402
-from tests.latents.containers import cells, make_saved, make_table, make_tars, with_captions  # noqa: E402
+from tests.latents.containers import cells, make_table, make_tars, with_captions  # noqa: E402
 from tests.latents.latent_helpers import SPACE, bits, entry  # noqa: E402
 from tests.latents.ray_encoders import Deadly, Telling, broken, different, told  # noqa: E402
 from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
@@ -329,7 +329,6 @@ def test_images_in_containers(cluster, s3, images, tmp_path, monkeypatch, expect
     table = make_table(tmp_path / "t.parquet", cells(images), row_group_size=20)
     kinds = {
         "tars": [str(tmp_path / "tars" / "*.tar")], "parquet": [str(table)],
-        "saved": [str(make_saved(tmp_path / "saved", images, list(range(32))))],
     }  # fmt: skip
     if s3 is not None:
         import s3fs
