@@ -93,34 +93,6 @@ def refuse_splits(dataset: Any) -> None:
         )
 
 
-_LONGEST_SEED = 64  # bits; numpy draws 128 where none is given
-
-
-def refuse_unlike_ranks(dataset: Any, ranks: int) -> None:
-    """Raises `KohyaBucketError` for a stream of which each rank would read another part, as it is split by rank
-    already, or the same in another order, as it is shuffled without a seed."""
-    if ranks == 1:
-        return
-    if getattr(dataset, "_distributed", None) is not None:
-        raise KohyaBucketError(
-            f"the stream is split by rank already, and {ranks} ranks would take slices of different batches: give "
-            "every rank the whole stream, without split_dataset_by_node"
-        )
-    shuffling = getattr(dataset, "_shuffling", None)  # of releases until 4
-    unseeded = shuffling is not None and getattr(shuffling, "_original_seed", 0) is None
-    step = getattr(dataset, "_ex_iterable", None)
-    while step is not None and not unseeded:
-        drawn = getattr(getattr(step, "generator", None), "bit_generator", None)
-        entropy = getattr(getattr(drawn, "seed_seq", None), "entropy", 0)
-        unseeded = isinstance(entropy, int) and entropy.bit_length() > _LONGEST_SEED
-        step = getattr(step, "ex_iterable", None)
-    if unseeded:
-        raise KohyaBucketError(
-            f"the stream is shuffled without a seed, so each of {ranks} ranks would read it in another order: give "
-            "shuffle(seed=…) the same number on all ranks, or leave it out, since StreamingBuckets shuffles"
-        )
-
-
 def undecoded(dataset: Any, column: str) -> Any:
     """The dataset with `datasets.Image` columns left encoded; anything else as it is."""
     feature = (getattr(dataset, "features", None) or {}).get(column)

@@ -18,7 +18,7 @@ from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.checks import as_flag, integer, one_of
 from kohya_bucket.datasets.agreement import Meeting, MeetingPlace, given_rank, meeting, world
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.huggingface import refuse_splits, refuse_unlike_ranks, undecoded
+from kohya_bucket.datasets.huggingface import refuse_splits, undecoded
 from kohya_bucket.datasets.items import (
     Batch,
     Item,
@@ -213,9 +213,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             batch is trained twice; "stop": it ends the pass.
 
     Raises:
-        KohyaBucketError: settings that cannot work; a Hugging Face stream that is shuffled without a seed or split by
-            rank, on several ranks; in a pass: a sample that is not a mapping or lacks a column, a caption that is not
-            text, a batch none of whose images can be read, or a second pass over an iterator that has ended.
+        KohyaBucketError: settings that cannot work; in a pass: a sample that is not a mapping or lacks a column, a
+            caption that is not text, a batch none of whose images can be read, or a second pass over an iterator that
+            has ended.
         RanksDifferError: in a pass: a rank reads other samples than another, or in another order.
 
     Examples:
@@ -268,7 +268,6 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self.counts = StreamCounts()
         self._buffer()
-        refuse_unlike_ranks(stream, self._ranks[0])
 
     @classmethod
     def from_hf(
@@ -314,8 +313,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             self._stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        buffer, (ranks, rank) = self._buffer(), self._ranks
-        refuse_unlike_ranks(self._stream, ranks)
+        buffer, (_, rank) = self._buffer(), self._ranks
         self.counts = buffer.counts
         for bucket, of_ranks in buffer.batches(self._placed(buffer.counts)):
             yield Batch(default_collate(self._items(bucket, of_ranks[rank], buffer.counts)))

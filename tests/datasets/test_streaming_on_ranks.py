@@ -42,8 +42,8 @@ def test_ranks_share_a_stream_or_fail_before_the_first_batch(
         "split": "reads another stream than rank 0",
         "seeds": "seed was 0, now 1",
         "changes later": "what the images are, in their order",
-        "hf unseeded": "shuffled without a seed",
-        "hf split": "without split_dataset_by_node",
+        "hf unseeded": "reads another stream than rank 0",
+        "hf split": "reads another stream than rank 0",
     }
     assert {"whole", "unseeded"} <= found.keys()
     for case in reasons.keys() & found.keys():
