@@ -154,7 +154,6 @@ def test_the_text_names_empty_and_rare_buckets_and_comes_with_the_page(tmp_path)
 
 
 def test_a_cache_is_made_and_used(folder, tmp_path) -> None:
-    pytest.importorskip("pyarrow")
     first = read(folder, "--cache", tmp_path / "x.parquet")
     assert (tmp_path / "x.parquet").exists()
     Image.new("RGB", (640, 480)).save(folder / "new.png")

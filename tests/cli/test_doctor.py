@@ -190,7 +190,6 @@ def test_a_full_disk(folder, monkeypatch):
 @pytest.mark.parametrize("format", ["npz", "shards"])
 def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format):
     pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
     from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import MeanEncoder, dataset_of
@@ -212,7 +211,6 @@ def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format
 @pytest.mark.long
 def test_caches_that_are_there_and_those_that_are_not(folder):
     pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
     from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
     from tests.latents.stub_encoders import Images, MeanEncoder
@@ -275,7 +273,6 @@ def test_images_that_two_data_sets_share_are_cached_once(folder):
 def test_a_store_is_read_as_training_reads_it(folder, dtype, collection):
     """Training finds an item by its image and size, whatever folder the store's names start from."""
     pytest.importorskip("torch", reason="torch is not installed")
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
     from tests.latents.stub_encoders import Images, MeanEncoder
 
@@ -295,7 +292,6 @@ def test_a_store_is_read_as_training_reads_it(folder, dtype, collection):
 def test_a_file_where_the_store_belongs(folder):
     (folder.parent / "taken").write_text("", encoding="utf-8")
     taken = f"[kohya_bucket]\nlatent_cache = 'shards'\nlatent_cache_dir = '{folder.parent / 'taken'}'"
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     assert "a file" in findings(write(folder, rest=taken), code=1)[0]["store"]["message"]
 
 

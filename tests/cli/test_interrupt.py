@@ -16,7 +16,6 @@ import typer
 from kohya_bucket.cli import group
 from tests.pictures import make_pictures
 
-pytest.importorskip("pyarrow")
 ROOT = Path(__file__).parents[2]
 SLOW = """
 import itertools, os, signal, sys, time

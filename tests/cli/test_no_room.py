@@ -90,7 +90,6 @@ def make_store(root: Path, damage: bool) -> None:
 def test_what_cannot_be_written_leaves_what_was_there(
     tmp_path: Path, folder: Path, place: NoRoom, command: tuple[str, ...]
 ) -> None:
-    pytest.importorskip("pyarrow")
     out, store = place.folder, tmp_path / "store"
     arguments = [part.format(data=folder, out=out, store=store) for part in command]
     keeps_sizes = command[1] == "sizes"

@@ -15,8 +15,6 @@ import pytest
 from tests.command_line import Command
 from tests.thinned import weekly
 
-pytest.importorskip("pyarrow")
-
 _SECONDS = 20
 _MEMORY = 400 << 20
 _CONFIG = """

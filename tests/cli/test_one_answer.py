@@ -18,7 +18,6 @@ from kohya_bucket.cli import app
 from tests.pictures import png_header
 from tests.thinned import one_in
 
-pytest.importorskip("pyarrow", reason="precompute stores in Parquet")
 OWN_SET = "[[buckets]]\nwidth = 512\nheight = 768\n[[buckets]]\nwidth = 640\nheight = 512\n"
 IMAGES = 9
 Bucket = tuple[int, int] | None

@@ -123,7 +123,6 @@ def test_standard_output_on_a_full_disk() -> None:
 
 
 def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
-    pytest.importorskip("pyarrow")
     output = folder.parent / "notes.txt"
     build = ["cache", "sizes", str(folder), "--output", str(output)]
     output.write_text("to be kept", encoding="utf-8")

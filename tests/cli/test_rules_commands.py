@@ -65,7 +65,6 @@ def test_each_number_of_gpus_is_compared_as_if_it_were_asked_for_alone(folder) -
 
 
 def test_a_table_stands_for_its_images(folder, tmp_path) -> None:
-    pytest.importorskip("pyarrow", reason="the table is a Parquet file")
     cache = tmp_path / "cache.parquet"
     MetadataCache.build([str(p) for p in sorted(folder.glob("*"))]).save(cache)
     one, other = (json.loads(run("compare", source, "--json", "--rules", "exact")) for source in (folder, cache))

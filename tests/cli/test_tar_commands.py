@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from kohya_bucket.images.tar_index import TarIndex
 from tests.command_line import command_line  # noqa: F401
 from tests.datasets.test_shard_lists import SIZES, make_tar

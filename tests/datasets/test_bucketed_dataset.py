@@ -8,23 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch")
-
-from PIL import Image  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-from kohya_bucket import BucketBatchSampler, BucketedDataset, BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
-from kohya_bucket.buckets import (  # noqa: E402
+from kohya_bucket import BucketBatchSampler, BucketedDataset, BucketSet, FixedBuckets, KohyaBuckets
+from kohya_bucket.buckets import (
     Bucket,
     geometry,
 )
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images import MetadataCache  # noqa: E402
-from kohya_bucket.images.pixels import load_pixels  # noqa: E402
-from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
-from tests.pictures import make_pictures, spoil  # noqa: E402
-from tests.warm import QUICK  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import MetadataCache
+from kohya_bucket.images.pixels import load_pixels
+from kohya_bucket.images.resize import resize_and_crop
+from tests.pictures import make_pictures, spoil
+from tests.warm import QUICK
 
 SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]
 SET = BucketSet.from_dims([(64, 64), (96, 64), (64, 96)])
@@ -148,7 +146,6 @@ def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_cache_spares_the_headers(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     paths = make_pictures(tmp_path, SIZES)
     cache = MetadataCache.build(paths)
     for path in paths:

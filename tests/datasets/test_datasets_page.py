@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-
-pytest.importorskip("pyarrow")
-
 from typer.testing import CliRunner
 
 from kohya_bucket import BucketBatchSampler, cli

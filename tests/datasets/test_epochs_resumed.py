@@ -16,7 +16,6 @@ from epoch_program import BATCH, EPOCHS, IDS, SAVED, STOP
 
 from kohya_bucket.planning import EpochPlan, plan_epoch
 
-pytest.importorskip("accelerate")
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("epoch_program.py")
 INSTALLED = ""

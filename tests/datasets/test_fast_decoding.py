@@ -7,17 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch")
-
-from PIL import Image  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-from kohya_bucket import BucketedDataset, KohyaBuckets  # noqa: E402
-from kohya_bucket.datasets.sources import cell_picture  # noqa: E402
-from kohya_bucket.datasets.streaming import StreamingBuckets  # noqa: E402
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images import pixels as pixels_module  # noqa: E402
+from kohya_bucket import BucketedDataset, KohyaBuckets
+from kohya_bucket.datasets.sources import cell_picture
+from kohya_bucket.datasets.streaming import StreamingBuckets
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import pixels as pixels_module
 
 pytestmark = pytest.mark.further
 

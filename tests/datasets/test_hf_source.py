@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 datasets = pytest.importorskip("datasets")
 
 from PIL import Image  # noqa: E402

@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch")
-
-from PIL import Image  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-from kohya_bucket import BucketBatchSampler, BucketedDataset, BucketSet, FixedBuckets, StreamingBuckets  # noqa: E402
-from kohya_bucket.buckets import Bucket  # noqa: E402
-from kohya_bucket.datasets.items import BucketResize  # noqa: E402
-from kohya_bucket.datasets.sources import at_rest  # noqa: E402
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
+from kohya_bucket import BucketBatchSampler, BucketedDataset, BucketSet, FixedBuckets, StreamingBuckets
+from kohya_bucket.buckets import Bucket
+from kohya_bucket.datasets.items import BucketResize
+from kohya_bucket.datasets.sources import at_rest
+from kohya_bucket.errors import KohyaBucketError
 
 SIZES = [(100, 60), (60, 100), (64, 64), (120, 50), (30, 30), (64, 128)]
 SET = BucketSet.from_dims([(64, 64), (96, 64), (64, 96)])

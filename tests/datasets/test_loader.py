@@ -2,9 +2,6 @@
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="loaders are torch's")
-
 from torch import zeros
 from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset, random_split
 
@@ -42,7 +39,8 @@ def test_a_data_set_that_has_its_buckets(folder) -> None:
 
 
 def test_with_accelerate(folder) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="prepares the loader")
+    import accelerate
+
     loader = bucketed_loader(folder, RULE, 2, accelerator=accelerate.Accelerator(cpu=True))
     assert len(seen(loader)) == len(SIZES)
 

@@ -176,7 +176,7 @@ def test_other_data_is_refused() -> None:
 @pytest.mark.parametrize("workers", one_in(2, [0, 2]))
 @pytest.mark.parametrize("stop", [3, "last", "end"])
 def test_stateful_data_loader(workers: int, stop) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    import torchdata.stateful_dataloader as stateful
 
     def make():
         return stateful.StatefulDataLoader(

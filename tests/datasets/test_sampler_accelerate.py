@@ -2,17 +2,16 @@
 
 from types import SimpleNamespace
 
+import accelerate.data_loader as accelerate_loader
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-accelerate_loader = pytest.importorskip("accelerate.data_loader")
-
-from kohya_bucket import BucketBatchSampler, prepare_loader  # noqa: E402
-from kohya_bucket.errors import PlanError, ResumeError  # noqa: E402
-from kohya_bucket.planning import plan_epoch  # noqa: E402
-from tests.datasets.accelerated_rank import IDS, accelerator_of, lists, prepared  # noqa: E402
+from kohya_bucket import BucketBatchSampler, prepare_loader
+from kohya_bucket.errors import PlanError, ResumeError
+from kohya_bucket.planning import plan_epoch
+from tests.datasets.accelerated_rank import IDS, accelerator_of, lists, prepared
 
 
 @pytest.mark.long
@@ -126,7 +125,6 @@ def test_skipped_batches() -> None:
 @pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 0), (2, 1)])
 def test_a_stateful_loader_goes_on_where_it_was(ranks: int, rank: int, workers: int) -> None:
     """`DataLoaderConfiguration(use_stateful_dataloader=True)`: the loader's own state is enough, in any epoch."""
-    pytest.importorskip("torchdata")
 
     def made() -> tuple[BucketBatchSampler, DataLoader]:
         sampler = BucketBatchSampler(IDS, 4)
@@ -180,7 +178,6 @@ def test_what_would_tear_batches_apart_is_refused() -> None:
 
 def test_a_state_without_a_position_is_refused() -> None:
     """One that accelerate's own wrapper saved: going on from it would train another epoch's order."""
-    pytest.importorskip("torchdata")
     loader = prepared(BucketBatchSampler(IDS, 4), use_stateful_dataloader=True)
     with pytest.raises(ResumeError, match=r"holds no position in a plan.*prepare_loader"):
         loader.load_state_dict({"_num_yielded": 4, "_index_sampler_state": None})

@@ -104,10 +104,6 @@ def check_plan(folder: Path, ranks: int, batch_size: int, epochs: list[int], ski
             assert len({b for e in together for b in e["buckets"]}) == 1
 
 
-def needs_accelerate() -> None:
-    pytest.importorskip("accelerate")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("begin", "ranks"), [(launch, 2), (start, 4)])
 def test_plain_ranks_train_the_plan_and_notice_a_difference(
@@ -130,7 +126,6 @@ def test_plain_ranks_train_the_plan_and_notice_a_difference(
 @pytest.mark.slow
 @pytest.mark.parametrize("accelerate", ACCELERATES, ids=lambda p: Path(p).name or "installed")
 def test_accelerate_killed_and_resumed(tmp_path: Path, accelerate: str) -> None:
-    needs_accelerate()
     killed = tmp_path / "killed"
     killed.mkdir()
     begin = functools.partial(launch, accelerate=accelerate) if accelerate else start

@@ -8,9 +8,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pyarrow")
-
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError

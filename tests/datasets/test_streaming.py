@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch")
-
-from PIL import Image  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
-from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets  # noqa: E402
-from kohya_bucket.buckets import Bucket  # noqa: E402
-from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets  # noqa: E402
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from tests.warm import QUICK  # noqa: E402
+from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets
+from kohya_bucket.buckets import Bucket
+from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets
+from kohya_bucket.errors import KohyaBucketError
+from tests.warm import QUICK
 
 RULE = FixedBuckets(BucketSet.from_dims([(16, 16), (24, 16), (16, 24)]))
 SIZES = [(18, 17), (30, 20), (20, 30)]

@@ -11,9 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="loaders are torch's")
-
 from trainer_program import BATCH, EPOCHS, IDS, STOP
 
 from kohya_bucket.planning import plan_epoch

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
 wds = pytest.importorskip("webdataset")
-pytest.importorskip("pyarrow")
 
 from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402

@@ -8,12 +8,9 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-pytest.importorskip("pyarrow")
-
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError

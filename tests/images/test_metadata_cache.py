@@ -19,8 +19,6 @@ from kohya_bucket.images import Changes, ImageFormat, MetadataCache, ScanInterru
 from kohya_bucket.images import headers as header_module
 from kohya_bucket.images import scan as pool_module
 
-pytest.importorskip("pyarrow")
-
 
 def make(folder: Path, n: int = 6) -> list[Path]:
     paths = []

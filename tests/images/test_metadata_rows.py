@@ -53,7 +53,6 @@ def test_known_sizes_spare_the_headers_while_the_files_stay_as_they_are(folder) 
 
 
 def test_rows_are_kept_in_the_file(folder, tmp_path) -> None:
-    pytest.importorskip("pyarrow")
     cache = MetadataCache.build(sorted(folder.glob("*.png"))).with_rows(MetadataRow("relative.png", 5, 6, 7, 8))
     cache.save(tmp_path / "c.parquet")
     assert list(MetadataCache.load(tmp_path / "c.parquet")) == list(cache)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.focus_files import read_focus
 from kohya_bucket.images.size_table import read_size_table
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 
 def not_utf8() -> object:

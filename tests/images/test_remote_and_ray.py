@@ -132,7 +132,6 @@ def sizes_of(urls: list[str]) -> list[list[int]]:
 @pytest.mark.slow
 def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'ray[data]'")
-    pytest.importorskip("pyarrow")
     from kohya_bucket import cli
 
     local, ray = tmp_path / "local.parquet", tmp_path / "ray.parquet"

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 __all__ = ["cells", "make_table", "make_tar", "make_tars", "with_captions"]
 
 
@@ -57,7 +55,7 @@ def cells(images: Sequence[Path]) -> list[dict[str, Any]]:
 
 def make_table(path: Path, rows: Sequence[dict[str, Any]], plain: bool = False, **options: Any) -> Path:
     """A Parquet file; `plain`: its column of images holds bytes, and no structs."""
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})

@@ -7,13 +7,10 @@ import shutil
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.maintenance import pack, prune, status, verify  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images  # noqa: E402
-from tests.thinned import one_in  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.maintenance import pack, prune, status, verify
+from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images
+from tests.thinned import one_in
 
 COMMANDS = {
     "prune": lambda root, _: prune(LatentStore(root)),

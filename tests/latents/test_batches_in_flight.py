@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.vae.device import SideStream, Span, await_copy  # noqa: E402
-from kohya_bucket.latents.vae.encoder import BatchEncoder  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.vae.device import SideStream, Span, await_copy
+from kohya_bucket.latents.vae.encoder import BatchEncoder
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images
 
 
 @pytest.fixture

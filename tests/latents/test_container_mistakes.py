@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.cli import sources  # noqa: E402
-from kohya_bucket.latents import LatentStore  # noqa: E402
-from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
-from tests.command_line import encoded_counts  # noqa: E402
-from tests.latents.containers import cells, make_table, make_tar, make_tars, with_captions  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, make_images  # noqa: E402
+from kohya_bucket.cli import sources
+from kohya_bucket.latents import LatentStore
+from kohya_bucket.latents.vae import diffusers_vae
+from tests.command_line import encoded_counts
+from tests.latents.containers import cells, make_table, make_tar, make_tars, with_captions
+from tests.latents.stub_encoders import MeanEncoder, make_images
 
 RULE = ("--vae", "mean", "--resolution", "64", "--min-bucket-reso", "32", "--max-bucket-reso", "128",
         "--bucket-reso-steps", "16", "-o", "out")  # fmt: skip

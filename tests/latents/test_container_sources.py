@@ -11,17 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket import BucketedLatentDataset  # noqa: E402
-from kohya_bucket.latents import LatentStore  # noqa: E402
-from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
-from tests.command_line import encoded_counts  # noqa: E402
-from tests.latents.containers import cells, make_table, make_tars, with_captions  # noqa: E402
-from tests.latents.stub_encoders import SIZES, MeanEncoder, make_images  # noqa: E402
-from tests.object_storage import Request, s3_server  # noqa: E402
-from tests.thinned import one_in  # noqa: E402
+from kohya_bucket import BucketedLatentDataset
+from kohya_bucket.latents import LatentStore
+from kohya_bucket.latents.vae import diffusers_vae
+from tests.command_line import encoded_counts
+from tests.latents.containers import cells, make_table, make_tars, with_captions
+from tests.latents.stub_encoders import SIZES, MeanEncoder, make_images
+from tests.object_storage import Request, s3_server
+from tests.thinned import one_in
 
 RULE = ("--vae", "mean", "--dtype", "float32", "--resolution", "64", "--min-bucket-reso", "32", "--max-bucket-reso",
         "128", "--bucket-reso-steps", "16", "--encode-batch-size", "2")  # fmt: skip

@@ -13,25 +13,22 @@ import time
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.encode.precompute import StoreOutput  # noqa: E402
-from kohya_bucket.latents.items import EncodeOptions, LatentItems  # noqa: E402
-from kohya_bucket.latents.maintenance import prune, verify  # noqa: E402
-from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_latents  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.check import npz_entry  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles, NpzSink  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, read_npz, write_npz  # noqa: E402
-from tests.latents.crash_child import encode  # noqa: E402
-from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
-from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.warm import QUICK  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.encode.precompute import StoreOutput
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
+from kohya_bucket.latents.maintenance import prune, verify
+from kohya_bucket.latents.vae.encoder import encoder_hash
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_latents
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.check import npz_entry
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles, NpzSink
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, read_npz, write_npz
+from tests.latents.crash_child import encode
+from tests.latents.latent_helpers import why_npz_bad
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images
+from tests.warm import QUICK
 
 MANY = SIZES * 5
 KILLS = int(os.environ.get("KOHYA_BUCKET_KILLS", "12"))

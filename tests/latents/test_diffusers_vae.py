@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.torch as safetensors
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
-safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder, fitting_dtype, load_encoder  # noqa: E402

@@ -102,7 +102,8 @@ def test_reasons_are_for_people_too():
 
 
 def test_hash_of_weights():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     torch.manual_seed(0)
     one = torch.nn.Linear(3, 4)
     same = torch.nn.Linear(3, 4)
@@ -126,7 +127,8 @@ def test_hash_of_weights():
 
 
 def test_bfloat16_rounds_as_torch_does():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     bits[:4] = [0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x00008000]
     values = bits.view(np.float32)
@@ -151,7 +153,8 @@ def test_a_type_that_cannot_be_stored():
 
 
 def test_a_sampled_hash_knows_a_module_again():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     from kohya_bucket.latents.fingerprint import sampled_hash
 
     def module():

@@ -42,8 +42,6 @@ from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill, stored_fingerprint, why_npz_bad
 from tests.latents.text_outputs import fill_texts
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
 FEW, MANY = 5, int(os.environ.get("KOHYA_BUCKET_SEEDS", "30"))
 ARCH = replace(ARCHITECTURES["sd"])
 BUCKET = (64, 32)

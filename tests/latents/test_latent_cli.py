@@ -9,16 +9,13 @@ import re
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.latents import LatentStore  # noqa: E402
-from kohya_bucket.latents.vae import diffusers_vae  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
-from tests.command_line import encoded_counts  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.latents import LatentStore
+from kohya_bucket.latents.vae import diffusers_vae
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path
+from tests.command_line import encoded_counts
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images
 
 SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200)]
 

@@ -6,23 +6,20 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from torch.utils.data import DataLoader  # noqa: E402
-
-import kohya_bucket  # noqa: E402
-from kohya_bucket.datasets.latents import BucketedLatentDataset  # noqa: E402
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
-from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.latents.items import Caption, Encoding  # noqa: E402
-from kohya_bucket.latents.store.exact_arrays import pack  # noqa: E402
-from kohya_bucket.latents.store.writer import StoreWriter  # noqa: E402
-from tests.latents.latent_helpers import bits, fill  # noqa: E402
-from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs  # noqa: E402
-from tests.warm import QUICK  # noqa: E402
+import kohya_bucket
+from kohya_bucket.datasets.latents import BucketedLatentDataset
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.latents import precompute_latents
+from kohya_bucket.latents.items import Caption, Encoding
+from kohya_bucket.latents.store.exact_arrays import pack
+from kohya_bucket.latents.store.writer import StoreWriter
+from tests.latents.latent_helpers import bits, fill
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images
+from tests.latents.text_outputs import fill_texts, made_outputs, same_outputs
+from tests.warm import QUICK
 
 
 @pytest.fixture

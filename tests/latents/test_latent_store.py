@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +23,6 @@ from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
-
-pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
 items = st.dictionaries(
     st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8),
@@ -310,7 +309,8 @@ def test_unfinished_files_are_not_seen(tmp_path):
 
 
 def test_safetensors_opens_a_shard(tmp_path):
-    safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    import safetensors.numpy as safetensors
+
     want = fill(tmp_path, ["a", "b"], dtype="float32")
     (shard,) = Layout(tmp_path).shards.iterdir()
     got = safetensors.load_file(shard)

@@ -10,16 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.errors import LatentStoreError  # noqa: E402
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.maintenance import pack, prune, status, verify  # noqa: E402  # noqa: E402
-from kohya_bucket.latents.store.layout import Layout  # noqa: E402
-from tests.latents.latent_helpers import fill, same  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
-from tests.thinned import one_in  # noqa: E402
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.maintenance import pack, prune, status, verify
+from kohya_bucket.latents.store.layout import Layout
+from tests.latents.latent_helpers import fill, same
+from tests.latents.stub_encoders import MeanEncoder, dataset_of
+from tests.thinned import one_in
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch as safetensors
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
-safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 if not hasattr(diffusers, "AutoencoderKLQwenImage") or not hasattr(diffusers, "AutoencoderKLHunyuanImage"):
     pytest.skip(f"diffusers {diffusers.__version__} has not these autoencoders", allow_module_level=True)
 

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading  # noqa: E402
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from tests.faults import PASSING, Faults  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, dataset_of  # noqa: E402
-from tests.thinned import one_in  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
+from kohya_bucket.latents import LatentStore, precompute_latents
+from tests.faults import PASSING, Faults
+from tests.latents.stub_encoders import MeanEncoder, dataset_of
+from tests.thinned import one_in
 
 SEEDS = int(os.environ.get("KOHYA_BUCKET_SEEDS", "12"))  # of each command
 

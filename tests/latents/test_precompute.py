@@ -7,24 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.buckets.placement import Reason  # noqa: E402
-from kohya_bucket.errors import KohyaBucketError  # noqa: E402
-from kohya_bucket.images.pixels import load_pixels  # noqa: E402
-from kohya_bucket.images.resize import resize_and_crop  # noqa: E402
-from kohya_bucket.images.stamps import hash_file  # noqa: E402
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.dtypes import to_float32  # noqa: E402
-from kohya_bucket.latents.encode.worker import shares  # noqa: E402
-from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
-from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
+from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.pixels import load_pixels
+from kohya_bucket.images.resize import resize_and_crop
+from kohya_bucket.images.stamps import hash_file
+from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.dtypes import to_float32
+from kohya_bucket.latents.encode.worker import shares
+from kohya_bucket.latents.vae.encoder import noise_seed, normalize
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from tests.latents.stub_encoders import SIZES, MeanEncoder, PosteriorStub, dataset_of, make_images
 
 
 def expected(dataset, i, encoder):

@@ -8,8 +8,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.encode import text_encoder
 from kohya_bucket.latents.encode.precompute import precompute_text

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pytest.importorskip("ray.data", reason="Ray Data is not installed")
 psutil = pytest.importorskip("psutil", reason="psutil is not installed")
 if sys.platform == "win32":

@@ -29,7 +29,6 @@ from tests.latents.text_outputs import fill_texts, same_outputs
 from tests.thinned import one_in
 from tests.warm import QUICK
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 
@@ -527,7 +526,6 @@ def test_two_processes_keep_no_more_than_the_limit_together(tmp_path, kept):
 
 
 def test_an_order_that_goes_by_shards_keeps_them_however_large_the_store_is(address, kept, monkeypatch, caplog):
-    pytest.importorskip("torch", reason="torch is not installed")
     from kohya_bucket import BucketBatchSampler, BucketedLatentDataset
 
     fill(address, NAMES, shard_bytes=600)

@@ -3,8 +3,8 @@
 import copy
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
 from kohya_bucket.latents.fingerprint import module_hash  # noqa: E402

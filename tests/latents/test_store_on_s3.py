@@ -24,7 +24,6 @@ from tests.latents.latent_helpers import bits, fill, same
 from tests.object_storage import s3_server
 from tests.warm import QUICK
 
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 NAMES = [f"{i:02d}" for i in range(10)]
 
 
@@ -70,7 +69,8 @@ def test_what_one_process_wrote_another_gathers(address, monkeypatch, gigabytes)
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_loader_workers_read_what_the_process_before_them_read(address, start):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     if start not in torch.multiprocessing.get_all_start_methods():
         pytest.skip(f"no {start} here")
     from torch.utils.data import DataLoader

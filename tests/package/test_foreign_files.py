@@ -8,16 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch", reason="latents are torch's")
-pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
-
-from typer.testing import CliRunner  # noqa: E402
-
-from kohya_bucket.cli import app  # noqa: E402
-from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images  # noqa: E402
+from kohya_bucket.cli import app
+from kohya_bucket.latents import precompute_latents
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from tests.latents.stub_encoders import MeanEncoder, dataset_of, make_images
 
 NAMES = [
     "notes.txt",

@@ -18,8 +18,6 @@ ROOMS = ["kohya_bucket", *(f"kohya_bucket.{room}" for room in ("buckets", "image
 
 @pytest.mark.parametrize("package", ROOMS)
 def test_names_are_what_the_type_checker_is_told(package: str) -> None:
-    if package == "kohya_bucket":
-        pytest.importorskip("torch")
     module = importlib.import_module(package)
     assert module.__file__
     told = {
@@ -71,8 +69,6 @@ def test_what_is_not_imported(code: str, absent: tuple[str, ...]) -> None:
 )
 def test_the_core_stands_alone(name: str, most: int, others: set[str]) -> None:
     """Of this package it loads few files, and of all others numpy (and torch) alone."""
-    if "torch" in others:
-        pytest.importorskip("torch")
     known = ["numpy", "torch", "PIL", "toml", "typer", "rich", "pyarrow", "yaml"]
     code = (
         f"import sys; from kohya_bucket import {name}; "

@@ -86,13 +86,11 @@ def interface() -> str:
 
 
 def test_the_interface_is_the_one_written_down() -> None:
-    pytest.importorskip("torch")
     assert interface().splitlines() == SNAPSHOT.read_text(encoding="utf-8").splitlines(), __doc__
 
 
 @pytest.mark.long
 def test_no_name_imports_what_only_the_command_line_needs() -> None:
-    pytest.importorskip("torch")
     code = "import sys\nfrom kohya_bucket import *\nprint({'typer', 'rich'} & sys.modules.keys() or 'neither')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "neither"

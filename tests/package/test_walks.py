@@ -214,7 +214,6 @@ def test_an_image_format_is_two_files(walk: Walk) -> None:
 @pytest.mark.weekly
 def test_a_latent_family_is_two_files(walk: Walk) -> None:
     """What its autoencoder makes; and what sd-scripts calls its files and its trainers."""
-    pytest.importorskip("torch", reason="torch is not installed")
     walk.insert("latents/families.py", '        ModelFamily("sdxl"', '        ModelFamily("toy", "Toy", 8, 4),')
     walk.insert(
         "trainers/sdscripts/families.py",

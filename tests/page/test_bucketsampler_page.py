@@ -15,18 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import toml
+import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("pyarrow")
-
-from torch.utils.data import DataLoader  # noqa: E402
-
-import kohya_bucket.bucketsampler as bucketsampler  # noqa: E402
-from kohya_bucket import BucketBatchSampler, BucketedDataset, FixedBuckets, __version__, cli, load_preset  # noqa: E402
-from kohya_bucket.buckets import Bucket, load_from_json, load_from_toml  # noqa: E402
-from tests.pictures import spoil  # noqa: E402
+import kohya_bucket.bucketsampler as bucketsampler
+from kohya_bucket import BucketBatchSampler, BucketedDataset, FixedBuckets, __version__, cli, load_preset
+from kohya_bucket.buckets import Bucket, load_from_json, load_from_toml
+from tests.pictures import spoil
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).with_name("bucketsampler_page.md").read_text(encoding="utf-8")

@@ -29,7 +29,6 @@ def test_the_page_is_made_from_the_help_texts() -> None:
 
 
 def test_the_api_page_is_made_from_the_docstrings() -> None:
-    pytest.importorskip("torch")
     made = _made("make_api")
     assert (DOCS / "api.md").read_text(encoding="utf-8") == made, "run: python docs/make_api.py"
     named = re.findall(r"^- \*\*`kohya_bucket\.(\w+)`", made, re.MULTILINE)

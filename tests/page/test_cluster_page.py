@@ -19,12 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import accelerate
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
 
 from kohya_bucket import BucketBatchSampler, BucketedLatentDataset  # noqa: E402

@@ -66,8 +66,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def load_vae(monkeypatch: pytest.MonkeyPatch) -> None:
     """Means of 8x8 pixels in the place of a VAE."""
-    pytest.importorskip("torch")
-    pytest.importorskip("pyarrow")
     from kohya_bucket.latents.vae import diffusers_vae
     from tests.latents.stub_encoders import MeanEncoder
 

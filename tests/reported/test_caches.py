@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError  # noqa: E402
-from kohya_bucket.latents import precompute_latents  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.read_write import text_stale_reasons, write_arrays  # noqa: E402
-from tests.command_line import Command  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.reported.case import reported  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.latents import precompute_latents
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import text_stale_reasons, write_arrays
+from tests.command_line import Command
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images
+from tests.reported.case import reported
 
 SIZES = [(64, 64), (100, 60)]
 
@@ -134,7 +132,6 @@ def test_a_store_that_cannot_be_read_now_is_left_as_it_is(
 ) -> None:
     from tests.faults import PASSING, Faults
 
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     root = tmp_path / "store"
     precompute_latents(dataset_of(make_images(tmp_path / "images", SIZES)), MeanEncoder(), root)
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}

@@ -6,11 +6,8 @@ from collections import Counter
 from itertools import islice
 
 import pytest
-from torch.utils.data import DataLoader
-
-pytest.importorskip("accelerate")
-
 from accelerate import skip_first_batches
+from torch.utils.data import DataLoader
 
 from kohya_bucket import BucketBatchSampler
 from kohya_bucket.planning import plan_epoch
@@ -71,7 +68,6 @@ def test_epochs_differ_where_nobody_asks_beyond_the_last_batch() -> None:
 )
 @pytest.mark.parametrize("rank", range(RANKS))
 def test_a_stateful_loader_goes_on_in_the_order_of_its_epoch(rank: int) -> None:
-    pytest.importorskip("torchdata")
     _, loader = made(rank)
     for epoch in range(4):
         assert lists(loader) == planned(epoch, rank)
@@ -121,7 +117,6 @@ def test_a_registered_sampler_goes_on_at_the_exact_image(rank: int) -> None:
 )
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_state_from_the_end_of_an_epoch(workers: int) -> None:
-    pytest.importorskip("torchdata")
 
     def loader_of_one_process() -> DataLoader:
         return prepared(BucketBatchSampler(IDS, 40), workers=workers, use_stateful_dataloader=True)

@@ -7,9 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("torch", reason="the sampler is torch's")
-
 from test_sampler_positions import IMAGES, sampler_of
 
 from kohya_bucket.trainers.door.resume import ResumeHooks

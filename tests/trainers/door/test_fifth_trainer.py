@@ -20,9 +20,6 @@ from kohya_bucket.trainers.activation import write
 from tests.command_line import command_line
 from tests.pictures import make_pictures
 
-pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
-pytest.importorskip("accelerate", reason="states are accelerate's")
-
 __all__ = ["command_line"]
 HERE = Path(__file__).parent
 LAUNCH = "import sys, kohya_bucket.trainers as t; t.__path__.append(sys.argv.pop(1)); import kohya_bucket.launch as l; "

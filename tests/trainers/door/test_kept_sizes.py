@@ -3,15 +3,13 @@
 import os
 from pathlib import Path
 
+import pyarrow
 import pytest
 from PIL import Image
 
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.trainers.door import sizes as size_cache
 from tests.pictures import make_pictures
-
-pyarrow = pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
-pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch", reason="the sampler is torch's")
-
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.fingerprint import RanksDifferError
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys

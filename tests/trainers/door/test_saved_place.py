@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.trainers.door.resume import STATE_FILE, NoPlaceError, read_position, write_position
 from kohya_bucket.trainers.sdscripts.resuming import TrainerResume

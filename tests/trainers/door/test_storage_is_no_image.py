@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
-
-from kohya_bucket.errors import StorageError  # noqa: E402
-from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable  # noqa: E402
-from kohya_bucket.trainers.door.ranks import exit_with_message  # noqa: E402
+from kohya_bucket.errors import StorageError
+from kohya_bucket.trainers.door.batches import PlannedBatch, batch_of_the_readable
+from kohya_bucket.trainers.door.ranks import exit_with_message
 
 
 class Images:

@@ -1,9 +1,6 @@
 """The timesteps that musubi-tuner's `--num_timestep_buckets` spreads over an epoch."""
 
 import pytest
-
-pytest.importorskip("torch", reason="the sampler is torch's")
-
 from test_sampler_positions import sampler_of
 
 from kohya_bucket.trainers.musubi.batches import TimestepPool

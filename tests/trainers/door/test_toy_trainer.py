@@ -12,9 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
-pytest.importorskip("accelerate", reason="states are accelerate's")
-
 HERE = Path(__file__).parent
 SIZES = [(300 + 37 * i % 400, 280 + 53 * i % 390) for i in range(41)]
 ROWS = [

@@ -1,9 +1,6 @@
 """The launcher opens a door for each trainer that it knows; only one of them is imported."""
 
 import pytest
-
-pytest.importorskip("torch.utils.data", reason="the loaders are torch's")
-
 import torch.utils.data as loading
 
 from kohya_bucket.trainers.door import guards

@@ -130,7 +130,6 @@ def test_text_encoder_outputs_are_checked(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
 def test_a_store_in_place_of_npz(tmp_path, image, arch):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
     cache = ShardCache(tmp_path / "store", tmp_path, arch)
@@ -155,7 +154,6 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
 
 
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
@@ -193,8 +191,6 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
 
 
 def test_what_precompute_stored_is_found(tmp_path):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    pytest.importorskip("torch", reason="torch is not installed")
     from kohya_bucket.latents import LatentStore, precompute_latents
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
     from tests.latents.stub_encoders import PosteriorStub, dataset_of, make_images
@@ -215,7 +211,6 @@ def test_what_precompute_stored_is_found(tmp_path):
 
 @pytest.mark.parametrize("collections", [("", "sdxl"), ("sdxl", "")])
 def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, collections):
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 

@@ -16,21 +16,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError, UnreadableError  # noqa: E402
-from kohya_bucket.latents.store.latent_store import LatentStore  # noqa: E402
-from kohya_bucket.latents.vae.batches import BatchLimit  # noqa: E402
-from kohya_bucket.trainers.door.options import AdapterOptions  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.encode import Condition, EncodingLoop  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.session import temporary_folder  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
-from tests.full_disk import NoRoom  # noqa: E402
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, StorageError, UnreadableError
+from kohya_bucket.latents.store.latent_store import LatentStore
+from kohya_bucket.latents.vae.batches import BatchLimit
+from kohya_bucket.trainers.door.options import AdapterOptions
+from kohya_bucket.trainers.sdscripts.caching.encode import Condition, EncodingLoop
+from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
+from kohya_bucket.trainers.sdscripts.caching.session import temporary_folder
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path
+from tests.full_disk import NoRoom
 
 ARCH = ARCHITECTURES["sdxl"]
 

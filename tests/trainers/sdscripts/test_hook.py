@@ -7,13 +7,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from torch._utils import ExceptionWrapper
 
-torch = pytest.importorskip("torch", reason="the adapter lives in a process that has torch")
-
-from torch._utils import ExceptionWrapper  # noqa: E402
-
-from kohya_bucket.errors import StorageError  # noqa: E402
-from kohya_bucket.launch import _message  # noqa: E402
+from kohya_bucket.errors import StorageError
+from kohya_bucket.launch import _message
 
 
 def environment():

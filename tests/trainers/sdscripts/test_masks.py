@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from kohya_bucket.trainers.sdscripts.batches import drop_unwanted_masks  # noqa: E402
+from kohya_bucket.trainers.sdscripts.batches import drop_unwanted_masks
 
 KEYS = ["a", "b", "c"]
 

@@ -11,8 +11,6 @@ import rich.style
 from rich.console import Console
 from rich.logging import RichHandler
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from kohya_bucket.trainers.sdscripts.batches import own_random
 
 

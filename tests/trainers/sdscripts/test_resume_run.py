@@ -7,8 +7,6 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-pytest.importorskip("torch", reason="the sampler is torch's")
-
 from kohya_bucket.trainers.sdscripts.resuming import TrainerResume
 from tests.thinned import weekly
 from tests.trainers.door.test_sampler_positions import sampler_of

@@ -24,8 +24,6 @@ from kohya_bucket.trainers.sdscripts.wanted_latents import wanted_by_config
 from tests.pictures import make_pictures
 from tests.thinned import weekly
 
-pytest.importorskip("pyarrow", reason="metadata caches are Parquet files")
-
 Sizes = list[list[list[int]]]  # of each dataset
 
 

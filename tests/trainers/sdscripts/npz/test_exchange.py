@@ -9,22 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-
-from kohya_bucket.errors import LatentStoreError  # noqa: E402
-from kohya_bucket.latents import LatentStore, precompute_latents  # noqa: E402
-from kohya_bucket.latents.fingerprint import Stale, StaleReason  # noqa: E402
-from kohya_bucket.latents.store.layout import Layout  # noqa: E402
-from kohya_bucket.latents.vae.encoder import encoder_hash  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, import_npz  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.names import further_path, npz_path  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz, write_npz  # noqa: E402
-from tests.latents.latent_helpers import why_npz_bad  # noqa: E402
-from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images  # noqa: E402
-from tests.trainers.sdscripts.npz.test_npz import equal, item  # noqa: E402
+from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.fingerprint import Stale, StaleReason
+from kohya_bucket.latents.store.layout import Layout
+from kohya_bucket.latents.vae.encoder import encoder_hash
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.exchange import export_npz, import_npz
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from kohya_bucket.trainers.sdscripts.npz.names import further_path, npz_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import read_npz, write_npz
+from tests.latents.latent_helpers import why_npz_bad
+from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, dataset_of, make_images
+from tests.trainers.sdscripts.npz.test_npz import equal, item
 
 BUCKET = (128, 64)
 SIZES = [(300, 150), (100, 60), (64, 64)]
