@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket import BucketSet, KohyaBuckets, load_preset
+from kohya_bucket import BucketSet, KohyaBuckets
 from kohya_bucket.buckets import bucket_set_to_toml
 from kohya_bucket.cli import app
 from kohya_bucket.errors import KohyaBucketError
@@ -61,42 +61,6 @@ def test_json_counts_what_is_there(folder) -> None:
     assert data["duplicates"]["listed"] == [[str(folder / "00.png"), str(folder / "00copy.png")]]
     assert len(data["buckets"]) == len(KohyaBuckets(512).bucket_set)
     assert sum(b["images"] for b in data["buckets"]) == 13
-
-
-def test_decoding_finds_what_headers_hide(folder) -> None:
-    cut = folder / "03.png"
-    cut.write_bytes(cut.read_bytes()[:120])
-    assert read(folder)["images"]["broken"] == 1
-    data = read(folder, "--decode")
-    assert (data["images"]["readable"], data["images"]["broken"]) == (12, 2)
-    assert {b["path"]: b["reason"].split(" (")[0] for b in data["broken"]["listed"]}[str(cut)] == (
-        "cannot be read as an image"
-    )
-    config = folder.parent / "data.toml"
-    config.write_text(
-        f"[[datasets]]\nresolution = 512\nenable_bucket = true\n[[datasets.subsets]]\nimage_dir = '{folder}'\n",
-        encoding="utf-8",
-    )
-    assert read("--config", config, "--decode")["images"]["broken"] == read("--config", config)["images"]["broken"] + 1
-
-
-def test_options_choose_the_rule(folder) -> None:
-    assert len(read(folder, "--preset", "sdxl")["buckets"]) == len(load_preset("sdxl"))
-    assert read(folder, "--resolution", "512,768", "--bucket-reso-steps", 32)["rule"] == repr(
-        KohyaBuckets((512, 768), max_size=1024, reso_steps=32)
-    )
-    assert "no_upscale=True" in read(folder, "--bucket-no-upscale")["rule"]
-    assert read(folder, "--no-recursive")["images"]["found"] == 6
-    assert read(folder, "--rule", "novelai", "--resolution", 512)["rule"].startswith("<NovelAIBuckets")
-    assert len(read(folder, "--rule", "auto", "--num", 3)["buckets"]) <= 3
-    assert "max_crop=0.2" in read(folder, "--max-crop", 0.2, "--switching", "area")["rule"]
-
-
-def test_a_bucket_set_in_a_file_counts_under_both_names(folder, tmp_path) -> None:
-    own = tmp_path / "own.toml"
-    own.write_text("[[buckets]]\nwidth = 512\nheight = 768\n\n[[buckets]]\nwidth = 640\nheight = 512\n", "utf-8")
-    for option in ("--bucket-config", "--config"):
-        assert [(b["width"], b["height"]) for b in read(folder, option, own)["buckets"]] == [(512, 768), (640, 512)]
 
 
 def test_a_dataset_config_brings_images_repeats_and_rules(folder, tmp_path) -> None:
@@ -153,27 +117,11 @@ def test_the_text_names_empty_and_rare_buckets_and_comes_with_the_page(tmp_path)
     assert (data["aspects"]["min"], data["aspects"]["median"], data["aspects"]["max"]) == (1.0, 1.0, 1.5)
 
 
-def test_a_cache_is_made_and_used(folder, tmp_path) -> None:
-    first = read(folder, "--cache", tmp_path / "x.parquet")
-    assert (tmp_path / "x.parquet").exists()
-    Image.new("RGB", (640, 480)).save(folder / "new.png")
-    second = read(folder, "--cache", tmp_path / "x.parquet")
-    assert second["images"]["found"] == first["images"]["found"] + 1
-
-
 def test_the_terminal_report_names_the_broken_file(folder) -> None:
     text = run(folder, "--batch-size", 4, "--hash").stdout
     assert "14 images, 13 of them in " in text
     assert "broken.jpg" in text.replace("\n", "")
     assert "Equal files" in text
-
-
-def test_html_is_written_and_json_still_printed(folder, tmp_path) -> None:
-    result = run(folder, "--html", tmp_path / "r.html", "--json")
-    assert json.loads(result.stdout)["format"] == "kohya-bucket-analysis"
-    page = (tmp_path / "r.html").read_bytes().decode("utf-8")
-    assert page.startswith("<!doctype html>")
-    assert "\r" not in page
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections import namedtuple
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door import environment
 from kohya_bucket.trainers.sdscripts.cache_doctor import human, nbytes_of
 
-ROOT = Path(__file__).parents[2]
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
 Usage = namedtuple("Usage", "total used free")
 
@@ -84,14 +82,6 @@ def test_nothing_on_disk_is_changed(folder):
     assert everything_in(folder.parent) == before
 
 
-def test_a_mistake_in_the_config_stops_it_and_says_what_to_do(folder):
-    found, facts = findings(write(folder, subset="num_repeat = 3"), code=1)
-    assert "num_repeats" in found["unknown-key"]["remedy"]
-    assert "latent" not in facts
-    found, _ = findings(write(folder, rest="[kohya_bucket]\nremainer = 'pad'"), code=1)
-    assert "'remainder'" in found["settings"]["message"]
-
-
 def test_pixels_that_are_cut_off_are_found_by_decoding(folder):
     cut = folder / "3.png"
     cut.write_bytes(cut.read_bytes()[:2000])
@@ -118,14 +108,6 @@ def test_an_image_that_only_another_dataset_leaves_out_is_decoded(folder):
     assert facts["config"]["decoded"].startswith(f"{len(SIZES) + 1} images, 0 of them")
 
 
-def test_an_unreadable_header_is_named_with_its_reason(folder):
-    (folder / "3.png").write_bytes(b"")
-    found, _ = findings(write(folder), code=1)
-    (name,) = found["left-out"]["names"]
-    assert name.startswith(f"{folder / '3.png'}: ")
-    assert "empty" in name
-
-
 def test_small_images_are_counted_and_not_complained_of(folder):
     config = write(folder, rest="[general]\nskip_image_resolution = 200")
     found, facts = findings(config)
@@ -135,13 +117,6 @@ def test_small_images_are_counted_and_not_complained_of(folder):
     assert facts["config"]["decoded"].startswith("5 images")
     (folder / "0.png").write_bytes(b"")
     assert "unreadable-image" in findings(config)[0]
-
-
-def test_the_config_is_read_for_the_checkout(folder):
-    there = checkout(folder.parent / "sd", "")
-    config = write(folder, rest="[general]\nskip_image_resolution = 200")
-    found, _ = findings(config, "--sd-scripts", there, "--quick", code=1)
-    assert "new in sd-scripts 0.10.2" in found["misplaced-key"]["message"]
 
 
 def test_the_config_is_read_for_a_version_as_plan_does(folder):

@@ -33,6 +33,23 @@ main()
 """
 
 
+def interrupted(program: str, *arguments: object, after: tuple[str, int], cwd: Path = ROOT) -> list[str]:
+    """What a program says that is interrupted once it has printed a line so many times."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    line, times = after
+    for _ in range(times):
+        assert child.stdout.readline().strip() == line
+    time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=300)
+    assert child.returncode == 130, errors
+    return errors.splitlines()
+
+
 @pytest.mark.posix("sends a POSIX signal")
 @pytest.mark.weekly
 def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
@@ -41,19 +58,9 @@ def test_sizes_build_keeps_what_it_has_read(tmp_path: Path) -> None:
     data = tmp_path / "data"
     make_pictures(data, [(8 + i % 5, 9) for i in range(400)])
     target = tmp_path / "c.parquet"
-    command = [sys.executable, "-c", SLOW, "cache", "sizes", str(data), "--output", str(target)]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
-    )
-    assert child.stdout is not None
-    for _ in range(100):
-        assert child.stdout.readline().strip() == "opened"
-    time.sleep(0.1)
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=300)
-    assert child.returncode == 130, errors
-    assert "continue with --refresh" in errors
-    assert "Traceback" not in errors
+    said = "\n".join(interrupted(SLOW, "cache", "sizes", data, "--output", target, after=("opened", 100)))
+    assert "continue with --refresh" in said
+    assert "Traceback" not in said
     kept = MetadataCache.load(target)
     assert 50 <= len(kept) < 400
     assert (kept.sizes[:, 1] == 9).all()
@@ -75,25 +82,9 @@ def test_a_command_says_in_one_line_that_it_was_interrupted(tmp_path: Path, argu
         "[general]\nenable_bucket = true\n[[datasets]]\nresolution = 512\n[[datasets.subsets]]\nimage_dir = 'data'\n"
     )
     (tmp_path / "c.toml").write_text(config, encoding="utf-8")
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLOW, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    for _ in range(20):
-        assert child.stdout.readline().strip() == "opened"
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
-    assert child.returncode == 130, errors
-    lines = errors.splitlines()
-    assert len(lines) == 1, errors
-    assert lines[0].startswith(f"kohya-bucket {arguments[0]}: interrupted after")
-    assert lines[0].endswith("of 210 files")
+    (line,) = interrupted(SLOW, *arguments, after=("opened", 20), cwd=tmp_path)
+    assert line.startswith(f"kohya-bucket {arguments[0]}: interrupted after")
+    assert line.endswith("of 210 files")
 
 
 IMPORTING = """
@@ -122,20 +113,7 @@ main()
     ],
 )
 def test_an_interrupt_while_a_command_is_imported_is_one_line(module: str, line: str) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", IMPORTING.format(module=module)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline().strip() == "importing"
-    time.sleep(0.1)  # it sleeps by now
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
-    assert (child.returncode, errors.splitlines()) == (130, [line])
+    assert interrupted(IMPORTING.format(module=module), after=("importing", 1)) == [line]
 
 
 def test_an_interrupt_inside_pythons_own_locks_is_one_too(monkeypatch, capsys):

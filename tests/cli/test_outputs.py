@@ -16,8 +16,6 @@ from typer.testing import CliRunner
 from kohya_bucket.cli import app, main
 from kohya_bucket.errors import KohyaBucketError
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.parametrize(
     "arguments",
@@ -149,13 +147,6 @@ def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
     result = CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(config)])
     assert str(config) in str(result.exception)
     assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
-
-
-def test_precompute_judges_its_options_before_it_looks_for_a_vae(folder: Path) -> None:
-    config = folder / "my.toml"
-    config.write_text("[[datasets]]\nresolution = 512\n", encoding="utf-8")
-    arguments = ["precompute", str(folder), "--config", str(config), "--vae", str(folder / "none")]
-    assert "leave out" in str(CliRunner().invoke(app, arguments).exception)
 
 
 def test_compare_names_what_can_be_compared(folder: Path) -> None:

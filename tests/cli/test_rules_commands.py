@@ -111,7 +111,6 @@ def test_chart(folder, tmp_path) -> None:
         (["buckets", "chart", "--rule", "exact"], "no fixed set of buckets"),
         (["buckets", "chart", "--switching", "mean"], "switching is 'mean'"),
         (["buckets", "chart", "--output", "chart.pdf"], "drawn as .svg"),
-        (["buckets", "chart", "--resolution", "big"], "resolution is 'big'"),
         (["compare", "nowhere", "--rules", "kohya"], "nowhere"),
     ],
 )

@@ -83,15 +83,6 @@ def test_everything_written_is_read_back(tmp_path_factory, chosen, shard_bytes, 
     assert list(store.find(["never written"])) == [-1]
 
 
-def test_the_row_written_last_counts(tmp_path):
-    fill(tmp_path, ["a", "b"])
-    newer = fill(tmp_path, ["b"], dtype="float32")
-    store = LatentStore(tmp_path)
-    assert store.strings("source") == ["a", "b"]
-    assert store.info(1).latents.dtype == "float32"
-    assert same(store.read(1), newer["b"])
-
-
 def test_collections_are_separate(tmp_path):
     with StoreWriter(tmp_path) as writer:
         for k, name in enumerate(["", "sdxl"]):
@@ -298,14 +289,6 @@ def test_manifests_replace_each_other(tmp_path):
     fill(tmp_path, ["b"])
     assert write_manifest(LatentStore(tmp_path)) is not None
     assert len(Layout(tmp_path).manifests()) == 2
-
-
-def test_unfinished_files_are_not_seen(tmp_path):
-    fill(tmp_path, ["a"])
-    (shard,) = Layout(tmp_path).shards.iterdir()
-    (shard.parent / f".{shard.name}.0123.tmp").write_bytes(shard.read_bytes()[:700])
-    store = LatentStore(tmp_path)
-    assert (len(store), store.damage) == (1, [])
 
 
 def test_safetensors_opens_a_shard(tmp_path):

@@ -98,13 +98,6 @@ def test_a_moved_pair_of_store_and_images_stays_current(tmp_path, root, images):
     assert precompute_latents(dataset_of(moved), MeanEncoder(), new / "out", flip=True).encoded == 0
 
 
-def test_verify_names_the_item(root, images):
-    flip_byte(root, images[3].name)
-    ((i, problem),) = verify(LatentStore(root))
-    assert LatentStore(root).entry(i).source == images[3].name
-    assert "checksum of latents" in problem
-
-
 def assert_mended(tmp_path, root, images, want, lost):
     """What is damaged is taken out and encoded again; the store is as it was."""
     done = prune(LatentStore(root), damaged=True)
@@ -224,15 +217,6 @@ def test_shards_of_several_stores_are_one_store_side_by_side(tmp_path):
         before = sorted((parts[0] / "shards").iterdir())
         pack(store, shard_bytes=1)
         assert sorted((parts[0] / "shards").iterdir()) == before
-
-
-def test_pack_into_another_folder_is_a_store_of_its_own(tmp_path, root):
-    want = everything(root)
-    pack(LatentStore(root), tmp_path / "packed")
-    shutil.rmtree(root)
-    assert everything(tmp_path / "packed") == want
-    with pytest.raises(LatentStoreError, match="already"):
-        pack(LatentStore(tmp_path / "packed"), tmp_path / "packed")
 
 
 def test_a_damaged_item_is_not_packed(tmp_path, root, images):

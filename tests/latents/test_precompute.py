@@ -421,13 +421,6 @@ def test_settings_that_do_not_fit(tmp_path, images):
             run(images, output, **settings)
 
 
-def test_an_image_that_comes_twice_is_encoded_once(tmp_path, images):
-    twice = dataset_of([*images, images[0], images[4]])
-    report = precompute_latents(twice, MeanEncoder(), tmp_path / "out", batch_size=2)
-    assert (report.total, report.encoded, report.failed) == (len(images), len(images), [])
-    assert len(LatentStore(tmp_path / "out")) == len(images)
-
-
 @pytest.mark.posix("names are Unicode there")
 def test_a_name_that_is_no_text_does_not_stop_the_others(tmp_path, images):
     odd = images[0].with_name(os.fsdecode(b"caf\xe9 'a\".png"))
@@ -459,18 +452,3 @@ def test_what_cannot_encode_is_refused(tmp_path: Path) -> None:
         KohyaBucketError, match=r"encoder is a Bare without downsample_factor, latent_channels, scale_f"
     ):
         precompute_latents(None, Bare(), tmp_path)
-
-
-def test_an_image_that_never_fits_is_named_with_its_size_and_the_others_are_stored(tmp_path):
-    class Small(MeanEncoder):
-        def encode(self, pixels):
-            if pixels[0, 0].numel() > 64 * 64:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-            return super().encode(pixels)
-
-    images = make_images(tmp_path / "images", [(48, 48), (64, 64), (200, 100)])
-    dataset = dataset_of(images, area=(96, 96), no_upscale=True)
-    with pytest.raises(KohyaBucketError, match=r"img_002\.png: out of memory at \d+x\d+ pixels") as error:
-        precompute_latents(dataset, Small(), tmp_path / "out")
-    assert "\n" not in str(error.value)
-    assert LatentStore(tmp_path / "out").strings("source") == ["img_000.png", "img_001.png"]

@@ -411,18 +411,6 @@ def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
         precompute_latents(dataset_of(images), MeanEncoder(), NpzFiles("sd", address))
 
 
-def test_captions_are_stored_there(address, tmp_path):
-    fill_texts(tmp_path / "here", 12)
-    here = LatentStore(tmp_path / "here")
-    pack(here, address)
-    store = LatentStore(address)
-    assert isinstance(store, LatentStore)
-    store.expect(range(len(store)))
-    for i in range(len(store)):
-        same_outputs(store.arrays(i), here.arrays(i))
-    assert verify(store) == []
-
-
 @pytest.mark.parametrize("how", ["status", "verify", "pack", "prune"])
 def test_commands_take_an_address(address, command_line: Command, how):  # noqa: F811
     fill(address, NAMES, shard_bytes=600)

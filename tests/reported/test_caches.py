@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
-from kohya_bucket.latents import precompute_latents
+from kohya_bucket.latents import LatentStore, precompute_latents
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path
@@ -101,6 +101,7 @@ def test_an_image_that_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(KohyaBucketError, match=r"img_001\.png: .* 80x48 pixels") as error:
         precompute_latents(dataset_of(images), Small(), tmp_path / "out")
     assert str(error.value).count("\n") == 0
+    assert LatentStore(tmp_path / "out").strings("source") == ["img_000.png"]
 
 
 @reported(
