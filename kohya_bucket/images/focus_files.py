@@ -13,7 +13,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, islice
@@ -26,7 +26,7 @@ from kohya_bucket.buckets.focus import NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError, as_damage
-from kohya_bucket.images.arrow_files import bounded_table, holds_plain, numpy_of
+from kohya_bucket.images.arrow_files import bounded_table, holds_plain
 from kohya_bucket.images.formats import in_short
 from kohya_bucket.images.listing import are_there, file_key
 from kohya_bucket.images.remote import is_url
@@ -110,72 +110,41 @@ def _parquet(path: str, data: bytes) -> tuple[list[str], FloatArray]:
         table = bounded_table(data, ["image", "focus"])
         if not holds_plain(table.column("image"), numbers=False):
             raise ValueError(f"its column 'image' holds {table.column('image').type}, but must hold texts")
-        rows = (_row(row, f"{path}, row {k}") for k, row in enumerate(table.to_pylist(), 1))
-        return _from_arrow(table) or _columns(rows)
+        return _columns(table.to_pylist(), lambda k: f"{path}, row {k + 1}")
 
 
-def _from_arrow(table: Any) -> tuple[list[str], FloatArray] | None:
-    """The columns of a table; None if any row is not a rectangle of an image, which reading by row will name."""
-    names, focus = (table.column(name).combine_chunks() for name in ("image", "focus"))
-    values = focus.flatten().cast("float64")
-    whole = not (names.null_count or focus.null_count or values.null_count)
-    rectangles = _whole(numpy_of(values), numpy_of(focus.value_lengths())) if whole else None
-    if rectangles is None:
-        return None
-    texts = names.to_pylist()
-    return None if "" in texts else (texts, rectangles)
-
-
-def _whole(values: FloatArray, lengths: npt.NDArray[np.integer]) -> FloatArray | None:
-    """[N, 4] rectangles from concatenated shares, 2 or 4 each; None if any is not a rectangle."""
-    if not np.isin(lengths, (2, 4)).all():
-        return None
-    if len(values) == 4 * len(lengths):  # no points
-        rectangles = values.reshape(-1, 4)
-    else:
-        ends = np.cumsum(lengths, dtype=np.int64)
-        first = ends - lengths
-        rectangles = values[np.stack([first, first + 1, ends - 2, ends - 1], axis=1)]
-    with np.errstate(invalid="ignore"):
-        good = (rectangles >= 0).all() and (rectangles <= 1).all() and (rectangles[:, :2] <= rectangles[:, 2:]).all()
-    return rectangles if good else None
-
-
-def _columns(rows: Iterable[Row]) -> tuple[list[str], FloatArray]:
-    listed = list(rows)
-    return [name for name, _ in listed], np.array([box for _, box in listed], dtype=np.float64).reshape(-1, 4)
+def _columns(rows: Sequence[Any], place: Callable[[int], str]) -> tuple[list[str], FloatArray]:
+    """The names and rectangles of rows, all checked at once; only where one is wrong, one by one, to name it."""
+    with suppress(ValueError, TypeError, KeyError, OverflowError):
+        names, focus = [row["image"] for row in rows], [row["focus"] for row in rows]
+        plain = {*map(type, names)} <= {str} and {*map(type, chain.from_iterable(focus))} <= {int, float}
+        boxes = np.array([(*box, *box) if len(box) == 2 else box for box in focus], np.float64).reshape(len(rows), 4)
+        inside = ((boxes >= 0) & (boxes <= 1)).all() and (boxes[:, :2] <= boxes[:, 2:]).all()
+        if plain and inside and "" not in names:
+            return names, boxes
+    listed = [_row(row, place(k)) for k, row in enumerate(rows)]
+    return [name for name, _ in listed], np.array([box for _, box in listed], np.float64).reshape(-1, 4)
 
 
 def _json_lines(path: str, data: bytes) -> tuple[list[str], FloatArray]:
-    """Parse many lines at once, or one by one if any of them is not a row."""
+    """Parse many lines at once, or one by one if any of them is not JSON."""
     names, rectangles, number = list[str](), [_none(0)], 1
     try:
         with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig") as file:
             while lines := list(islice(file, _LINES)):
-                numbered = ((line, f"{path}, line {k}") for k, line in enumerate(lines, number) if line.strip())
-                parsed = _at_once(lines) or _columns(_row(_parsed(line, where), where) for line, where in numbered)
+                placed = {f"{path}, line {k}": line for k, line in enumerate(lines, number) if line.strip()}
+                rows: list[Any] = []
+                with suppress(ValueError, RecursionError):
+                    rows = json.loads(f"[{','.join(placed.values())}]")
+                if len(rows) != len(placed):
+                    rows = [_parsed(line, where) for where, line in placed.items()]
+                parsed = _columns(rows, list(placed).__getitem__)
                 names += parsed[0]
                 rectangles.append(parsed[1])
                 number += len(lines)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: this is not UTF-8 text ({error}); focus files are JSON Lines or Parquet") from None
     return names, np.concatenate(rectangles)
-
-
-def _at_once(lines: Sequence[str]) -> tuple[list[str], FloatArray] | None:
-    """The columns of lines; None if any is not a row."""
-    rows = [line for line in lines if not line.isspace()]
-    try:
-        data = json.loads(f"[{','.join(rows)}]")
-        names, focus = [row["image"] for row in data], [row["focus"] for row in data]
-        lengths = np.array([len(shares) for shares in focus], dtype=np.intp)
-        shares = list(chain.from_iterable(focus))
-        if len(data) != len(rows) or {*map(type, names)} - {str} or "" in names or {*map(type, shares)} - {int, float}:
-            return None
-        rectangles = _whole(np.array(shares, dtype=np.float64), lengths)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-    return None if rectangles is None else (names, rectangles)
 
 
 def _parsed(text: str, where: str) -> Any:
