@@ -117,12 +117,11 @@ def find(
     if not os.path.isdir(folder):
         raise KohyaBucketError(f"{folder}: no such folder: {path_meant(folder)}")
     paths = list_images(folder, recursive=recursive)
-    files = _Files(folder, paths)
+    look = _Looking(folder, paths)
     scan = read_sizes(paths, verify=True, progress=progress)
-    look = _Looking(files, FolderLook(len(paths)))
     # What is set aside first: broken and tiny images, then copies among the usable ones.
     usable = _without_unusable(look, scan, least_side)
-    for path, original in _copies([paths[i] for i in usable], files.links, look.result):
+    for path, original in _copies([paths[i] for i in usable], look.links, look.result):
         look.add(Fix(path, (Mend.COPY,), "", f"the same as {original}", original))
     # What is fixed in place or under a new name: the images that stay.
     for i in usable:
@@ -134,17 +133,18 @@ def find(
     # Texts follow images that are set aside; captions of the others are checked for their encoding.
     _take_texts_along(look, paths)
     for caption in dict.fromkeys(text for i in usable for text in _captions_of(paths[i])):
-        if caption in files.texts and caption not in look.aside:
+        if caption in look.texts and caption not in look.aside:
             look.result.captions += 1
             _check_caption(look, caption, encoding)
     look.result.fixes.sort(key=lambda fix: (Mend.COPY not in fix.mends, Mend.ALONG in fix.mends, fix.path))
     return look.result
 
 
-class _Files:
-    """Decides which files of a folder may be changed, and to which names.
+class _Looking:
+    """An examination in progress, which knows which files may be changed, and to which names.
 
     Attributes:
+        aside: files to be set aside.
         texts: captions and focus files beside the images.
         links: files that are links, or behind one, and their targets.
         stamps: of all other files.
@@ -152,6 +152,7 @@ class _Files:
 
     def __init__(self, folder: str, paths: Sequence[str]) -> None:
         root, beside = os.path.realpath(folder), [os.path.splitext(path)[0] + end for path in paths for end in _BESIDE]
+        self.result, self.aside = FolderLook(len(paths)), set[str]()
         self.texts = {text for text, is_there in zip(beside, are_there(beside), strict=True) if is_there}
         self._device, self._paths, self._new_names = os.stat(root).st_dev, set(paths), set[str]()
         self.links, self.stamps = dict[str, str](), dict[str, Stamp]()
@@ -164,7 +165,18 @@ class _Files:
                     self.stamps[path] = stamp_of_plain(path)
         self._link_to = {real: link for link, real in self.links.items()}
 
-    def why_left(self, path: str, becomes: str) -> str:
+    def add(self, fix: Fix | None) -> None:
+        """Add a fix, or record why its file is left unchanged."""
+        if fix is None:
+            return
+        if why := self._why_left(fix.path, fix.becomes):
+            self.result.left.append((fix.path, f"{fix.why}: {why}"))
+            return
+        self.result.fixes.append(replace(fix, stamp=self.stamps[fix.path]))
+        if not fix.becomes:
+            self.aside.add(fix.path)
+
+    def _why_left(self, path: str, becomes: str) -> str:
         """Why a file must not be changed; "" if it may: then the name `becomes` is reserved."""
         if path in self.links:
             return f"it is a link, or behind one, to {self.links[path]}: fix that"
@@ -182,30 +194,6 @@ class _Files:
             return f"it would become {os.path.basename(becomes)}, which another file is or becomes: rename it yourself"
         self._new_names.update({name} - {""})
         return ""
-
-
-@dataclass
-class _Looking:
-    """An examination in progress.
-
-    Attributes:
-        aside: files to be set aside.
-    """
-
-    files: _Files
-    result: FolderLook
-    aside: set[str] = field(default_factory=set)
-
-    def add(self, fix: Fix | None) -> None:
-        """Add a fix, or record why its file is left unchanged."""
-        if fix is None:
-            return
-        if why := self.files.why_left(fix.path, fix.becomes):
-            self.result.left.append((fix.path, f"{fix.why}: {why}"))
-            return
-        self.result.fixes.append(replace(fix, stamp=self.files.stamps[fix.path]))
-        if not fix.becomes:
-            self.aside.add(fix.path)
 
 
 def _without_unusable(look: _Looking, scan: SizeScan, least_side: int) -> list[int]:
@@ -230,7 +218,7 @@ def _take_texts_along(look: _Looking, paths: Sequence[str]) -> None:
     staying = {os.path.splitext(path)[0] for path in paths if path not in look.aside}
     for path in sorted(look.aside):
         stem = os.path.splitext(path)[0]
-        for text in (stem + ending for ending in _BESIDE if stem not in staying and stem + ending in look.files.texts):
+        for text in (stem + ending for ending in _BESIDE if stem not in staying and stem + ending in look.texts):
             look.add(Fix(text, (Mend.ALONG,), "", f"of {os.path.basename(path)}", path))
         staying.add(stem)  # of several images with one caption, the first takes it along
 

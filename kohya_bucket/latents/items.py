@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
 from kohya_bucket.errors import UnreadableError
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
+from kohya_bucket.images.stamps import hash_bytes
 from kohya_bucket.latents.dtypes import EXACT
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
 from kohya_bucket.latents.store.entries import NUMBER_COLUMNS, Columns, StoreEntry
@@ -34,11 +34,6 @@ def caption_bytes(caption: str | Iterable[str]) -> bytes:
     """A caption, or the several captions of one image, as bytes."""
     text = caption if isinstance(caption, str) else "\x1e".join(caption)
     return text.encode("utf-8", "surrogatepass")
-
-
-def content_hash(content: bytes) -> str:
-    """Hash of the result of `caption_bytes`."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -71,12 +66,12 @@ class Caption:
         """The item's name, shared by all images with this caption."""
         rate = float(np.float32(self.dropout))  # as it is saved
         content = caption_bytes(self.text) + (f"\x1d{rate!r}".encode() if rate else b"")
-        return f"caption-{content_hash(content)}"
+        return f"caption-{hash_bytes(content)}"
 
     @property
     def text_hash(self) -> str:
         """Of the text alone."""
-        return content_hash(caption_bytes(self.text))
+        return hash_bytes(caption_bytes(self.text))
 
     def entry(self, collection: str, encoding: Encoding) -> StoreEntry:
         """The item as a row of a store; the columns about pixels are 0."""

@@ -32,9 +32,10 @@ import numpy.typing as npt
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import update_file
+from kohya_bucket.images.stamps import hash_bytes
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, why_different
-from kohya_bucket.latents.items import Caption, Encoding, caption_bytes, content_hash
+from kohya_bucket.latents.items import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.trainers.sdscripts.families import Family
 
@@ -559,7 +560,7 @@ def text_stale_reasons(
     except (FileNotFoundError, BrokenNpzError) as error:
         return [file_reason(error)]
     stored = {
-        "source_hash": content_hash(said[CAPTION_KEY]) if CAPTION_KEY in said else "",
+        "source_hash": hash_bytes(said[CAPTION_KEY]) if CAPTION_KEY in said else "",
         "vae": said.get(ENCODERS_KEY, b"").decode("ascii", "replace"),
         "interpolation": said.get(TOKENS_KEY, b"").decode("ascii", "replace"),
     }
