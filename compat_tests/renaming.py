@@ -237,15 +237,9 @@ def relied_on(name: str, root: Path) -> dict[str, Any]:
         for relied in names_of(seam) - torchs - {"path", "device", "save_file"}:  # of os, torch and safetensors too
             if not relied.startswith("__"):  # what Python itself calls has no other name
                 names.setdefault(relied, []).append(subject.name)
-        members = {seam.path: value}
-        if inspect.isclass(seam.replacement):
-            members = {
-                f"{seam.path}.{key}": member for key, member in vars(value).items() if key in vars(seam.replacement)
-            }
-        for path, member in members.items():
-            function = inspect.unwrap(getattr(member, "__func__", member))
-            if inspect.isfunction(function) and function.__module__.startswith(TRAINERS[name].package):
-                functions.setdefault(path, (function.__qualname__, []))[1].append(subject.name)
+        function = inspect.unwrap(getattr(value, "__func__", value))
+        if inspect.isfunction(function) and function.__module__.startswith(TRAINERS[name].package):
+            functions.setdefault(seam.path, (function.__qualname__, []))[1].append(subject.name)
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     imported = [Path(file).resolve() for file in files if file and file.endswith(".py")]
     inside = [file for file in imported if root / TRAINERS[name].package in file.parents]

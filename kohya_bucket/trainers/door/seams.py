@@ -16,7 +16,6 @@ from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.shapes import (
     Behaves,
     Check,
-    bounds_of_class,
     bounds_of_function,
     by_name,
     signature_of,
@@ -57,7 +56,7 @@ class Seam:
     Attributes:
         path: a class, function or member of a class, by the name that the trainer gives it.
         checks: what must hold there.
-        replacement: a class, or a function of a `Replaced` and of the original's arguments; None if the original stays.
+        replacement: a function of a `Replaced` and of the original's arguments; None if the original stays.
         only: all parameters whose values have no consequences that the adapter does not know; none: any.
         defaults: class of the trainer that has defaults of parameters that have none in the signature.
         when: whether a checkout has it, where only some versions do.
@@ -78,10 +77,7 @@ class Seam:
 
     def problem(self, value: Any) -> str:
         """What is wrong with what was found, or an empty text."""
-        if inspect.isclass(self.replacement):
-            problems = [bounds_of_class(self.replacement, value)]
-        else:
-            problems = [bounds_of_function(self._signature, value)] if self.replaces else []
+        problems = [bounds_of_function(self._signature, value)] if self.replaces else []
         for check in sorted(self.checks, key=lambda check: isinstance(check, Behaves)):
             if not (isinstance(check, Behaves) and any(problems)):  # what looks otherwise is not called
                 problems.append(check(value))
@@ -94,8 +90,6 @@ class Seam:
 
     def replaced(self, original: Any, door: Door, subject: SeamGroup) -> Any:
         """What is put there."""
-        if inspect.isclass(self.replacement):
-            return self.replacement
         seam, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
         # What both sides take: `names` are those that the replacement understands, `first` it takes by position alone.
         theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))

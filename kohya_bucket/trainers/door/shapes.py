@@ -181,21 +181,6 @@ def by_name(ours: inspect.Signature, theirs: inspect.Signature) -> dict[str, ins
     }
 
 
-def bounds_of_class(ours: type, theirs: Any) -> str:
-    """What keeps a class from taking the place of another: what objects or methods of theirs have and ours lack."""
-    if not inspect.isclass(theirs):
-        return "is not a class"
-    more = sorted(name for name in attributes_of(theirs) - attributes_of(ours) if not name.startswith("__"))
-    problems = [f"has {', '.join(more)} too"] if more else []
-    for name, member in vars(theirs).items():
-        if callable(getattr(member, "__func__", member)) and name in vars(ours):
-            expected, offered = (signature_of(vars(cls)[name]) for cls in (ours, theirs))
-            unknown = [parameter for parameter in offered.parameters if parameter not in expected.parameters]
-            problem = bounds_of_function(expected, member) or (f"takes {', '.join(unknown)} too" if unknown else "")
-            problems += [f"{name} {problem}"] if problem else []
-    return ", ".join(problems)
-
-
 _SELF = ("self",)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 

@@ -19,7 +19,6 @@ from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import collector_paused, is_first_process
 from kohya_bucket.trainers.door.seams import Replaced
-from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.config.files import (
     CACHE_FILE,
     are_stated_truly,
@@ -58,8 +57,7 @@ def make_buckets(seam: Replaced, self: Dataset) -> None:
     refuse_random_crops(getattr(dataset, "subsets", ()), options)
     with collector_paused():
         images, failures = _place(dataset, options)
-    manager = dataset.bucket_manager
-    manager.adopt(images.buckets, KeyTable(images))
+    dataset.bucket_manager = _manager_of(images, dataset, seam.door.owners.named("BucketManager"))
     dataset.bucket_info = bucket_info(images) if dataset.enable_bucket else None
     dataset.buckets_indices = BatchTable(images, seam.door.owners.named("BucketBatchIndex"), dataset, options)
     dataset._length = len(dataset.buckets_indices)
@@ -93,7 +91,6 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
         for i in sorted(set(range(len(infos))) - set(kept)):
             _take_out(dataset, infos[i])
         infos, table, scan = [infos[i] for i in kept], table.select(kept), scan.select(kept)
-    dataset.bucket_manager = _new_manager(dataset)
     placing = table.place(scan, dataset.batch_size, _keys_of(dataset, options), options)
     placement = placing.placement
     # Each record gets its place; those of one bucket share one tuple, since there may be millions.
@@ -156,16 +153,12 @@ def _keys_of(dataset: Dataset, options: AdapterOptions) -> DatasetKeys:
     return DatasetKeys(size, dataset.enable_bucket, low, high, steps, no_upscale)
 
 
-def _new_manager(dataset: Dataset) -> BucketManager:
-    resolution = (dataset.width, dataset.height)
-    if not dataset.enable_bucket:
-        manager = BucketManager(False, resolution, None, None, None)
-        manager.set_predefined_resos([resolution])
-        return manager
+def _manager_of(images: PlacedDataset, dataset: Dataset, manager_type: Any) -> Any:
+    """sd-scripts' own manager with finished buckets, one for each size."""
     limits = dataset.min_bucket_reso, dataset.max_bucket_reso, dataset.bucket_reso_steps
-    manager = BucketManager(dataset.bucket_no_upscale, resolution, *limits)
-    if not dataset.bucket_no_upscale:
-        manager.make_buckets()
+    manager = manager_type(dataset.bucket_no_upscale, (dataset.width, dataset.height), *limits)
+    manager.resos, manager.buckets = images.buckets, KeyTable(images)
+    manager.reso_to_id = {size: i for i, size in enumerate(images.buckets)}
     return manager
 
 

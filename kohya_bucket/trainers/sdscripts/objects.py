@@ -112,6 +112,14 @@ class ListedSubset(Subset, Protocol):
     metadata_file: str
 
 
+class BucketManager(Protocol):
+    """The buckets of a dataset, by their sizes."""
+
+    resos: Any
+    reso_to_id: Any
+    buckets: Any
+
+
 class HeldDataset(Protocol):
     """What every dataset of a group has."""
 

@@ -10,6 +10,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
+from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
 from kohya_bucket.trainers.door.resume import Accelerator
 from kohya_bucket.trainers.door.seams import Replaced, Seam, SeamGroup, calling_frame, where
 from kohya_bucket.trainers.door.shapes import (
@@ -27,7 +28,6 @@ from kohya_bucket.trainers.door.shapes import (
 )
 from kohya_bucket.trainers.sdscripts import objects
 from kohya_bucket.trainers.sdscripts.batches import note_epoch, numbered_item, planned_item
-from kohya_bucket.trainers.sdscripts.bucket_manager import BucketManager
 from kohya_bucket.trainers.sdscripts.caching import extra_sizes
 from kohya_bucket.trainers.sdscripts.caching.encode import EncodingLoop, check_shape
 from kohya_bucket.trainers.sdscripts.caching.latents import cache_latents
@@ -105,11 +105,10 @@ def _placements(theirs: Any) -> Iterator[tuple[str, Any, Any]]:
     draw = random.Random(0)
     sizes = [(draw.randint(256, 2048), draw.randint(256, 2048)) for _ in range(120)]
     for no_upscale, resolution, steps in ((False, (1024, 1024), 64), (True, (1024, 1024), 64), (True, (512, 768), 32)):
-        asked, ours = (cls(no_upscale, resolution, 256, 2048, steps) for cls in (theirs, BucketManager))
+        asked = theirs(no_upscale, resolution, 256, 2048, steps)
         if not no_upscale:
             asked.make_buckets()
-            ours.make_buckets()
-        placed = ours.place(sizes)
+        placed = rule_for(DatasetKeys(resolution, True, 256, 2048, steps, no_upscale)).place(sizes)
         expected = zip(placed.bucket_sizes.tolist(), placed.resized_sizes.tolist(), strict=True)
         how = f"{resolution[0]}x{resolution[1]} in steps of {steps}{', no_upscale' if no_upscale else ''}"
         for (width, height), (bucket, resized) in zip(sizes, expected, strict=True):
@@ -138,7 +137,7 @@ BUCKETS = SeamGroup(
     "buckets",
     "files, their sizes and buckets",
     (
-        Seam("BucketManager", (Behaves(_placements),), BucketManager),
+        Seam("BucketManager", (Offers(objects.BucketManager), Behaves(_placements))),
         Seam("IMAGE_EXTENSIONS"),
         Seam("glob_images", (Uses("IMAGE_EXTENSIONS"),), _glob_images),
         Seam("BaseDataset.get_image_size", (), get_image_size),
