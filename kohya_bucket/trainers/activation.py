@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.files import replace_file
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
-from kohya_bucket.trainers.at_start import NAME, SEEN, SEEN_HEAD
+from kohya_bucket.trainers.at_start import NAME
 from kohya_bucket.trainers.door.registry import trainers
 
 _TIMEOUT = 120.0
@@ -28,7 +28,7 @@ _TEMPLATE = Path(__file__).with_name("at_start.py")
 _NONE = 'TRAINERS: "Sequence[tuple[str, str, Sequence[str]]]" = ()\n'
 _HEAD = '"""Written by `kohya-bucket activate`'
 _TRIED = f"import sys, kohya_bucket.launch; sys.exit({NAME!r} not in sys.modules)"
-_STARTS = {_PATH_FILE: f"import {NAME}", _MODULE: _HEAD, SEEN: SEEN_HEAD}
+_STARTS = {_PATH_FILE: f"import {NAME}", _MODULE: _HEAD}
 """How each of our files begins."""
 
 
@@ -39,12 +39,10 @@ class Activation:
     Attributes:
         active: both files are there.
         current: they are those that this version writes.
-        seen: (door, checkout) of each trainer that was started since.
     """
 
     active: bool
     current: bool
-    seen: tuple[tuple[str, str], ...]
 
 
 def site_packages() -> Path:
@@ -55,9 +53,7 @@ def site_packages() -> Path:
 def activation(folder: Path) -> Activation:
     """What is there."""
     texts = [_text(folder / name) for name in (_PATH_FILE, _MODULE)]
-    parts = (line.partition("\t") for line in _text(folder / SEEN).splitlines())
-    seen = tuple(sorted({(door, checkout) for door, _, checkout in parts if checkout}))
-    return Activation(all(texts), texts == [_LINE, _module()], seen)
+    return Activation(all(texts), texts == [_LINE, _module()])
 
 
 def activate(folder: Path) -> None:
@@ -101,7 +97,7 @@ def _is_found() -> bool:
 
 
 def deactivate(folder: Path) -> None:
-    """Take away what `activate` and the trainings since have written.
+    """Take away what `activate` has written.
 
     Raises:
         KohyaBucketError: a file of that name is not ours.
@@ -117,10 +113,7 @@ def deactivate(folder: Path) -> None:
 
 def _check_ours(folder: Path) -> None:
     for name, start in _STARTS.items():
-        text = _text(folder / name)
-        cut_off = name == SEEN and start.startswith(text)  # by a full disk; the others are written whole
-        is_ours = text.startswith(start) or cut_off
-        if (folder / name).exists() and not (is_ours and (folder / name).is_file()):
+        if (folder / name).exists() and not _text(folder / name).startswith(start):
             raise KohyaBucketError(f"{folder / name} was not written by kohya_bucket: move it away first")
 
 

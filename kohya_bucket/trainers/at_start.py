@@ -4,7 +4,7 @@ Python imports this at every start in its environment. It waits for the package 
 plan behind it. Any other program goes on as it would without, no slower: so nothing is imported before.
 """
 
-# ruff: noqa: PTH100, PTH113, PTH118, PTH120
+# ruff: noqa: PTH113, PTH118, PTH120
 import os
 import sys
 
@@ -21,8 +21,6 @@ TRAINERS: "Sequence[tuple[str, str, Sequence[str]]]" = ()
 """(package, the folder in `kohya_bucket.trainers`, files by which a trainer's package is told from others of that
 name): filled in when this is written."""
 _PACKAGES = {package for package, _, _ in TRAINERS}
-SEEN = "_kohya_bucket_seen.txt"
-SEEN_HEAD = "# Trainers that were started with kohya_bucket; `kohya-bucket deactivate` takes this away.\n"
 
 
 class AtStart:
@@ -38,20 +36,19 @@ class AtStart:
         for named, trainer, marks in TRAINERS:
             if package == named and all(os.path.isfile(os.path.join(folder, mark)) for mark in marks):
                 sys.meta_path.remove(self)
-                self.open(trainer, folder)
+                self.open(trainer)
                 import importlib.util
 
                 return importlib.util.find_spec(name)  # by all finders: the door has one of its own now
         return None
 
-    def open(self, trainer: str, folder: str) -> None:
+    def open(self, trainer: str) -> None:
         import importlib
 
         try:
             door = importlib.import_module(f"kohya_bucket.trainers.{trainer}.trainer").TRAINER.door()
-            if door.watch in sys.meta_path:
-                return  # the launcher or the patched checkout was there first
-            door.open()
+            if door.watch not in sys.meta_path:  # else the launcher or the patched checkout was there first
+                door.open()
         except Exception as error:
             if getattr(error, "name", "") == "kohya_bucket":
                 file = os.path.join(os.path.dirname(__file__), "kohya_bucket.pth")
@@ -61,21 +58,6 @@ class AtStart:
             text = f"{type(error).__name__}: {error}. KOHYA_BUCKET=0 starts a training without it"
             print(f"kohya_bucket: {' '.join(text.split())}", file=sys.stderr)
             sys.exit(2)
-        self.note(trainer, folder)
-
-    def note(self, trainer: str, folder: str) -> None:
-        line = f"{trainer}\t{os.path.abspath(os.path.join(folder, os.pardir))}\n"
-        try:
-            with open(os.path.join(os.path.dirname(__file__), SEEN), "a+", encoding="utf-8") as seen:
-                seen.seek(0)
-                text = seen.read()
-                if SEEN_HEAD.startswith(text):  # new, or cut off by a full disk
-                    seen.truncate(0)
-                    seen.write(SEEN_HEAD + line)
-                elif line not in text.splitlines(keepends=True):
-                    seen.write(line)
-        except (OSError, ValueError):
-            pass
 
 
 if ACTIVE:

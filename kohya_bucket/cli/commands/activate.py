@@ -11,7 +11,7 @@ from kohya_bucket.cli.help import opt
 from kohya_bucket.errors import KohyaBucketError
 
 _OFF_HELP = "Undo it: take away the files that were written."
-_STATUS_HELP = "Say whether it is active, and which trainers were started since; write nothing."
+_STATUS_HELP = "Say whether it is active; write nothing."
 
 
 def activate(
@@ -40,5 +40,3 @@ def activate(
     version = "" if state.current else " by another version: activate it again"
     say(f"active in {folder}{version}")
     say(f"every training that {sys.executable} starts uses kohya_bucket, unless KOHYA_BUCKET=0 is set")
-    for door, checkout in state.seen:
-        say(f"seen: {door} in {checkout}")
