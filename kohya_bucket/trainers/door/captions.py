@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from kohya_bucket.errors import ConfigError, TooLongError
@@ -14,52 +15,30 @@ from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, fix_command
 
 
-class BrokenCaptionError(ConfigError):
-    """A caption file that trainers cannot read.
+def read_captions(files: Sequence[str], *, folders_stop: bool = True) -> tuple[list[str | None], dict[str, str]]:
+    """The texts of N caption files, and {file: why} of those that trainers cannot read: "" of what is not UTF-8.
 
-    Attributes:
-        file: its path.
-        why: what is wrong; "" where it is text in another encoding than UTF-8.
+    A text is None where there is no file, or a broken one. `folders_stop`: a folder of that name is a broken one.
     """
-
-    def __init__(self, file: str, why: str = "") -> None:
-        super().__init__(f"{file}: {why or 'not UTF-8'}, and trainers stop at it")
-        self.file, self.why = file, why
-
-
-def caption_text(file: str) -> str | None:
-    """The text of a caption file; None where there is no file.
-
-    Raises:
-        BrokenCaptionError: it is not UTF-8, or cannot be read.
-    """
-    try:
-        content = read_small(file, MAX_CAPTION_BYTES)
-        return None if content is None else content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BrokenCaptionError(file) from None
-    except TooLongError as error:
-        raise BrokenCaptionError(file, f"{error.strerror}: is it the right one?") from None
-    except OSError as error:
-        raise BrokenCaptionError(file, f"it cannot be read ({error.strerror})") from None
-
-
-def read_captions(files: Sequence[str]) -> tuple[list[str | None], dict[str, str]]:
-    """The texts of N caption files, and {file: why} of the broken ones, as in `BrokenCaptionError`.
-
-    A text is None where there is no file, or a broken one.
-    """
-    rows = Job(ScanTask(_caption_row, [("text", "O"), ("why", "O")]), files).run().rows
+    task = ScanTask(partial(_caption_row, folders_stop=folders_stop), [("text", "O"), ("why", "O")])
+    rows = Job(task, files).run().rows
     broken = {file: why for file, why in zip(files, rows["why"].tolist(), strict=True) if why is not None}
     return rows["text"].tolist(), broken
 
 
-def _caption_row(file: str) -> tuple[str | None, str | None]:
+def _caption_row(file: str, folders_stop: bool) -> tuple[str | None, str | None]:
     try:
-        text = caption_text(file)
-    except BrokenCaptionError as error:
-        return None, error.why
-    return text, "it is not a file" if text is None and os.path.exists(file) else None  # noqa: PTH110  (a NUL)
+        content = read_small(file, MAX_CAPTION_BYTES)
+        if content is None:
+            is_folder = folders_stop and os.path.exists(file)  # noqa: PTH110  (a NUL)
+            return None, "it is not a file" if is_folder else None
+        return content.decode("utf-8"), None
+    except UnicodeDecodeError:
+        return None, ""
+    except TooLongError as error:
+        return None, f"{error.strerror}: is it the right one?"
+    except OSError as error:
+        return None, f"it cannot be read ({error.strerror})"
 
 
 def check_broken(broken: Mapping[str, str], trainer: str, place: str, findings: Findings) -> None:

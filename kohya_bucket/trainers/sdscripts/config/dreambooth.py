@@ -44,23 +44,16 @@ def list_dreambooth(dataset: DatasetConfig, reading: ReadContext, training: bool
     ordinary: list[Entry] = []
     regular: list[Entry] = []
     seen: set[str | None] = set()
-    captioned: list[tuple[SubsetConfig, Folder, list[Entry]]] = []
     for subset in dataset.subsets:
         if not is_used(subset, seen, training, reading.findings):
             continue
-        images = _images_of(subset, dataset, registry, reading, training, captioned)
+        images = _images_of(subset, dataset, registry, reading, training)
         if images:
             seen.add(subset.source)
         repeats = subset.num_repeats if training else 1
         for entry in images:
             entry.repeats, entry.subset, entry.is_reg = repeats, subset.number, subset.is_reg
         (regular if subset.is_reg else ordinary).extend(images)
-    # All captions at once: files are opened on threads.
-    folders = [(subset, folder, [e.path for e in images]) for subset, folder, images in captioned]
-    captions_of_folders = read_captions(dataset, folders, reading.findings)
-    for (_, _, images), captions in zip(captioned, captions_of_folders, strict=True):
-        for entry, caption in zip(images, captions, strict=True):
-            entry.caption = caption
     # Regularization images are repeated, or left out, until there are as many as training images.
     wanted = sum(entry.repeats for entry in ordinary)
     counts = balanced([entry.repeats for entry in regular], wanted)
@@ -83,15 +76,9 @@ def list_dreambooth(dataset: DatasetConfig, reading: ReadContext, training: bool
 
 
 def _images_of(
-    subset: SubsetConfig,
-    dataset: DatasetConfig,
-    registry: Registry,
-    reading: ReadContext,
-    training: bool,
-    captioned: list[tuple[SubsetConfig, Folder, list[Entry]]],
+    subset: SubsetConfig, dataset: DatasetConfig, registry: Registry, reading: ReadContext, training: bool
 ) -> list[Entry]:
-    """The images of a subset that are trained, or held back. Those whose captions are still to be read are added to
-    `captioned`, with their folder."""
+    """The images of a subset that are trained, or held back."""
     findings, where = reading.findings, subset.place
     if subset.image_dir is None:
         return []
@@ -121,7 +108,8 @@ def _images_of(
         if reading.captions:
             check_captions(dataset, subset, [(image.path, image.caption) for image in images], (), findings)
     elif reading.captions:
-        captioned.append((subset, folder, images))
+        for image, caption in zip(images, read_captions(dataset, subset, folder, paths, findings), strict=True):
+            image.caption = caption
     check_stems(paths, where, findings)
     # Which of them are trained and which are held back. A share above 1 trains nothing, as in sd-scripts; one at which
     # it overflows and stops is reported with the values.

@@ -11,20 +11,20 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import is_listed
-from kohya_bucket.images.scan import STAT, Job, ScanTask
+from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.captions import BrokenCaptionError, caption_text, check_broken, without_other_forms
+from kohya_bucket.trainers.door import captions as caption_files
+from kohya_bucket.trainers.door.captions import check_broken, without_other_forms
 from kohya_bucket.trainers.door.findings import Findings, check_ignored
 from kohya_bucket.trainers.door.sizes import scan_sizes
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
@@ -150,61 +150,44 @@ _USUAL = (".txt", ".caption", ".tags", ".text")
 
 
 def read_captions(
-    dataset: DatasetConfig, folders: Sequence[tuple[SubsetConfig, Folder, Sequence[str]]], findings: Findings
-) -> list[list[str | None]]:
-    """The captions that sd-scripts trains of images of folders, for each folder; None where there is none.
+    dataset: DatasetConfig, subset: SubsetConfig, folder: Folder, images: Sequence[str], findings: Findings
+) -> list[str | None]:
+    """The captions that sd-scripts trains of images of a folder; None where there is none.
 
     The first line of an image's file, or with `enable_wildcard` all lines that are not blank; the class tokens where
     there is no file. Images without a file, files at which sd-scripts stops, and what of captions is not trained, are
     named.
     """
-    captions: list[list[str | None]] = [[] for _ in folders]
-    settings = [(subset.caption_extension, subset.enable_wildcard) for subset, _, _ in folders]
-    for extension, whole in dict.fromkeys(settings):
-        same = [i for i, setting in enumerate(settings) if setting == (extension, whole)]
-        paths = [path for i in same for path in folders[i][2]]
-        job = Job(ScanTask(partial(_caption_row, extension=extension, whole=whole), _CAPTION_COLUMNS), paths).run()
-        end = 0
-        for i in same:
-            subset, folder, images = folders[i]
-            start, end = end, end + len(images)
-            read = job.rows["caption"][start:end].tolist()
-            check_broken(_broken(job.rows[start:end]), "sd-scripts", subset.place, findings)
-            if missing := [path for path, caption in zip(images, read, strict=True) if caption is None]:
-                _report_missing(missing, folder.names, len(images), subset, findings)
-            # A broken one has the row's 0 in place of a text.
-            captions[i] = [caption if isinstance(caption, str) else subset.class_tokens for caption in read]
-            cut = [image for image, one in zip(images, job.rows["cut"][start:end].tolist(), strict=True) if one]
-            check_captions(dataset, subset, list(zip(images, captions[i], strict=True)), cut, findings)
+    texts, broken, missing = _texts_beside(images, subset.caption_extension)
+    check_broken(broken, "sd-scripts", subset.place, findings)
+    if missing:
+        _report_missing(missing, folder.names, len(images), subset, findings)
+    captions, cut = list[str | None](), list[str]()
+    for image, text in zip(images, texts, strict=True):
+        caption = subset.class_tokens
+        if text:
+            lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+            caption = "\n".join(filter(None, lines)) if subset.enable_wildcard else lines[0]
+            cut += [image] if any(lines[1:]) and not subset.enable_wildcard else []
+        captions.append(caption)
+    check_captions(dataset, subset, list(zip(images, captions, strict=True)), cut, findings)
     return captions
 
 
-_CAPTION_COLUMNS = [("caption", "O"), ("cut", "?"), ("file", "O"), ("why", "O")]
-
-
-def _caption_row(image: str, extension: str, whole: bool) -> tuple[str | int | None, bool, str, str]:
-    """What is trained of a caption (0 of a broken one), whether it has further lines that are not, the file of a broken
-    one, and why it is; "" for one that is not UTF-8.
-    """
-    stem = os.path.splitext(image)[0]
-    file = stem + extension
-    try:
-        text = caption_text(file)
-        if text is None and len(parts := stem.rsplit("_", 4)) == 5:  # without the four numbers of a face's position
-            file = parts[0] + extension
-            text = caption_text(file)
-    except BrokenCaptionError as error:
-        return 0, False, error.file, error.why
-    if text is None:
-        return None, False, "", ""
-    if not text:
-        return 0, False, file, "it is empty"
-    lines = [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-    return ("\n".join(filter(None, lines)), False, "", "") if whole else (lines[0], any(lines[1:]), "", "")
-
-
-def _broken(rows: npt.NDArray[Any]) -> dict[str, str]:
-    return {row["file"]: row["why"] for row in rows if row["file"]}
+def _texts_beside(images: Sequence[str], ending: str) -> tuple[list[str | None], dict[str, str], list[str]]:
+    """The texts of N images' caption files, {file: why} of those at which sd-scripts stops, and the images that have no
+    file."""
+    stems = [os.path.splitext(image)[0] for image in images]
+    files = [stem + ending for stem in stems]
+    texts, broken = caption_files.read_captions(files, folders_stop=False)
+    bare = [i for i, text in enumerate(texts) if text is None and files[i] not in broken]
+    # Else the four numbers of a face's position are left out of the name.
+    faces = {i: parts[0] + ending for i in bare if len(parts := stems[i].rsplit("_", 4)) == 5}
+    texts_of_faces, broken_of_faces = caption_files.read_captions(list(faces.values()), folders_stop=False)
+    for (i, file), text in zip(faces.items(), texts_of_faces, strict=True):
+        files[i], texts[i] = file, text
+    broken |= broken_of_faces | {file: "it is empty" for file, text in zip(files, texts, strict=True) if text == ""}
+    return texts, broken, [images[i] for i in bare if texts[i] is None and files[i] not in broken]
 
 
 def refuse_broken_captions(folders: Iterable[tuple[str, str]]) -> None:
@@ -212,8 +195,7 @@ def refuse_broken_captions(folders: Iterable[tuple[str, str]]) -> None:
     findings = Findings()
     for folder, ending in dict.fromkeys(folders):
         images = read_folder(folder).images if os.path.isdir(folder) else []
-        job = Job(ScanTask(partial(_caption_row, extension=ending, whole=False), _CAPTION_COLUMNS), images).run()
-        check_broken(_broken(job.rows), "sd-scripts", "", findings)
+        check_broken(_texts_beside(images, ending)[1], "sd-scripts", "", findings)
     if len(findings):
         raise ConfigError("; ".join(finding.text for finding in findings))
 
