@@ -58,20 +58,6 @@ def test_the_size_is_the_rule_in_whole_numbers(width, height, resolution, diviso
     assert tuple(optimal_sizes(np.array([(width, height)], np.int32), area, divisor)[0]) == expected
 
 
-@given(size_lists)
-def test_the_float_listing_agrees_away_from_halves(sizes) -> None:
-    out = optimal_sizes(np.array(sizes, np.int32), 512 * 512, 64)
-    for (width, height), size in zip(sizes, out.tolist(), strict=True):
-        scale = (512 * 512 / (width * height)) ** 0.5
-        exact = (width * scale / 64, height * scale / 64)
-        if any(abs(x * 2 - round(x * 2)) < 1e-9 for x in exact):
-            continue
-        units = [round(x) for x in exact]
-        if units[0] * units[1] > 64:
-            units = [int(x) for x in exact]
-        assert size == ([u * 64 for u in units] if min(units) else [0, 0])
-
-
 @given(size_lists, st.booleans(), st.sampled_from([(None, None), (256, 1024), (128, None), (None, 768)]))
 def test_every_bucket_keeps_its_limits(sizes, no_upscale, limits) -> None:
     rule = ExactBuckets(512, min_side=limits[0], max_side=limits[1], no_upscale=no_upscale)

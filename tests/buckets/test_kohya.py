@@ -49,14 +49,6 @@ def test_worked_cases(image, bucket, resized) -> None:
     assert tuple(placement.resized_sizes[0]) == resized
 
 
-@pytest.mark.parametrize(
-    ("resolution", "image", "bucket"),
-    [(1024, (3072, 3000), (960, 960)), (1024, (1050, 1080), (960, 960)), (512, (505, 510), (448, 448))],
-)
-def test_known_poor_no_upscale_results_are_reproduced(resolution, image, bucket) -> None:
-    assert KohyaBuckets(resolution, no_upscale=True).assign(*image).as_tuple() == bucket
-
-
 def test_an_image_without_a_bucket_has_a_reason() -> None:
     placement = KohyaBuckets(512, no_upscale=True).place([(50, 1000), (0, 0), (640, 480)])
     assert placement.placed.tolist() == [False, False, True]
@@ -74,16 +66,6 @@ def test_nearest_is_the_first_smallest_distance(rule, sizes) -> None:
             assert rule.bucket_set[index].as_tuple() == (width, height)
         else:
             assert index == np.abs(rule.bucket_set.aspects - width / height).argmin()
-
-
-@given(rules(), size_lists)
-def test_one_image_is_the_same_as_many(rule, sizes) -> None:
-    together = rule.place(sizes)
-    for i, size in enumerate(sizes):
-        alone = rule.place([size])
-        assert alone.bucket(0) == together.bucket(i)
-        for name in ("bucket_sizes", "resized_sizes", "crop_ltrb", "aspect_errors", "crop_loss", "reasons"):
-            np.testing.assert_array_equal(getattr(alone, name)[0], getattr(together, name)[i])
 
 
 @given(rules(), size_lists)
@@ -129,11 +111,6 @@ def test_many_images_give_the_same_as_few() -> None:
 def test_settings_that_cannot_work_say_so(arguments, message) -> None:
     with pytest.raises(BucketSettingsError, match=message):
         KohyaBuckets(*arguments)
-
-
-@given(size_lists, rules())
-def test_the_index_alone_is_the_index_of_the_placement(sizes, rule) -> None:
-    np.testing.assert_array_equal(rule.assign_many_indices(sizes), rule.place(sizes).bucket_index)
 
 
 @pytest.mark.parametrize("steps", [7, 64, *map(weekly, (1, 8, 32, 100))])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket import AutoBuckets, ExactBuckets, FixedBuckets, KohyaBuckets, NovelAIBuckets, load_preset
 from kohya_bucket.buckets import BucketRule
+from kohya_bucket.buckets.choices import TRAINERS
 from kohya_bucket.buckets.rules.fixed import OneBucket
 from kohya_bucket.buckets.trainers import MusubiTunerBuckets
 
@@ -32,6 +33,7 @@ RULES = {
     "flux-limits": FixedBuckets(load_preset("flux"), no_upscale=True, max_crop=0.05),
     "one": OneBucket((512, 768)),
     "musubi-no-upscale": MusubiTunerBuckets(512, no_upscale=True),
+    **{name: TRAINERS[name].load()(512) for name in TRAINERS},
 }
 COLUMNS = ("bucket_sizes", "resized_sizes", "crop_ltrb", "aspect_errors", "crop_loss", "reasons")
 # Kohya's no-upscale mode crops images within the area without scaling them, so both sides may exceed the bucket.
@@ -60,6 +62,9 @@ def test_one_image_is_the_same_as_many(name, sizes) -> None:
     together = rule.place(sizes)
     np.testing.assert_array_equal(rule.assign_many_indices(sizes), together.bucket_index)
     for i, (width, height) in enumerate(sizes):
+        alone = rule.place([(width, height)])
+        for column in COLUMNS:
+            np.testing.assert_array_equal(getattr(alone, column)[0], getattr(together, column)[i])
         if together.placed[i]:
             assert rule.assign(width, height) == together.bucket(i)
         else:

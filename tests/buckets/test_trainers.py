@@ -1,12 +1,8 @@
 """Other trainers' rules; equality with their code is tested in `compat_tests/`."""
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kohya_bucket.buckets import BucketRule, Reason
-from kohya_bucket.buckets.choices import TRAINERS
+from kohya_bucket.buckets import Reason
 from kohya_bucket.buckets.trainers import (
     AIToolkitBuckets,
     DiffusersBuckets,
@@ -17,29 +13,6 @@ from kohya_bucket.buckets.trainers import (
     SimpleTunerBuckets,
 )
 from kohya_bucket.errors import BucketSettingsError
-
-side = st.one_of(st.integers(0, 5000), st.integers(1, 40).map(lambda n: n * 64))
-size_lists = st.lists(st.tuples(side, side), min_size=1, max_size=25)
-every_trainer = pytest.mark.parametrize("name", TRAINERS)
-
-
-@every_trainer
-@given(sizes=size_lists, seed=st.integers(0, 99))
-def test_the_laws_of_every_rule(name, sizes, seed) -> None:
-    rule = TRAINERS[name].load()(512)
-    assert isinstance(rule, BucketRule)
-    together = rule.place(sizes)
-    np.testing.assert_array_equal(rule.assign_many_indices(sizes), together.bucket_index)
-    order = np.random.default_rng(seed).permutation(len(sizes))
-    np.testing.assert_array_equal(rule.place(np.array(sizes)[order]).bucket_sizes, together.bucket_sizes[order])
-    at = together.placed
-    assert (together.resized_sizes >= together.bucket_sizes).all()
-    assert (together.resized_sizes[at] == together.bucket_sizes[at]).any(axis=1).all()
-    for i, (width, height) in enumerate(sizes):
-        if at[i]:
-            assert rule.assign(width, height) == together.bucket(i)
-        else:
-            assert min(width, height) < 1 or together.reason(i) is Reason.TOO_SMALL
 
 
 @pytest.mark.parametrize(

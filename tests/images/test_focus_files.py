@@ -46,11 +46,6 @@ def test_each_image_gets_its_rectangle_wherever_one_is_read_from(folder, monkeyp
     assert again.tolist() == EXPECTED[:1]
 
 
-def test_rows_of_images_that_are_not_there_are_named(folder) -> None:
-    path = write(folder, *ROWS, {"image": "gone.jpg", "focus": [0.5, 0.5]})
-    assert read_focus(path, [str(folder / "a.jpg")])[1] == ["gone.jpg"]
-
-
 @pytest.mark.parametrize(
     ("line", "value"),
     [
@@ -101,13 +96,6 @@ def test_one_image_has_one_focus_however_it_is_spelled(folder) -> None:
     path = write(folder, *ROWS, {"image": "sub/../a.jpg", "focus": [0, 0]})
     with pytest.raises(ConfigError, match="more than one focus"):
         read_focus(path, [])
-
-
-def test_a_row_of_null_before_all_others_is_refused(folder) -> None:
-    path = folder / "focus.jsonl"
-    path.write_text("null\n" + json.dumps(ROWS[0]))
-    with pytest.raises(ConfigError, match="line 1: None"):
-        read_focus(str(path), [])
 
 
 @pytest.mark.parametrize("where", ["nowhere.jsonl", ".", "a\0b", "\ud800"])

@@ -114,16 +114,6 @@ def test_refresh_rereads_what_changed_adds_what_is_new_and_drops_what_is_gone(
     assert equal(after, MetadataCache.build(listed))
 
 
-def test_an_edit_of_the_same_length_and_a_later_time_is_seen(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(encode(picture(size=(10, 20)), "PNG", compress_level=0))
-    cache = MetadataCache.build([path])
-    path.write_bytes(encode(picture(size=(10, 20), seed=1), "PNG", compress_level=0))
-    touch_later(path)
-    assert cache.is_stale(path)
-    assert cache.refresh([path]).changes == Changes(0, 1, 0, 0, 0)
-
-
 def test_unreadable_files_are_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"half a download")
@@ -191,25 +181,6 @@ def test_other_programs_can_read_the_file(tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "c.parquet").to_pylist()
     assert rows[1]["path"] == str(paths[1])
     assert (rows[1]["width"], rows[1]["height"], rows[1]["format"], rows[1]["reason"]) == (21, 31, "PNG", None)
-
-
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow.parquet as pq
-
-    cache = MetadataCache.build(make(tmp_path, 2))
-    target = tmp_path / "c.parquet"
-    cache.save(target)
-    before = target.read_bytes()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pq, "write_table", full)
-    with pytest.raises(KohyaBucketError, match="disk"):
-        cache.save(target)
-    assert target.read_bytes() == before
-    assert not list(tmp_path.glob("*.tmp"))
-    assert not list(tmp_path.glob(".*.tmp"))
 
 
 @pytest.mark.posix("POSIX permissions")

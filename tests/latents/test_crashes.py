@@ -19,7 +19,6 @@ from kohya_bucket.latents.encode.precompute import StoreOutput
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.maintenance import prune, verify
 from kohya_bucket.latents.vae.encoder import encoder_hash
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, save_latents
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.check import npz_entry
 from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles, NpzSink
@@ -313,21 +312,6 @@ def test_a_store_that_became_read_only_is_read(tmp_path, small_disk):
     assert (len(store), verify(store)) == (4, [])
 
 
-def test_ctrl_c_keeps_what_is_finished(tmp_path):
-    images = make_images(tmp_path / "images", MANY)
-
-    class Interrupted(MeanEncoder):
-        def encode(self, pixels):
-            if len(self.batches) == 4:
-                raise KeyboardInterrupt
-            return super().encode(pixels)
-
-    with pytest.raises(KeyboardInterrupt):
-        precompute_latents(dataset_of(images), Interrupted(), tmp_path / "out", batch_size=2)
-    assert len(LatentStore(tmp_path / "out")) == 8
-    assert precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out").encoded == len(images) - 8
-
-
 def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):
     """Also where the file holds another resolution, which is read and written again."""
     for name in ("sd", "flux"):
@@ -342,18 +326,6 @@ def test_a_full_disk_leaves_a_stale_npz_as_it_is(no_room):
         write_npz(path, new, (64, 64), arch)
         assert np.array_equal(read_npz(path, (64, 64), arch).latents, new.latents)
     assert len(list(no_room.folder.iterdir())) == 2
-
-
-def test_a_full_disk_stops_the_adapters_npz_with_the_old_one_in_place(no_room, tmp_path):
-    [image] = make_images(tmp_path / "images", [(64, 64)])
-    item = CacheItem(str(image), (64, 64), (64, 64), vae="vae")
-    path = no_room.folder / "a_0064x0064_sd.npz"
-    save_latents(path, item, ARCHITECTURES["sd"], np.zeros((4, 8, 8), np.float32), (0, 0, 64, 64))
-    before = path.read_bytes()
-    with no_room.full(), pytest.raises(KohyaBucketError, match=no_room.reason):
-        save_latents(path, item, ARCHITECTURES["sd"], np.ones((4, 8, 8), np.float32), (0, 0, 64, 64))
-    assert path.read_bytes() == before
-    assert [p.name for p in no_room.folder.iterdir()] == [path.name]
 
 
 @pytest.mark.posix("names of 255 bytes")

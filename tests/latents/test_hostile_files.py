@@ -41,6 +41,7 @@ from kohya_bucket.trainers.sdscripts.npz.read_write import NOTE, note_of
 from tests.hostile import any_bytes, any_json, any_npz, any_table, as_json, npy
 from tests.latents.latent_helpers import PRINT, SPACE, bits, entry, fill, stored_fingerprint, why_npz_bad
 from tests.latents.text_outputs import fill_texts
+from tests.thinned import weekly
 
 FEW, MANY = 5, int(os.environ.get("KOHYA_BUCKET_SEEDS", "30"))
 ARCH = replace(ARCHITECTURES["sd"])
@@ -367,11 +368,6 @@ ATTACKED = {
 }
 
 
-def attack(kind: str, root: Path, seeds: range) -> Counter[str]:
-    attacked = ATTACKED[kind](root)
-    return Counter(attacked.use(seed) for seed in seeds)
-
-
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -379,18 +375,11 @@ def no_waiting_for_the_disk(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ATTACKED)
-def test_some_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind):
-    counts = attack(kind, tmp_path, range(FEW))
+@pytest.mark.parametrize("seeds", [range(FEW), weekly(range(FEW, MANY))], ids=["few", "many"])
+def test_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind, seeds):
+    attacked = ATTACKED[kind](tmp_path)
+    counts = Counter(attacked.use(seed) for seed in seeds)
     assert counts["refused"] + counts["named"] > 0  # how many are as before depends on pyarrow's version
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("kind", ATTACKED)
-def test_many_changed_files_end_in_this_packages_error_or_in_none(tmp_path, kind, capsys):
-    counts = attack(kind, tmp_path, range(FEW, MANY))
-    with capsys.disabled():
-        print(f"\n{kind}: {dict(counts)}")
-    assert counts["refused"] + counts["named"] > 0
 
 
 def peak_of(use) -> int:

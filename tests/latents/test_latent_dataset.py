@@ -64,14 +64,6 @@ def test_a_plain_loader_gives_batches_of_one_bucket(tmp_path, images, workers):
     assert sorted(seen) == list(range(len(images)))
 
 
-def test_with_the_sampler_as_on_the_page(tmp_path, images):
-    pytest.importorskip("kohya_bucket.datasets.sampler", reason="the sampler is not there")
-    dataset = kohya_bucket.BucketedLatentDataset(stored(images, tmp_path / "out"))
-    sampler = kohya_bucket.BucketBatchSampler(dataset, batch_size=2)
-    paths = [path for batch in DataLoader(dataset, batch_sampler=sampler) for path in batch["path"]]
-    assert set(paths) == {path.name for path in images}
-
-
 def test_latents_are_not_cropped_anew(tmp_path, images):
     dataset = BucketedLatentDataset(stored(images, tmp_path / "out"))
     sampler = kohya_bucket.BucketBatchSampler(dataset, batch_size=4, remainder="catch_all")

@@ -114,17 +114,6 @@ def test_a_fault_that_passes_takes_nothing_out(good, tmp_path, images, command, 
             assert items(root) == after, (seed, first, faults.failed[:2])
 
 
-def test_too_few_open_files_are_no_damage(good, command_line, monkeypatch):
-    """As with `ulimit -n 6`: whatever is opened after the first files fails."""
-    before = files(good)
-    faults = Faults(good / "shards")
-    faults.install(monkeypatch)
-    with faults.at(range(4, 10**9), PASSING[0]):
-        code, _, errors = command_line("cache", "prune", good, "--damaged")
-    assert (code, "Too many open files" in errors) == (1, True)
-    assert files(good) == before
-
-
 @pytest.mark.parametrize("code", [errno.ELOOP, errno.ENODEV, *PASSING])
 def test_what_does_not_pass_is_not_said_to_pass(code):
     with pytest.raises(UnreadableError) as refused, reading("a"):

@@ -91,8 +91,9 @@ def test_ranks_of_a_mixed_step_are_neighbours_by_cost(case: dict) -> None:
 
 
 @every_policy
-@given(case=by_cost())
+@given(case=st.one_of(cases(), by_cost()))
 def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dict) -> None:
+    """Each training of the batch has an equal part in a step's update, one that fills several ranks in all of them."""
     plan = plan_epoch(**case, remainder=remainder)
     unequal = 0
     for step in range(plan.steps):

@@ -1,7 +1,5 @@
 """What holds for every plan, whatever the remainder policy, the order and the number of ranks."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -104,22 +102,6 @@ def test_full_batches_and_nothing_lost(remainder: str, case: dict) -> None:
         assert short.sum() <= (kept.length < kept.global_batch[kept.bucket_of_step]).sum()
     if remainder != "pad":
         assert ledger.repeated == ledger.count(LedgerReason.RANK_FILLED)
-
-
-@every_policy
-@given(case=cases())
-def test_the_average_of_ranks_is_the_mean_of_the_batch(remainder: str, case: dict) -> None:
-    """Each training of the batch has an equal part in a step's update, one that fills several ranks in all of them."""
-    plan = plan_epoch(**case, remainder=remainder)
-    for step in range(plan.steps):
-        part = dict.fromkeys(plan.step_indices(step).tolist(), 0.0)
-        for rank in range(plan.world_size):
-            images = plan.indices(step, rank)
-            for image in images.tolist():
-                part[image] += plan.loss_scale(step, rank) / len(images) / plan.world_size
-        batch = plan.items[plan.start[step] : plan.start[step] + plan.length[step]].tolist()
-        for image in part:
-            assert math.isclose(part[image], batch.count(image) / len(batch), rel_tol=1e-12)
 
 
 @given(case=cases())

@@ -141,11 +141,6 @@ def test_merge_prefers_the_least_crop_and_keeps_to_the_limit() -> None:
     assert sorted(strict.length.tolist()) == [1, 4, 4, 4, 4]
 
 
-def test_accumulation_counts_updates() -> None:
-    plan = plan_epoch(np.zeros(50, dtype=int), 4, accumulate=4)
-    assert (plan.steps, plan.updates) == (13, 4)
-
-
 def test_idle_shares() -> None:
     assert idle_share([[2.0, 1.0], [3.0, 3.0]]) == pytest.approx(1 - 4.5 / 5)
     assert idle_share(np.zeros((0, 2))) == 0
