@@ -110,7 +110,7 @@ def agree(
     """The values of all ranks, which are the same ones.
 
     Args:
-        mine: this rank's, plain ones: a fingerprint, and what belongs to it.
+        values: those of this rank, plain ones: a fingerprint, and what belongs to it.
         gather: see `Gather`.
         what: another one of these a rank has: for the message.
         remedy: what to do, a sentence for the message.
