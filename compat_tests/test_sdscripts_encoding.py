@@ -13,7 +13,7 @@ from training_runs import train, write_config
 
 from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.trainers import sdscripts
-from kohya_bucket.trainers.sdscripts.npz.read_write import Npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
 from tests.full_disk import NoRoom, small_disk  # noqa: F401
 
 COUNT, STEPS = 13, 4
@@ -141,7 +141,8 @@ def test_a_run_that_is_killed_while_it_caches_leaves_whole_files_and_goes_on(sd_
         files = list(data.glob("*.npz"))
         assert len(files) >= count
         for file in files:
-            assert not Npz(file).damaged()
+            with OpenNpz(file) as opened:
+                assert not opened.damaged()
             assert all(np.isfinite(array).all() for array in np.load(file).values() if array.dtype == np.float32)
     assert training.trained("rest", "npz").tensors == memory.tensors
 

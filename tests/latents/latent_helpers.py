@@ -13,7 +13,7 @@ from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.trainers.sdscripts.npz import check
-from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, Npz, read_note
+from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, OpenNpz, read_note
 
 SPACE = LatentSpace(0.13025)
 PRINT = Fingerprint(100, 200, "", "vae", (64, 32), (70, 32), (3, 0), "area/cv2", "bfloat16")
@@ -69,8 +69,7 @@ def _there(file, keys):
 
 def stored_fingerprint(path, bucket, arch):
     """What the latents of a bucket were made from, and the file name of the image; None where that is not known."""
-    with suppress(FileNotFoundError, BrokenNpzError):
-        file = Npz(path)
+    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
         keys = (keys for keys in arch.key_suffixes(bucket) if f"latents{keys}" in file.names)
         return next((read_note(file, k) for k in keys if file.shape(f"latents{k}") == arch.shape(bucket)), None)
     return None

@@ -25,7 +25,7 @@ from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz, origin_reasons
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
     BrokenNpzError,
-    Npz,
+    OpenNpz,
     file_reason,
     note_of,
     read_note,
@@ -142,17 +142,17 @@ def _noted_reasons(item: CacheItem) -> list[StaleReason]:
     """Why a file does not serve for an item, by all that is known without its family; none if it does, or may."""
     entry, ignoring = item.to_compare()
     try:
-        file = Npz(Path(item.path))
-        if damaged := file.damaged():
-            return [StaleReason(Stale.CHECKSUM, damaged)]
-        for name in (name for name in file.names if name.startswith("original_size")):
-            size = tuple(map(int, file.numbers(name, 2)))
-            if size != entry.original_size:
-                return [StaleReason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
-        bucket = entry.fingerprint.bucket_size
-        ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
-        ends = [end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == bucket]
-        return origin_reasons(file, (ends or ["none"])[0], entry.fingerprint, Path(item.image), ignoring)
+        with OpenNpz(Path(item.path)) as file:
+            if damaged := file.damaged():
+                return [StaleReason(Stale.CHECKSUM, damaged)]
+            for name in (name for name in file.names if name.startswith("original_size")):
+                size = tuple(map(int, file.numbers(name, 2)))
+                if size != entry.original_size:
+                    return [StaleReason(Stale.IMAGE_SIZE, *size, *entry.original_size)]
+            bucket = entry.fingerprint.bucket_size
+            ends = [name.removeprefix(NOTE) for name in file.names if name.startswith(NOTE)]
+            ends = [end for end in ends if (note := read_note(file, end)) and note[0].bucket_size == bucket]
+            return origin_reasons(file, (ends or ["none"])[0], entry.fingerprint, Path(item.image), ignoring)
     except (FileNotFoundError, BrokenNpzError) as error:
         return [file_reason(error)]
 
@@ -182,8 +182,7 @@ def _save_by_trainer(
 def _arrays_in(path: Path) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a file that can be read: none of one that is missing or not an npz."""
     arrays = {}
-    with suppress(FileNotFoundError, BrokenNpzError):
-        file = Npz(path)
+    with suppress(FileNotFoundError, BrokenNpzError), OpenNpz(path) as file:
         for name in file.names:
             with suppress(BrokenNpzError):
                 arrays[name] = file.array(name)

@@ -11,7 +11,7 @@ from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, so
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.names import further_path, usual_name
-from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, Npz, file_reason, read_note, rekey
+from kohya_bucket.trainers.sdscripts.npz.read_write import BrokenNpzError, OpenNpz, file_reason, read_note, rekey
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def npz_entry(
     bucket = fingerprint.bucket_size
     parts = _parts(arch, bucket, fingerprint)
 
-    def stale_reasons(file: Npz, keys: str) -> list[StaleReason]:
+    def stale_reasons(file: OpenNpz, keys: str) -> list[StaleReason]:
         if unfit := _why_unfit(file, keys, parts, wanted.original_size):
             return [unfit]
         reasons = origin_reasons(file, keys, fingerprint, image, ignoring)
@@ -65,7 +65,7 @@ def npz_entry(
 
 
 def origin_reasons(
-    file: Npz, keys: str, wanted: Fingerprint, image: Path, ignoring: Collection[Stale]
+    file: OpenNpz, keys: str, wanted: Fingerprint, image: Path, ignoring: Collection[Stale]
 ) -> list[StaleReason]:
     """Why latents were not made as `wanted`, of the image as it is now.
 
@@ -98,7 +98,7 @@ def ensure_current(
 def holds_npz(path: Path, bucket_size: Size, arch: Family) -> bool:
     """Whether there is anything of that size which this family's readers take, good or not."""
 
-    def stale_reasons(file: Npz, keys: str) -> list[StaleReason]:
+    def stale_reasons(file: OpenNpz, keys: str) -> list[StaleReason]:
         is_there = f"latents{keys}" in file.names and file.shape(f"latents{keys}") == arch.shape(bucket_size)
         return [] if is_there else [StaleReason(Stale.MISSING)]
 
@@ -107,18 +107,18 @@ def holds_npz(path: Path, bucket_size: Size, arch: Family) -> bool:
 
 
 def _entry_in(
-    path: Path, bucket: Size, arch: Family, stale_reasons: Callable[[Npz, str], list[StaleReason]]
+    path: Path, bucket: Size, arch: Family, stale_reasons: Callable[[OpenNpz, str], list[StaleReason]]
 ) -> NpzEntry:
     """The latents in a file for which there are no reasons; else those that there is most to say about."""
     read_first = arch.key_suffix(bucket)
     try:
-        file = Npz(path)
-        held = [keys for keys in arch.key_suffixes(bucket) if f"latents{keys}" in file.names] or [read_first]
-        entries = []
-        for keys in held:
-            as_read = keys == read_first or (arch.multi_resolution and read_first not in held)
-            entries.append(NpzEntry(path, keys, as_read, stale_reasons(file, keys)))
-        return next((entry for entry in entries if not entry.reasons), entries[0])
+        with OpenNpz(path) as file:
+            held = [keys for keys in arch.key_suffixes(bucket) if f"latents{keys}" in file.names] or [read_first]
+            entries = []
+            for keys in held:
+                as_read = keys == read_first or (arch.multi_resolution and read_first not in held)
+                entries.append(NpzEntry(path, keys, as_read, stale_reasons(file, keys)))
+            return next((entry for entry in entries if not entry.reasons), entries[0])
     except (FileNotFoundError, BrokenNpzError) as error:
         return NpzEntry(path, read_first, True, [file_reason(error)])
 
@@ -131,7 +131,9 @@ def _parts(arch: Family, bucket: Size, fingerprint: Fingerprint) -> dict[str, tu
     return wanted | ({"alpha_mask": bucket[::-1]} if fingerprint.mask else {})
 
 
-def _why_unfit(file: Npz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size) -> StaleReason | None:
+def _why_unfit(
+    file: OpenNpz, keys: str, wanted: Mapping[str, tuple[int, ...]], original_size: Size
+) -> StaleReason | None:
     if f"latents{keys}" not in file.names:
         return StaleReason(Stale.MISSING)
     for name, expected in wanted.items():
@@ -146,7 +148,7 @@ def _why_unfit(file: Npz, keys: str, wanted: Mapping[str, tuple[int, ...]], orig
     return None if (width, height) == original_size else StaleReason(Stale.IMAGE_SIZE, width, height, *original_size)
 
 
-def made_from(file: Npz, keys: str, image: Path) -> tuple[Fingerprint | None, list[StaleReason]]:
+def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None, list[StaleReason]]:
     """What the note of latents says that they were made from, and why that is not `image`.
 
     Latents without a note are believed, unless their file is older than the image.

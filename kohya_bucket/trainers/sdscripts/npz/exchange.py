@@ -31,8 +31,8 @@ from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
 from kohya_bucket.trainers.sdscripts.npz.check import made_from
 from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
-    Npz,
     NpzLatents,
+    OpenNpz,
     convert_values,
     mask_values,
     read_keys,
@@ -94,12 +94,12 @@ def _add_latents(
     """Add what a file holds to a store; for each of its sizes, or for the file, "" or why it is not added."""
     sizes: dict[Size, tuple[NpzLatents, Fingerprint | None, str]] = {}
     try:
-        file = Npz(cache.path)
-        for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
-            noted, reasons = made_from(file, keys, Path(image))
-            # Of two kinds of keys for one bucket those that are to be trusted, or else those that are read first.
-            if bucket not in sizes or (sizes[bucket][2] and not reasons):
-                sizes[bucket] = read_keys(file, keys, arch), noted, as_text(reasons)
+        with OpenNpz(cache.path) as file:
+            for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+                noted, reasons = made_from(file, keys, Path(image))
+                # Of two kinds of keys for one bucket those that are to be trusted, or else those that are read first.
+                if bucket not in sizes or (sizes[bucket][2] and not reasons):
+                    sizes[bucket] = read_keys(file, keys, arch), noted, as_text(reasons)
     except (FileNotFoundError, LatentStoreError) as error:
         return [f"is broken ({error}): delete it, it will be made again"]
     if not sizes:

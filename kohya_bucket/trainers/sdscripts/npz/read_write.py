@@ -20,11 +20,11 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import LatentStoreError, as_damage, reading, why_not_written
 from kohya_bucket.files import update_file
 from kohya_bucket.images.stamps import hash_bytes
-from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
+from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, why_different
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.space import LatentSpace
@@ -53,23 +53,51 @@ _MOST = 1 << 32  # bytes, unpacked
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-class Npz:
-    """A file as `np.savez` writes it, read whole; or its content, where that is read already.
+class _Watched:
+    """An open file that keeps the error of a read: `zipfile` takes every error near the end for the lack of a zip."""
 
-    Every use may raise `BrokenNpzError`.
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failed: OSError | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class OpenNpz:
+    """A file as `np.savez` writes it, to be used in a `with`; or its content, where that is read already.
+
+    Every use may raise `BrokenNpzError`, and `UnreadableError` where the file cannot be read now.
 
     Raises:
         FileNotFoundError: it is not there.
-        UnreadableError: it cannot be read now.
     """
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         self.path = path
         with as_damage("no npz", error=BrokenNpzError), reading(path):
-            self._content = read_input(path, MAX_TABLE_BYTES) if content is None else content
-            self._archive = zipfile.ZipFile(io.BytesIO(self._content))
+            self._file = _Watched(open_input(path) if content is None else io.BytesIO(content))
+            try:
+                self._archive = zipfile.ZipFile(self._file)
+            except Exception as error:  # a damaged directory has no error of its own
+                self._file.close()
+                raise self._file.failed or error from None
         self._members = {member.filename: member for member in self._archive.infolist()}
         self.names = [name.removesuffix(".npy") for name in self._members if name.endswith(".npy")]
+
+    def __enter__(self) -> OpenNpz:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+        self._file.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array, from its header."""
@@ -123,8 +151,8 @@ class Npz:
                 return name.removesuffix(".npy")
         return None
 
-    def copy_to(self, out: zipfile.ZipFile, renamed: Mapping[str, str]) -> None:
-        """Put each member into another file as it lies in this one, whatever it is and however it is packed: under
+    def copy_to(self, out: zipfile.ZipFile, content: bytes, renamed: Mapping[str, str]) -> None:
+        """Put each member into another file as it lies in `content`, whatever it is and however it is packed: under
         its new name, or not at all where that is "". One of ours that is damaged is left out.
 
         Raises:
@@ -138,7 +166,7 @@ class Npz:
             if not new or (_OURS.fullmatch(name) and self.damaged([name[:-4]])):
                 continue
             # Its bytes lie behind its header, and the name and extra field that follow that.
-            content, at, data = self._content, member.header_offset, None
+            at, data = member.header_offset, None
             if content[at : at + 4] == b"PK\3\4" and at + _LOCAL.size <= len(content):
                 begin = at + _LOCAL.size + sum(_LOCAL.unpack_from(content, at)[-2:])
                 data = content[begin : begin + member.compress_size]
@@ -156,7 +184,7 @@ class Npz:
 
     @contextmanager
     def _member(self, name: str) -> Iterator[tuple[Any, int]]:
-        with as_damage(name, error=BrokenNpzError):
+        with as_damage(name, error=BrokenNpzError), reading(self.path):
             member = self._members[name]
             # bzip2 and lzma unpack without a limit, and numpy writes neither
             if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -176,7 +204,7 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 _LOCAL = struct.Struct("<4s5H3I2H")  # what precedes a member
 Array = npt.NDArray[Any]
-Plan = Callable[[Npz | None], tuple[Mapping[str, str], Mapping[str, Array]]]
+Plan = Callable[["OpenNpz | None"], tuple[Mapping[str, str], Mapping[str, Array]]]
 """Of what is there: which members are renamed, or to go (""), and which arrays are added."""
 
 
@@ -194,11 +222,11 @@ def _rewrite(path: Path, plan: Plan, *, made: bytes = b"", sync: bool) -> None:
     """As `plan` says, behind what is in the npz `made`, which stands in place of what has its names."""
 
     def change(content: bytes | None) -> bytes:
-        out, before = io.BytesIO(made), _parsed(path, content)
-        renamed, arrays = plan(before)
-        with zipfile.ZipFile(out, "a") as new:
+        out = io.BytesIO(made)
+        with zipfile.ZipFile(out, "a") as new, _opened(path, content) as before:
+            renamed, arrays = plan(before)
             if before is not None:
-                before.copy_to(new, {**renamed, **dict.fromkeys(new.namelist(), "")})
+                before.copy_to(new, content or b"", {**renamed, **dict.fromkeys(new.namelist(), "")})
             for name, array in arrays.items():  # as numpy does
                 with new.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
@@ -213,12 +241,15 @@ _ELSEWHERE = (
 )
 
 
-def _parsed(path: Path, content: bytes | None) -> Npz | None:
+@contextmanager
+def _opened(path: Path, content: bytes | None) -> Iterator[OpenNpz | None]:
     """What is in a file that is to be changed; None where there is nothing, or what is left of one of ours."""
     if content is None:
-        return None
+        yield None
+        return
+    file: OpenNpz | None = None
     try:
-        return Npz(path, content)
+        file = OpenNpz(path, content)
     except BrokenNpzError:
         # What is left of ours begins with one of our members, or a power failure made zeros of it.
         length = _LOCAL.unpack_from(content)[-2] if len(content) > _LOCAL.size else 0
@@ -226,7 +257,8 @@ def _parsed(path: Path, content: bytes | None) -> Npz | None:
         ours = content[:4] == b"PK\3\4" and _OURS.fullmatch(first)
         if not ours and content.strip(b"\0"):
             raise LatentStoreError(_kept(path, "it is not an npz")) from None
-        return None
+    with nullcontext() if file is None else file:
+        yield file
 
 
 def _kept(path: Path, why: str) -> str:
@@ -235,8 +267,11 @@ def _kept(path: Path, why: str) -> str:
 
 def refuse_foreign(path: Path) -> None:
     """Raise `LatentStoreError` for a file that `write_arrays` would not write into."""
-    with suppress(FileNotFoundError), reading(path):
-        _parsed(path, read_input(path, MAX_TABLE_BYTES))
+    content = None
+    with suppress(FileNotFoundError), reading(path), open_input(path) as file:
+        content = file.read(_MOST)
+    with _opened(path, content):
+        pass
 
 
 def member_crc(array: npt.NDArray[Any]) -> int:
@@ -259,7 +294,7 @@ def note_of(fingerprint: Fingerprint, source_name: str, latents: npt.NDArray[Any
     return np.frombuffer(json.dumps(note).encode("utf-8"), dtype=np.uint8)
 
 
-def read_note(file: Npz, key_suffix: str) -> tuple[Fingerprint, str] | None:
+def read_note(file: OpenNpz, key_suffix: str) -> tuple[Fingerprint, str] | None:
     """Fingerprint and file name of the image of the latents whose keys end so.
 
     None where there is none, or where sd-scripts has rewritten the latents since: then nothing is known.
@@ -334,8 +369,8 @@ def rekey(source: Path, keys: str, path: Path, bucket_size: Size, arch: Family) 
     Returns what is wrong if they cannot be read. Raises `LatentStoreError` where the file cannot be written.
     """
     try:
-        file = Npz(source)
-        parts = {part: file.array(part + keys) for part in _PARTS if part + keys in file.names}
+        with OpenNpz(source) as file:
+            parts = {part: file.array(part + keys) for part in _PARTS if part + keys in file.names}
     except (FileNotFoundError, BrokenNpzError) as error:
         return file_reason(error)
     if "latents" in parts:  # or else another process was faster
@@ -350,7 +385,7 @@ def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch
     """
     new_keys = arch.key_suffix(bucket_size)
 
-    def plan(file: Npz | None) -> tuple[dict[str, str], dict[str, Array]]:
+    def plan(file: OpenNpz | None) -> tuple[dict[str, str], dict[str, Array]]:
         plain = () if file is None else _plain_shape(file)
         renamed: dict[str, str] = {}
         # What the file has of this size goes, with keys of either kind.
@@ -368,7 +403,7 @@ def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch
     _rewrite(path, plan, sync=sync)
 
 
-def _plain_shape(file: Npz) -> tuple[int, ...]:
+def _plain_shape(file: OpenNpz) -> tuple[int, ...]:
     """Shape of the latents with plain keys; () where there are none, or damaged ones."""
     if "latents" not in file.names:
         return ()
@@ -385,13 +420,13 @@ def read_npz(path: Path, bucket_size: Size, arch: Family) -> NpzLatents:
     Raises `LatentStoreError` where they are missing or broken."""
     other = None
     try:
-        file = Npz(path)
-        for keys in arch.key_suffixes(bucket_size):
-            if f"latents{keys}" in file.names:
-                item = read_keys(file, keys, arch)
-                if item.latents.shape == arch.shape(bucket_size):
-                    return item
-                other = other or item.latents.shape
+        with OpenNpz(path) as file:
+            for keys in arch.key_suffixes(bucket_size):
+                if f"latents{keys}" in file.names:
+                    item = read_keys(file, keys, arch)
+                    if item.latents.shape == arch.shape(bucket_size):
+                        return item
+                    other = other or item.latents.shape
     except FileNotFoundError as error:
         raise LatentStoreError(f"{path} does not exist") from error
     except BrokenNpzError as error:
@@ -404,8 +439,8 @@ def read_npz(path: Path, bucket_size: Size, arch: Family) -> NpzLatents:
     )
 
 
-def read_keys(file: Npz, keys: str, arch: Family) -> NpzLatents:
-    """The latents whose keys end in `keys`. Raises as `Npz`."""
+def read_keys(file: OpenNpz, keys: str, arch: Family) -> NpzLatents:
+    """The latents whose keys end in `keys`. Raises as `OpenNpz`."""
     width, height = (int(side) for side in file.numbers(f"original_size{keys}", 2))
     if not (0 < width < 1 << 31 and 0 < height < 1 << 31):
         raise BrokenNpzError(f"original_size{keys} holds {width}x{height}")
@@ -424,8 +459,8 @@ def read_keys(file: Npz, keys: str, arch: Family) -> NpzLatents:
     )  # fmt: skip
 
 
-def sizes_in(file: Npz, arch: Family) -> list[tuple[Size, str]]:
-    """Bucket (width, height) and end of the keys of all latents of this family in a file. Raises as `Npz`.
+def sizes_in(file: OpenNpz, arch: Family) -> list[tuple[Size, str]]:
+    """Bucket (width, height) and end of the keys of all latents of this family in a file. Raises as `OpenNpz`.
 
     A bucket may come twice: another program may have added keys of the other kind.
     """
@@ -493,8 +528,10 @@ def place_text_npz(path: Path, made: Path, marks: Mapping[str, Array]) -> None:
     Raises:
         LatentStoreError: as `write_arrays`.
     """
+    with open_input(made) as file:
+        content = file.read()
     gone = {f"{name}.npy": "" for name in (*TEXT_ARRAYS, *MARKS, DROPOUT_KEY)}
-    _rewrite(path, lambda _: (gone, marks), made=made.read_bytes(), sync=False)
+    _rewrite(path, lambda _: (gone, marks), made=content, sync=False)
 
 
 def text_marks(caption: str | Iterable[str], encoders: str = "", tokens: str = "") -> dict[str, npt.NDArray[np.uint8]]:
@@ -512,14 +549,14 @@ def text_stale_reasons(
     refused; with `encoding` those of other encoders or tokens. What a file does not say is believed.
     """
     try:
-        file = Npz(Path(path))
-        if damaged := file.damaged():
-            return [StaleReason(Stale.CHECKSUM, damaged)]
-        said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
-        rate = None
-        if caption is not None and DROPOUT_KEY in file.names:
-            with as_damage(DROPOUT_KEY, error=BrokenNpzError):
-                rate = float(file.array(DROPOUT_KEY))
+        with OpenNpz(Path(path)) as file:
+            if damaged := file.damaged():
+                return [StaleReason(Stale.CHECKSUM, damaged)]
+            said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
+            rate = None
+            if caption is not None and DROPOUT_KEY in file.names:
+                with as_damage(DROPOUT_KEY, error=BrokenNpzError):
+                    rate = float(file.array(DROPOUT_KEY))
     except (FileNotFoundError, BrokenNpzError) as error:
         return [file_reason(error)]
     stored = {

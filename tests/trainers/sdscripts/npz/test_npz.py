@@ -16,7 +16,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
 from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path
-from kohya_bucket.trainers.sdscripts.npz.read_write import Npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
 from tests.latents.latent_helpers import PRINT, stored_fingerprint, why_npz_bad
 
 PLAIN = [ARCHITECTURES[name].read_by("0.10.1") for name in ("sd", "sdxl")]
@@ -29,7 +29,8 @@ def named(arch):
 
 
 def sizes_in(path, arch):
-    return [bucket for bucket, _ in npz.sizes_in(Npz(path), arch)]
+    with OpenNpz(path) as file:
+        return [bucket for bucket, _ in npz.sizes_in(file, arch)]
 
 
 def item(arch, seed=0, bucket=BUCKET, flip=True, mask=True):

@@ -17,7 +17,7 @@ from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz import read_write as npz
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, npz_entry
 from kohya_bucket.trainers.sdscripts.npz.names import further_path
-from kohya_bucket.trainers.sdscripts.npz.read_write import Npz
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
 from tests.latents.latent_helpers import PRINT, why_npz_bad
 from tests.trainers.sdscripts.npz.test_npz import equal, item
 
@@ -70,7 +70,8 @@ def test_whoever_writes_at_whatever_size_no_size_is_lost(tmp_path_factory, write
         last[bucket] = item(arch, seed, bucket)
         npz.write_npz(path, last[bucket], bucket, arch, replace(PRINT, bucket_size=bucket), source_name=str(seed))
         assert np.array_equal(as_sd_scripts_reads(path, bucket, arch), last[bucket].latents)
-        found = npz.sizes_in(Npz(path), arch)
+        with OpenNpz(path) as file:
+            found = npz.sizes_in(file, arch)
         assert sorted(size for size, _ in found) == sorted(last)
         for other, want in last.items():
             for reader in (SIZED, PLAIN):
