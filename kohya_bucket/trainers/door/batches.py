@@ -5,10 +5,10 @@ Trainers would end the run in a traceback. Pictures, masks, control images and c
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
 
@@ -24,10 +24,12 @@ from kohya_bucket.trainers.door.placed import InBuckets
 logger = logging.getLogger("kohya_bucket")
 
 
-class PlannedBatch(int):
-    """A loader index (its value is the position in the epoch) with all that a worker needs to know.
+@dataclass(frozen=True, eq=False)
+class PlannedBatch:
+    """A loader's index, with all that a worker needs to know.
 
     Attributes:
+        position: in the epoch.
         epoch: the epoch as the trainer counts it.
         dataset: position of the dataset in its group.
         images: [B] int32 image numbers within that dataset; an image that is trained twice stands twice.
@@ -37,23 +39,18 @@ class PlannedBatch(int):
         loss_scale: what the batch's loss is multiplied by, so that images weigh the same on any number of ranks.
     """
 
+    position: int
     epoch: int
     dataset: int
     images: npt.NDArray[np.int32]
     seed: int
     bucket: int
-    global_step: int | None
-    loss_scale: float
+    global_step: int | None = None
+    loss_scale: float = 1.0
 
-    @classmethod
-    def make(
-        cls, position: int, epoch: int, dataset: int, images: npt.NDArray[np.int32], seed: int, bucket: int,
-        global_step: int | None = None, loss_scale: float = 1.0,
-    ) -> PlannedBatch:  # fmt: skip
-        batch = cls(position)
-        batch.epoch, batch.dataset, batch.images, batch.seed, batch.bucket = epoch, dataset, images, seed, bucket
-        batch.global_step, batch.loss_scale = global_step, loss_scale
-        return batch
+    def with_images(self, images: list[int]) -> PlannedBatch:
+        """The same of other images."""
+        return replace(self, images=np.array(images, dtype=np.int32))
 
 
 class ImageKey(str):
@@ -141,7 +138,7 @@ def batch_of_the_readable(
         _tell(index.dataset, image, images, why, replacement)
     if not good:
         raise error
-    return make(_with_images(index, good))
+    return make(index.with_images(good))
 
 
 def _spare(
@@ -157,18 +154,12 @@ def _spare(
 def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, image: int) -> str:
     """Why not even a batch of this image alone can be made; an empty text where it can."""
     try:
-        make(_with_images(index, [image]))
+        make(index.with_images([image]))
     except (MemoryError, StorageError):
         raise
     except Exception as error:
         return not_loaded(error)
     return ""
-
-
-def _with_images(index: PlannedBatch, images: list[int]) -> PlannedBatch:
-    other = copy.copy(index)
-    other.images = np.array(images, dtype=np.int32)
-    return other
 
 
 def _tell(dataset: int, image: int, images: InBuckets, why: str, instead: int | None) -> None:

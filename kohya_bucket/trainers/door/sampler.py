@@ -187,7 +187,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             global_step = None if self._current_step is None else int(self._current_step.value)
             self.bad_images.count_here()  # loaders without workers read in this process
             scale = plan.loss_scale(step, rank) if self.current_epoch is not None else 1.0
-            yield PlannedBatch.make(begin + i, told, dataset, images, seed, bucket, global_step, scale)
+            yield PlannedBatch(begin + i, told, dataset, images, seed, bucket, global_step, scale)
         self.exhausted = True
         self._stop_at_bad_images()
 

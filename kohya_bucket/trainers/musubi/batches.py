@@ -102,11 +102,11 @@ class TimestepPool:
         """The timesteps of a batch: by its position in the epoch, so that no two processes share theirs."""
         if parts is None or parts < 2:
             return None
-        seed = index.seed - int(index)  # one for all batches of an epoch
+        seed = index.seed - index.position  # one for all batches of an epoch
         if self._made is None or self._made[0] != (seed, parts):
             self._made = (seed, parts), self._draw(seed, parts)
         pool = self._made[1]
-        first = int(index) * self._batch_size
+        first = index.position * self._batch_size
         return [pool[(first + i) % len(pool)] for i in range(len(index.images))]
 
     def _draw(self, seed: int, parts: int) -> list[float]:

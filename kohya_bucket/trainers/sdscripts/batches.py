@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
@@ -63,8 +64,8 @@ def numbered_item(group: Group, number: int) -> Any:
             "sd-scripts' caching tools cache each image at one size: use the trainer's own --cache_latents, or leave "
             "resolutions and remainder = 'merge' or 'catch_all' out"
         )
-    batch = dataset.buckets_indices[number - (group.cumulative_sizes[k - 1] if k else 0)].bucket_index
-    return planned_item(group, PlannedBatch.make(int(batch), batch.epoch, k, batch.images, batch.seed, batch.bucket))
+    batch: PlannedBatch = dataset.buckets_indices[number - (group.cumulative_sizes[k - 1] if k else 0)].bucket_index
+    return planned_item(group, replace(batch, dataset=k))
 
 
 @contextmanager

@@ -135,7 +135,7 @@ class HeldDataset(Protocol):
     num_train_images: int
     num_reg_images: int
 
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: Any) -> Any: ...
 
 
 class Dataset(HeldDataset, Protocol):

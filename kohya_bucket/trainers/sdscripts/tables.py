@@ -98,7 +98,7 @@ class BatchTable(Sequence[Any]):
             plan = self._plan()
             at = range(plan.steps)[index]
             bucket = int(plan.bucket_of_step[at])
-            index = PlannedBatch.make(at, plan.epoch, 0, plan.indices(at, 0), int(self._clock.seed), bucket)
+            index = PlannedBatch(at, plan.epoch, 0, plan.indices(at, 0), int(self._clock.seed), bucket)
         return self._make_entry(index, len(index.images), 0)
 
     def __getstate__(self) -> dict[str, Any]:

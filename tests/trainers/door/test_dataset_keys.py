@@ -68,11 +68,10 @@ def test_rows_add_up(images):
 
 
 def test_an_index_survives_the_way_to_a_worker():
-    batch = PlannedBatch.make(5, 2, 1, np.array([3, 1, 3], dtype=np.int32), 99, 4, 17)
+    batch = PlannedBatch(5, 2, 1, np.array([3, 1, 3], dtype=np.int32), 99, 4, 17)
     copy = pickle.loads(pickle.dumps(batch))
-    assert (copy, copy.epoch, copy.dataset, copy.images.tolist(), copy.seed, copy.bucket) == (5, 2, 1, [3, 1, 3], 99, 4)
-    assert copy.global_step == 17
-    assert isinstance(copy, PlannedBatch)
+    assert copy.images.tolist() == [3, 1, 3]
+    assert vars(copy) == vars(batch) | {"images": copy.images}
 
 
 def test_epochs_differ_in_order():

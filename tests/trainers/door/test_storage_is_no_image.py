@@ -24,7 +24,7 @@ def test_an_error_of_the_storage_ends_the_run(later, caplog):
         asked.append(batch.images.tolist())
         raise OSError("cut off") if later and asked[-1] != [1] else StorageError("s3://bucket does not answer")
 
-    batch = PlannedBatch.make(0, 0, 0, np.array([0, 1], dtype=np.int32), 7, 0)
+    batch = PlannedBatch(0, 0, 0, np.array([0, 1], dtype=np.int32), 7, 0)
     with pytest.raises(StorageError, match="does not answer"):
         batch_of_the_readable(make, batch, Images(), "leave_out")
     assert asked == [[0, 1], *([[0], [1]] if later else [])]
