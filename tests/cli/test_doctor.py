@@ -320,16 +320,6 @@ def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):
         assert len(environment.packages_section().findings) == count
 
 
-def test_a_torch_whose_3d_convolutions_are_slow(monkeypatch):
-    for version, model, count in (
-        ("2.9.0", "anima", 1), ("2.9.0+cu128", "qwen-image", 1), ("2.9.1", "anima", 0), ("2.10.0", "wan", 0),
-        ("2.9.0", "sdxl", 0), ("2.9.0", "", 0),
-    ):  # fmt: skip
-        monkeypatch.setattr(environment, "version_of", lambda _, version=version: version)
-        found = [one for one in environment.packages_section(model).findings if one.code == "slow-conv3d"]
-        assert len(found) == count
-
-
 def test_it_begins_with_what_stops_the_training(folder, command_line) -> None:
     (folder / "0.txt").write_bytes(b"\xff\xfe\xfa")  # at which sd-scripts stops
     code, out, _ = command_line("doctor", write(folder), "--quick")
