@@ -33,8 +33,8 @@ from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_
 from kohya_bucket.trainers.door.face import OneItem, Way
 from kohya_bucket.trainers.door.findings import Finding, Findings, Section, ShowProgress, check_ignored, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions, placed_by_trainer, required
-from kohya_bucket.trainers.door.overview import Overview, add_overview
-from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedItems
+from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, add_overview
+from kohya_bucket.trainers.door.placed import InBuckets, PlacedItems
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -44,37 +44,22 @@ _CLIPS = (".mp4", ".avi", ".mov", ".webm", ".mkv", ".wmv", ".m4v", ".flv")
 
 
 @dataclass(frozen=True)
-class DatasetOverview:
-    """One dataset at one resolution.
+class DatasetOverview(PlannedDataset):
+    """One dataset at one resolution; each turn of one of its files is an item.
 
     Attributes:
         paths: [N] its images and clips.
         sizes: [N, 2] as ai-toolkit counts them, see `counted_sizes`.
-        items: what is trained of them, each turn of one an item.
         placement: [N] where each goes.
         left_out: (path, reason) of what is not trained.
-        rows: one for each bucket, with what the epoch's plan trains of it.
     """
 
+    items: PlacedItems
     keys: JobKeys
     paths: list[str]
     sizes: IntArray
-    items: PlacedItems
     placement: Placement
     left_out: tuple[tuple[str, str], ...]
-    rows: tuple[BucketRow, ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.keys.place
-
-    @property
-    def files(self) -> str:
-        return counted(len(self.paths), "file")
-
-    @property
-    def remark(self) -> str:
-        return ""
 
     def shown(self, arch: str, images: bool) -> DatasetPlan:
         """For a reader and for programs, with `images` also each image or clip."""
@@ -93,7 +78,7 @@ class DatasetOverview:
             entry["rows"] = rows
         turns = f", each in {len(keys.flips)} turns" if len(keys.flips) > 1 else ""
         times = times_text([max(keys.num_repeats, 1)])
-        source = f"{keys.source}: {counted(len(self.paths), 'file')}{times}{turns}"
+        source = f"{keys.source}: {self.files}{times}{turns}"
         kind = "square crops" if keys.square_crop else "buckets"
         title = f"{keys.resolution}x{keys.resolution}, {kind}, for {arch}, "
         title += f"batch size {keys.batch_size}{', regularization' * keys.is_reg}"
@@ -266,7 +251,8 @@ def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> DatasetO
         findings.warning("not-trained", keys.place, message, repaired(dict(left_out)), [path for path, _ in left_out])
     frames = np.where(is_clip, keys.num_frames, 1).tolist()
     items = _items(keys, paths, _layouts_beside(keys, job, paths), placement, frames)
-    return DatasetOverview(keys, paths, sizes, items, placement, left_out)
+    files = counted(len(paths), "file")
+    return DatasetOverview(items, keys, paths, sizes, placement, left_out, name=keys.place, files=files)
 
 
 def _layouts_beside(keys: JobKeys, job: JobConfig, paths: Sequence[str]) -> list[Layout]:

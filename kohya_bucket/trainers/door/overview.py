@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import ConfigError, KohyaBucketError
@@ -17,23 +17,22 @@ from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, PlacedIt
 from kohya_bucket.trainers.door.placing import refuse_unmatched
 
 
-class PlannedDataset(Protocol):
-    """One dataset; each trainer has a dataclass of its own for it.
+@dataclass(frozen=True, kw_only=True)
+class PlannedDataset:
+    """One dataset; each trainer adds what it has to say besides.
 
-    `name` is the dataset's for a reader, `files` how many it has, `remark` what else is to be said of it; `rows` are
-    what the epoch's plan trains of its buckets.
+    Attributes:
+        name: the dataset's, for a reader.
+        files: how many it has; remark: what else is to be said of it.
+        items: what is trained of them.
+        rows: one for each bucket, with what the epoch's plan trains of it.
     """
 
-    @property
-    def items(self) -> PlacedDataset | PlacedItems: ...
-    @property
-    def rows(self) -> tuple[BucketRow, ...]: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def files(self) -> str: ...
-    @property
-    def remark(self) -> str: ...
+    name: str = ""
+    files: str = ""
+    remark: str = ""
+    items: PlacedDataset | PlacedItems
+    rows: tuple[BucketRow, ...] = ()
 
 
 Planned = TypeVar("Planned", bound=PlannedDataset)
@@ -59,11 +58,9 @@ class Overview(Generic[Planned]):
         """The plan of an epoch of datasets without rows."""
         placed = list(placed)
         counts, gpu_rows = epoch_of([data.items for data in placed], options, gpus, accumulate)
-        with_rows: list[Any] = [
-            replace(data, rows=tuple(data.items.rows(trained)))  # type: ignore[type-var]  # a dataclass
-            for data, trained in zip(placed, counts, strict=True)
-        ]
-        return cls(options, tuple(with_rows), gpu_rows)
+        rows = [tuple(data.items.rows(trained)) for data, trained in zip(placed, counts, strict=True)]
+        with_rows = tuple(replace(data, rows=own) for data, own in zip(placed, rows, strict=True))
+        return cls(options, with_rows, gpu_rows)
 
 
 def place_datasets(

@@ -32,8 +32,8 @@ from kohya_bucket.trainers.door.findings import (
     repaired,
 )
 from kohya_bucket.trainers.door.options import AdapterOptions, required
-from kohya_bucket.trainers.door.overview import Overview, add_overview, check_unmatched, place_datasets
-from kohya_bucket.trainers.door.placed import BucketRow, InBuckets, PlacedItems
+from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, add_overview, check_unmatched, place_datasets
+from kohya_bucket.trainers.door.placed import InBuckets, PlacedItems
 from kohya_bucket.trainers.door.placing import focus_of
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, entry_of_items, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
@@ -47,33 +47,30 @@ from kohya_bucket.trainers.musubi.listing import list_items
 
 
 @dataclass(frozen=True)
-class DatasetOverview:
+class DatasetOverview(PlannedDataset):
     """One dataset.
 
     Attributes:
         place: where it is in the config.
         paths: [N] its images or clips.
-        items: what is trained of them.
         picture: [N] where each image goes, or the frames of each clip.
         left_out: (path, reason) of what is not trained.
         clips: what becomes of each clip; None for images.
         scan: what is known of each clip; None for images.
         focus: [N, 4] what each crop keeps, NaN where there is none; None where none is set.
-        rows: one for each bucket, with what the epoch's plan trains of it.
         controls: the control images or clips that are read with each.
         number: which of the config's it is, from 1.
     """
 
+    items: PlacedItems
     keys: CommonKeys
     place: str
     paths: list[str]
-    items: PlacedItems
     picture: Placement
     left_out: tuple[tuple[str, str], ...]
     clips: ClipPlacement | None = None
     scan: ClipScan | None = None
     focus: FloatArray | None = None
-    rows: tuple[BucketRow, ...] = ()
     controls: Sequence[Sequence[str]] = ()
     number: int = 0
 
@@ -81,18 +78,6 @@ class DatasetOverview:
     def focus_cuts(self) -> FocusCuts | None:
         """How many of the images' or clips' rectangles are cut; None where no focus is set."""
         return None if self.focus is None else FocusCuts.from_placement(self.picture, self.focus)
-
-    @property
-    def name(self) -> str:
-        return f"dataset {self.number}"
-
-    @property
-    def files(self) -> str:
-        return f"{counted(len(self.paths), self.keys.what)}, {counted(len(self.items.keys), 'item')}"
-
-    @property
-    def remark(self) -> str:
-        return "" if self.clips is None else f", {seconds_lost(self):,.1f} s in no item"
 
     def shown(self, model: Family, images: bool) -> DatasetPlan:
         """For a reader and for programs, with `images` also each image or clip."""
@@ -109,7 +94,7 @@ class DatasetOverview:
                 "frames": int(self.clips.frames.sum()),
                 "frames_kept": int(self.clips.kept.sum()),
                 "seconds": float(np.nansum(self.scan.seconds)),
-                "seconds_lost": seconds_lost(self),
+                "seconds_lost": seconds_lost(self.scan, self.clips),
             }
         if images:
             entry["rows"] = rows
@@ -197,7 +182,7 @@ def _place(
     placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     items = image_items(keys, paths, sizes_in_batch(keys, controls, model), placement)
-    return DatasetOverview(keys, place, paths, items, placement, left_out, focus=focus, controls=controls)
+    return DatasetOverview(items, keys, place, paths, placement, left_out, focus=focus, controls=controls)
 
 
 def image_items(keys: CommonKeys, paths: Sequence[str], controls: Sequence[Sizes], placement: Placement) -> PlacedItems:
@@ -239,7 +224,8 @@ def place_clips(
     buckets = [tuple(bucket) for bucket in placed.buckets[placed.bucket_index[of_item]].tolist()]
     losses = placed.picture.crop_loss[spans.clip[of_item]]
     items = PlacedItems.from_buckets(names, buckets, keys.times, keys.batch_size, keys.resolution, losses)
-    return DatasetOverview(keys, place, paths, items, focused(placed.picture, focus), left_out, placed, scan, focus)
+    remark, picture = f", {seconds_lost(scan, placed):,.1f} s in no item", focused(placed.picture, focus)
+    return DatasetOverview(items, keys, place, paths, picture, left_out, placed, scan, focus, remark=remark)
 
 
 def _left_out(
@@ -264,19 +250,16 @@ _SAME_RATE = 0.01
 _MUCH = 0.5
 
 
-def seconds_lost(data: DatasetOverview) -> float:
+def seconds_lost(scan: ClipScan, clips: ClipPlacement) -> float:
     """Seconds of readable clips that no item has; frames that are dropped to change the rate are not lost."""
-    if data.clips is None or data.scan is None:
-        return 0.0
-    frames = np.maximum(data.clips.frames, 1)
-    seconds = np.nan_to_num(data.scan.seconds)
-    return float((seconds * (1 - data.clips.kept / frames))[data.clips.frames > 0].sum())
+    seconds = np.nan_to_num(scan.seconds) * (1 - clips.kept / np.maximum(clips.frames, 1))
+    return float(seconds[clips.frames > 0].sum())
 
 
 def _check_clips(data: DatasetOverview, model: Family, findings: Findings) -> None:
     """Add what the files of a dataset of clips show."""
     keys, scan = data.keys, data.scan
-    if not isinstance(keys, ClipKeys) or scan is None:
+    if not isinstance(keys, ClipKeys) or scan is None or data.clips is None:
         return
     _check_rates(keys, scan, data.place, model, findings)
     if turned := [scan.paths[i] for i in np.flatnonzero(scan.rotation).tolist()]:
@@ -285,7 +268,7 @@ def _check_clips(data: DatasetOverview, model: Family, findings: Findings) -> No
     if decoded := [scan.paths[i] for i in np.flatnonzero(scan.counted).tolist()]:
         message = f"the frames of {counted(len(decoded), 'clip')} were counted by decoding: {some(decoded)}"
         findings.note("counted", data.place, message, "their containers do not say how many there are", decoded)
-    total, lost = float(np.nansum(scan.seconds)), seconds_lost(data)
+    total, lost = float(np.nansum(scan.seconds)), seconds_lost(scan, data.clips)
     if lost > _MUCH * total > 0:
         message = f"{lost:,.1f} of {total:,.1f} seconds are in no item"
         remedy = "list more target_frames, or use frame_extraction = 'chunk' or 'slide'"
@@ -348,7 +331,8 @@ def overview(
             return None
         data = _place(config, i, options, decode, progress)
         _check_clips(data, model, config.findings)
-        return replace(data, number=i + 1)
+        files = f"{counted(len(data.paths), data.keys.what)}, {counted(len(data.items.keys), 'item')}"
+        return replace(data, number=i + 1, name=f"dataset {i + 1}", files=files)
 
     nothing = "no-items", "nothing can be trained, each for its own reason", "see what is listed"
     placed = place_datasets(config.places, place, config.findings, nothing)

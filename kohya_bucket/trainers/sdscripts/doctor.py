@@ -92,16 +92,16 @@ def _name_left_out(section: Section, dataset: DatasetOverview) -> set[str]:
 
 def _name_misfits(section: Section, dataset: DatasetOverview, path: Path | None) -> None:
     """The images that are to be split, replaced or left out."""
-    config, images = dataset.read.config, dataset.images
+    config, images = dataset.read.config, dataset.items
     if not config.enable_bucket:
         return
     lists = f"`kohya-bucket analyze --config {argument(path)} --list-bad bad.txt` writes the paths into a file"
-    long = np.any([too_long(dataset.sizes, p) for p in dataset.images.placements], axis=0)
-    losses = np.nanmax([p.crop_loss for p in dataset.images.placements], axis=0)
+    long = np.any([too_long(dataset.sizes, p) for p in images.placements], axis=0)
+    losses = np.nanmax([p.crop_loss for p in images.placements], axis=0)
     if names := [f"{images.keys[i]}: {losses[i]:.0%} cut off" for i in np.flatnonzero(long).tolist()]:
         message = f"{counted(len(names), 'image')} far longer than any usual bucket ({some(names, 1)})"
         section.findings.warning("too-long", config.place, message, f"split or leave out; {lists}", names)
-    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in dataset.images.placements], axis=0)
+    most = np.fmax.reduce([enlargement(dataset.sizes, p) for p in images.placements], axis=0)
     chosen = most > MUCH_ENLARGED
     if names := [f"{images.keys[i]}: {most[i]:.3g} times" for i in np.flatnonzero(chosen).tolist()]:
         low, high = most[chosen].min(), most[chosen].max()

@@ -24,8 +24,8 @@ from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, at_resolutions, rule_for
 from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned, repaired
 from kohya_bucket.trainers.door.options import AdapterOptions
-from kohya_bucket.trainers.door.overview import Overview, check_unmatched, place_datasets
-from kohya_bucket.trainers.door.placed import BucketRow, PlacedDataset, by_bucket
+from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, check_unmatched, place_datasets
+from kohya_bucket.trainers.door.placed import PlacedDataset, by_bucket
 from kohya_bucket.trainers.door.placing import place_all
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
@@ -38,60 +38,41 @@ from kohya_bucket.trainers.sdscripts.wording import rule_text
 
 
 @dataclass(frozen=True)
-class DatasetOverview:
+class DatasetOverview(PlannedDataset):
     """One dataset.
 
     Attributes:
+        items: the images that are trained, in their buckets.
         read: what the config says of it.
-        images: the images that are trained, in their buckets.
         sizes: [N, 2] their sizes.
         left_out: (key, reason) of the images that are not trained.
         mends: for each of them keys of the config, with values with which it is trained; see `mends_of`.
         turned: EXIF orientations of the images that ask for a turn or a mirroring, which sd-scripts does not do.
-        rows: one for each bucket in use, in the order of `images.buckets`, with what the epoch's plan trains of it.
     """
 
+    items: PlacedDataset
     read: ReadDataset
-    images: PlacedDataset
     sizes: IntArray
     left_out: tuple[tuple[str, str], ...]
     turned: tuple[int, ...] = ()
     mends: tuple[dict[str, Any], ...] = ()
-    rows: tuple[BucketRow, ...] = ()
-
-    @property
-    def items(self) -> PlacedDataset:
-        return self.images
-
-    @property
-    def name(self) -> str:
-        return f"dataset {self.read.config.number}"
-
-    @property
-    def files(self) -> str:
-        return counted(len(self.images.keys), "image")
-
-    @property
-    def remark(self) -> str:
-        skipped = len(self.read.images.skipped)
-        return f", {skipped:,} left out by skip_image_resolution" if skipped else ""
 
     @property
     def focus_cuts(self) -> list[FocusCuts]:
         """What the crops of each resolution cut off the images' focus; none where no focus is set."""
-        focus = self.images.focus
+        focus = self.items.focus
         if focus is None:
             return []
-        return [FocusCuts.from_placement(placement, focus) for placement in self.images.placements]
+        return [FocusCuts.from_placement(placement, focus) for placement in self.items.placements]
 
     def enlarged_per_bucket(self) -> list[tuple[int, float]]:
         """How many images of each bucket in use are scaled up, and how many times at most (of images that shrink, below
         1), in the order of `rows`.
         """
-        image, bucket = self.images.pairs
-        scales = np.stack([enlargement(self.sizes, placement) for placement in self.images.placements])
-        factor = scales[self.images.resolution_of_bucket[bucket], image]
-        parts = by_bucket(factor, bucket, len(self.images.buckets))
+        image, bucket = self.items.pairs
+        scales = np.stack([enlargement(self.sizes, placement) for placement in self.items.placements])
+        factor = scales[self.items.resolution_of_bucket[bucket], image]
+        parts = by_bucket(factor, bucket, len(self.items.buckets))
         return [(int((part > BARELY).sum()), float(part.max(initial=0.0))) for part in parts]
 
     def image_rows(self) -> list[dict[str, Any]]:
@@ -100,15 +81,15 @@ class DatasetOverview:
         Sizes are in pixels; `cut` are pixels of the resized image: left, top, right, bottom.
         """
         rows = []
-        for at in self.images.placements:
+        for at in self.items.placements:
             columns = {
-                "key": self.images.keys,
+                "key": self.items.keys,
                 "size": self.sizes.tolist(),
                 "bucket": at.bucket_sizes.tolist(),
                 "resized": at.resized_sizes.tolist(),
                 "cut": at.cuts.tolist(),
                 "crop_loss": at.crop_loss.tolist(),
-                "repeats": self.images.repeats.tolist(),
+                "repeats": self.items.repeats.tolist(),
             }
             for placed, *values in zip(at.placed.tolist(), *columns.values(), strict=True):
                 if placed:
@@ -117,7 +98,7 @@ class DatasetOverview:
 
     def shown(self, options: AdapterOptions, images: bool) -> DatasetPlan:
         """For a reader and for programs, with `images` also each image."""
-        config, placed = self.read.config, self.images
+        config, placed = self.read.config, self.items
         width, height = config.resolution or (0, 0)
         kind = config.kind.name.lower()
         resolution = f"{width}x{height}" if options.resolutions is None else _resolutions(options)
@@ -223,7 +204,7 @@ def overview(
     nothing = "no-images", "no image can be trained, each for its own reason", "see what is listed as not trained"
     places = [dataset.config.place for dataset in config.datasets]
     placed = place_datasets(places, place, config.findings, nothing)
-    check_unmatched(options, [data.images.focus for data in placed], config.findings)
+    check_unmatched(options, [data.items.focus for data in placed], config.findings)
     return replace(Overview.planned(placed, options, gpus, accumulate), unreadable=frozenset(unreadable))
 
 
@@ -242,7 +223,12 @@ def _place(
     trained = read.sizes[placing.placement.placed]
     without = read.sizes[~placing.placement.placed]
     mends = mends_of(keys, options, without, programs)
-    seen = DatasetOverview(dataset, placing.trained, trained, left_out, turned, tuple(mends))
+    files, skipped = counted(len(placing.trained.keys), "image"), len(images.skipped)
+    remark = f", {skipped:,} left out by skip_image_resolution" if skipped else ""
+    seen = DatasetOverview(
+        placing.trained, dataset, trained, left_out, turned, tuple(mends), name=f"dataset {dataset.config.number}",
+        files=files, remark=remark,
+    )  # fmt: skip
     _check_limits(seen, options, programs, findings)
     return seen
 
