@@ -108,7 +108,7 @@ def bare(config: Path) -> float:
     read = read_config(config)
     assert read.options is not None
     (dataset,) = overview(read, read.options).datasets
-    buckets, counts = np.unique(dataset.images.placement.bucket_sizes, axis=0, return_counts=True)
+    buckets, counts = np.unique(dataset.items.placement.bucket_sizes, axis=0, return_counts=True)
     vae, limit = vae_in(config.parent / "vae"), BatchLimit("cpu")
     with torch.inference_mode():
         batches = []

@@ -181,12 +181,12 @@ def assert_same_plan(mine: Config, others: Any) -> None:
             continue
         other = getattr(other, "dreambooth_dataset_delegate", other)
         infos = other.image_data.values()
-        placement = dataset.images.placement
+        placement = dataset.items.placement
         assert placement.bucket_sizes.tolist() == [list(i.bucket_reso) for i in infos]
         assert placement.resized_sizes.tolist() == [list(i.resized_size) for i in infos]
         assert sum(row.batches for row in dataset.rows) == len(other.buckets_indices)
-        if other.enable_bucket and dataset.images.keys:
-            assert bucket_info(dataset.images) == other.bucket_info
+        if other.enable_bucket and dataset.items.keys:
+            assert bucket_info(dataset.items) == other.bucket_info
         PLACED.append(len(infos))
 
 

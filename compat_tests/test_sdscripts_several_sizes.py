@@ -63,7 +63,7 @@ def test_the_plan_command_counts_the_same_steps(patched, tmp_path, table):
     assert {len(epoch) for epoch in epochs} == {seen.gpus[0].steps}
     assert seen.gpus[0].samples == sum(len(b["image_keys"]) for b in epochs[0])
     assert len(group) == seen.gpus[0].steps
-    assert bucket_info(seen.datasets[0].images) == group.datasets[0].bucket_info
+    assert bucket_info(seen.datasets[0].items) == group.datasets[0].bucket_info
 
 
 def test_merge_trains_fewer_steps_than_keep(patched, tmp_path):
