@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections import namedtuple
 
@@ -14,9 +15,12 @@ from typer.testing import CliRunner
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.cli import app
+from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.trainers.door import environment
+from kohya_bucket.trainers.sdscripts.cache_doctor import human, nbytes_of
 
 SIZES = [(300, 200), (200, 300), (256, 256), (400, 100), (90, 300), (300, 200), (310, 205)]
+Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
@@ -140,6 +144,45 @@ def test_names_are_printed_as_they_are(folder):
     assert "[bold]x[red].png" in run(write(folder)).output
 
 
+def test_a_full_disk(folder, monkeypatch):
+    config = write(folder)
+
+    def free(nbytes):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(nbytes, 0, nbytes))
+
+    free(10_000)
+    found, _ = findings(config, code=1)
+    assert "to write (by model family), 10.0 kB free" in found["disk-full"]["message"]
+    assert 'latent_cache = "shards"' in found["disk-full"]["remedy"]
+    free(200_000)  # 7 images of 256x256 / 16 x 4 B fit, four times as many bytes do not
+    found, _ = findings(config)
+    assert found["disk-full"]["severity"] == "warning"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("format", ["npz", "shards"])
+def test_the_room_that_is_foretold_is_what_files_take(folder, flip, mask, format):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from kohya_bucket.latents import precompute_latents
+    from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+    from tests.latents.stub_encoders import MeanEncoder, dataset_of
+
+    images = sorted(folder.glob("*.png"))
+    for path in images if mask else ():
+        Image.new("RGBA", (640, 480), (90, 60, 30, 7)).save(path)
+    dataset = dataset_of(images, area=(512, 512), min_size=256, max_size=1024, reso_steps=64)
+    out = folder.parent / "out"
+    output = NpzFiles("sd", out) if format == "npz" else out
+    precompute_latents(dataset, MeanEncoder(), output, flip=flip, mask=mask)
+    taken = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    encoding = EncodeOptions("", "float32", "latents", flip, mask, "auto", "")
+    wanted = LatentItems.from_placement(images, dataset.sizes, dataset.placement, encoding, folder)
+    foretold = nbytes_of(wanted, 4 / 64, npz=format == "npz")
+    assert taken * 0.9 < foretold < taken * 1.1
+
+
 @pytest.mark.long
 def test_caches_that_are_there_and_those_that_are_not(folder):
     pytest.importorskip("torch", reason="torch is not installed")
@@ -154,9 +197,6 @@ def test_caches_that_are_there_and_those_that_are_not(folder):
     found, facts = findings(config)
     assert found == {}
     assert facts["latent"] == {"sdxl": "7 of 7 latents are there"}
-    two = folder / "two.toml"
-    two.write_text(2 * config.read_text(encoding="utf-8"), encoding="utf-8")
-    assert findings(two)[1]["latent"] == facts["latent"]
     broken, gone = sorted(folder.glob("*_sdxl.npz"))[:2]
     broken.write_bytes(broken.read_bytes()[:500])
     gone.unlink()
@@ -194,11 +234,12 @@ def test_caches_of_every_version_count(folder, version):
 
 def test_images_that_two_data_sets_share_are_cached_once(folder):
     config = write(folder)
+    before = findings(config)[1]["latent"]["room"]
     config.write_text(2 * config.read_text(encoding="utf-8"), encoding="utf-8")
     _, facts = findings(config)
     assert facts["config"]["dataset 2"] == facts["config"]["dataset 1"]
     assert facts["config"]["decoded"].startswith("7 images")
-    assert facts["latent"] == {"latents": "none are there"}
+    assert facts["latent"]["room"].split(" to write")[0] == before.split(" to write")[0]
 
 
 @pytest.mark.long
@@ -318,6 +359,22 @@ def test_a_torch_without_cuda_beside_a_driver(tmp_path, monkeypatch):
         (fake / "version.py").write_text(f"__version__ = '2.9.0'\n{line}hip = None\n", encoding="utf-8")
         assert environment.cuda_of_torch() == cuda
         assert len(environment.packages_section().findings) == count
+
+
+def test_a_torch_whose_3d_convolutions_are_slow(monkeypatch):
+    for version, model, count in (
+        ("2.9.0", "anima", 1), ("2.9.0+cu128", "qwen-image", 1), ("2.9.1", "anima", 0), ("2.10.0", "wan", 0),
+        ("2.9.0", "sdxl", 0), ("2.9.0", "", 0),
+    ):  # fmt: skip
+        monkeypatch.setattr(environment, "version_of", lambda _, version=version: version)
+        found = [one for one in environment.packages_section(model).findings if one.code == "slow-conv3d"]
+        assert len(found) == count
+
+
+def test_bytes_in_words():
+    assert [human(n) for n in (0, 1500, 2_500_000, 3 * 10**9, 4 * 10**12)] == [
+        "0.0 kB", "1.5 kB", "2.5 MB", "3.0 GB", "4.0 TB",
+    ]  # fmt: skip
 
 
 def test_it_begins_with_what_stops_the_training(folder, command_line) -> None:

@@ -53,7 +53,7 @@ class AiToolkit(Trainer):
 
         job = read_job(asked.file)
         yield job_section(job, tell.progress, decode=not quick)
-        yield packages_section()
+        yield packages_section(job.arch)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

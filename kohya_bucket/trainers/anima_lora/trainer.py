@@ -36,7 +36,7 @@ class AnimaLora(Trainer):
         from kohya_bucket.trainers.door.environment import packages_section
 
         yield resized_section(asked.file, load_source(asked.file, self.name).data)
-        yield packages_section()
+        yield packages_section("anima")
 
 
 TRAINER = AnimaLora()

@@ -13,9 +13,14 @@ from pathlib import Path
 from kohya_bucket.extras import EXTRAS
 from kohya_bucket.trainers.door.findings import Section
 
+_OF_FRAMES = ("anima", "qwen", "wan", "hunyuan_video", "framepack", "kandinsky", "krea", "ltx")  # how their names begin
 
-def packages_section() -> Section:
-    """This Python, this package's version, and which packages of its extras are there."""
+
+def packages_section(model: str = "") -> Section:
+    """This Python, this package's version, and which packages of its extras are there.
+
+    `model` is what is cached, as far as it is known: some have VAEs that a version of PyTorch makes slow.
+    """
     section = Section("this environment", [
         ("kohya-bucket", version_of("kohya-bucket") or "run from a folder, not installed"),
         ("Python", f"{platform.python_version()} ({sys.executable})"),
@@ -28,6 +33,13 @@ def packages_section() -> Section:
         section.facts.append(("absent", ", ".join(absent)))
     if version_of("torch"):
         _check_cuda(section)
+    if version_of("torch").partition("+")[0] == "2.9.0" and model.replace("-", "_").startswith(_OF_FRAMES):
+        section.findings.warning(
+            "slow-conv3d", "",
+            f"torch 2.9.0 computes 3D convolutions in bfloat16 four times slower, and with up to 17 times the memory: "
+            f"the VAE of {model} is made of them (pytorch #166122, #166643)",
+            "torch 2.9.1 with cuDNN 9.15, or 2.10",
+        )  # fmt: skip
     return section
 
 

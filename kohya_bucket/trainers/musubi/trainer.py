@@ -71,7 +71,7 @@ class MusubiTuner(Trainer):
 
         read = _read(asked)
         yield config_section(read, tell.progress, decode=not quick)
-        yield packages_section()
+        yield packages_section(read.model.full_name)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

@@ -107,7 +107,7 @@ class SdScripts(Trainer):
             if not quick:
                 tell.say("importing sd-scripts in a process of its own …")
             yield checkout_section(checkout, imported=not quick)
-        yield packages_section()
+        yield packages_section(programs.family)
 
     def subjects(
         self, asked: Asked, batch_size: int | None, reader: HeaderReader

@@ -16,6 +16,7 @@ import kohya_bucket
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.trainers.ai_toolkit.config import read_job
+from kohya_bucket.trainers.door import environment
 from tests.cli.test_preview import mistakes
 from tests.command_line import command_line
 from tests.pictures import make_pictures
@@ -297,6 +298,14 @@ def test_doctor_and_commands_that_do_not_take_it(tmp_path, job, command_line):
         code, _, err = command_line(*arguments)
         assert code == 2
         assert "ai-toolkit" in err
+
+
+def test_doctor_knows_of_which_model_the_vae_is_slow(job, command_line, monkeypatch):
+    monkeypatch.setattr(environment, "version_of", lambda _: "2.9.0")
+    for arch, slow in (("qwen_image_edit", True), ("wan22_14b_i2v", True), ("ltx2.3", True), ("flux", False)):
+        out = command_line("doctor", job(model={"arch": arch}), "--json", "--quick")[1]
+        codes = [one["code"] for section in json.loads(out)["sections"] for one in section["findings"]]
+        assert ("slow-conv3d" in codes) == slow
 
 
 def test_a_list_that_windows_reads_in_its_code_page(tmp_path, job, command_line, monkeypatch):
