@@ -74,13 +74,11 @@ def numpy_of(column: Any) -> npt.NDArray[Any]:
     return np.frombuffer(data, {"float": "float32", "halffloat": "float16"}.get(name, name))[here]
 
 
-def holds_plain(column: Any, *, numbers: bool = True) -> bool:
-    """Whether a column holds texts or, with `numbers`, numbers, dictionary-encoded or not."""
+def holds_plain(column: Any) -> bool:
+    """Whether a column holds texts or numbers, dictionary-encoded or not."""
     pa, _ = pyarrow_modules()
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if str(kind) in TEXTS:
-        return True
-    return numbers and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return str(kind) in TEXTS or bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def checked_numbers(column: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -26,7 +26,7 @@ from kohya_bucket.buckets.focus import NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import ConfigError, as_damage
-from kohya_bucket.images.arrow_files import bounded_table, holds_plain
+from kohya_bucket.images.arrow_files import bounded_table
 from kohya_bucket.images.formats import in_short
 from kohya_bucket.images.listing import are_there, file_key
 from kohya_bucket.images.remote import is_url
@@ -108,8 +108,6 @@ def _none(count: int) -> FloatArray:
 def _parquet(path: str, data: bytes) -> tuple[list[str], FloatArray]:
     with as_damage(f"{path}: cannot be read as a table with the columns image and focus", error=ConfigError):
         table = bounded_table(data, ["image", "focus"])
-        if not holds_plain(table.column("image"), numbers=False):
-            raise ValueError(f"its column 'image' holds {table.column('image').type}, but must hold texts")
         return _columns(table.to_pylist(), lambda k: f"{path}, row {k + 1}")
 
 

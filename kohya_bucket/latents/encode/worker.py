@@ -32,7 +32,6 @@ from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.latents.vae.encoder import BatchEncoder, Running, noise_seed
-from kohya_bucket.texts import counted
 
 if TYPE_CHECKING:
     import torch
@@ -339,11 +338,9 @@ class StoreSink:
         self.writer = StoreWriter(root, images_root=images_root, **options)
         self.store = LatentStore(root)
         self.notes, self.refused = list[str](), dict[int, str]()
-        self._replaced, self._stale = self.store.replaced_rows(), 0
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
         comparison = compare(self.store, self._wanted)
-        self._stale = int((comparison.to_do & (comparison.at >= 0)).sum())
         return comparison.to_do, comparison.counts()
 
     def write(self, batch: EncodedBatch) -> None:
@@ -361,15 +358,7 @@ class StoreSink:
         """Index the store, with changed captions and newly requested hashes, which need no encoding."""
         self.store.refresh()
         write_manifest(self.store, wanted.with_newer_texts(self.store))
-        # A run replaces the rows that it found stale. If more were replaced, another run encoded the same items.
-        twice = self.store.replaced_rows() - self._replaced - self._stale
-        if twice <= 0 or len(wanted) != len(self._wanted):
-            return []
-        return [
-            f"{counted(twice, 'item')} were encoded twice, because another run wrote into the same store at the same "
-            "time; nothing is damaged, and `kohya-bucket cache prune` frees the space. For several GPUs start one run "
-            "by torchrun"
-        ]
+        return []
 
 
 def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:

@@ -29,10 +29,9 @@ from kohya_bucket.latents.store.storage import (
 )
 
 SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
-_MANIFEST = re.compile(r"manifest-\d+-[0-9a-f]+\.parquet")
+_MANIFEST = re.compile(r"manifest-[0-9]{1,20}-[0-9a-f]+\.parquet")
 _VERSION = 1
 _MARK = b"kohya_bucket.latents"
-_DIGITS = 20
 _MOST_TEXT = 1 << 16
 _MOST_MANIFEST = 1 << 36  # 100 million items with long captions have 10 GB
 
@@ -144,8 +143,7 @@ class Layout:
 
 
 def _number(manifest: StorePath) -> int:
-    digits = manifest.name.split("-")[1]
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS else -1
+    return int(manifest.name.split("-")[1])
 
 
 def content_of(manifest: StorePath) -> str:
