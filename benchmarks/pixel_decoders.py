@@ -8,8 +8,6 @@ import io
 import numpy as np
 from PIL import Image
 
-from kohya_bucket.images.pixels import load_picture
-
 
 def by_pillow(image, _):
     def decode(data):
@@ -57,10 +55,6 @@ DECODERS = {
     "simplejpeg, any eighth": (
         "simplejpeg",
         lambda s, to: lambda d: s.decode_jpeg(d, min_width=to[0], min_height=to[1]),
-    ),
-    "simplejpeg, as `fast`": (
-        "simplejpeg",
-        lambda _, to: lambda d: load_picture(d, fit=lambda _: to).pixels,
     ),
     "spdl-io": ("spdl.io", by_spdl),
     "spdl-io, and shrunk": ("spdl.io", lambda s, to: by_spdl(s, to, scale=True)),

@@ -1,4 +1,4 @@
-"""CPU time for one image: datasets side by side with bucketsampler, decoders, and the error of "fast".
+"""CPU time for one image: datasets side by side with bucketsampler, and decoders.
 
     python benchmarks/pixels.py [--images 6] [--runs 7] [--bucketsampler DIR] [--output FILE]
 
@@ -31,8 +31,6 @@ from pixel_encoding import encoding
 
 from kohya_bucket import BucketedDataset, KohyaBuckets
 from kohya_bucket.images import pixels as pixels_module
-from kohya_bucket.images import resize
-from kohya_bucket.images.pixels import load_picture
 
 CASES = {"3.8 MP to 512": ((2250, 1688), 512), "1280 px to 1024": ((1280, 1280), 1024),
          "4 MP to 1024": ((2310, 1732), 1024)}  # fmt: skip
@@ -85,55 +83,27 @@ SWITCHED = {"simplejpeg": lambda work: work, "Pillow": without_simplejpeg}
 
 
 def items(folder, options):
-    """Rows of datasets' items, and of the error of "fast"."""
-    rows, errors = [], []
+    """Rows of datasets' items."""
+    rows = []
     for case, (size, side) in CASES.items():
         paths = [folder / f"{case}-{k}.jpg" for k in range(options.images)]
         for k, path in enumerate(paths):
             picture(size, k).save(path, quality=90)
         rule = KohyaBuckets(side, 256, 2048)
-        exact, fast = (BucketedDataset(paths, rule, decode=decode) for decode in ("exact", "fast"))
+        ours = BucketedDataset(paths, rule)
         contestants = {}
         if options.bucketsampler:
             peer = importlib.import_module("bucketsampler")
             module = importlib.import_module("bucketsampler.torch")
-            height, width = exact[0]["image"].shape[1:]
+            height, width = ours[0]["image"].shape[1:]
             theirs = module.BucketedDataset(paths, peer.FixedBuckets(peer.BucketSet.from_dims([(width, height)])))
-            assert theirs[0]["image"].shape == exact[0]["image"].shape
+            assert theirs[0]["image"].shape == ours[0]["image"].shape
             contestants["bucketsampler"] = [lambda k=k, d=theirs: d[k] for k in range(len(paths))]
-        for name, dataset in (("exact", exact), ("fast", fast)):
-            for extra, wrap in SWITCHED.items():
-                calls = [wrap(lambda k=k, d=dataset: d[k]) for k in range(len(paths))]
-                contestants[f"`{name}`, {extra}"] = calls
+        for name, wrap in SWITCHED.items():
+            contestants[f"ours, {name}"] = [wrap(lambda k=k, d=ours: d[k]) for k in range(len(paths))]
         found = in_turn(contestants, options.runs)
         base = found.get("bucketsampler")
         rows += [(case, name, ms, ms / base if base else None) for name, ms in found.items()]
-        got = [(exact[k]["image"], fast[k]["image"]) for k in range(len(paths))]
-        levels = torch.stack([(b - a) * 127.5 for a, b in got])
-        errors.append((case, exact, *error_of(levels.numpy())))
-    return rows, errors
-
-
-def error_of(levels):
-    square = float(np.mean(np.square(levels, dtype=np.float64)))
-    psnr = 10 * np.log10(255**2 / square) if square else float("inf")
-    return float(np.abs(levels).mean()), float(np.abs(levels).max()), psnr
-
-
-def fractions():
-    """Error of a fraction, and of Pillow's own filters, against the area filter on the whole image."""
-    rows = []
-    file = io.BytesIO()
-    picture((2250, 1688), 0).save(file, "JPEG", quality=90)
-    whole = load_picture(file.getvalue())
-    for times in (2, 3, 3.9, 4, 6, 7.9, 8, 12):
-        to = int(2250 / times), int(1688 / times)
-        want = resize.resize_and_crop(whole.pixels, to, to, "area").astype(int)
-        part = load_picture(file.getvalue(), fit=lambda _, to=to: to)
-        extent = 2250 / part.scale, 1688 / part.scale
-        found = resize.resize_and_crop(part.pixels, to, to, extent=extent)
-        bicubic = np.asarray(Image.fromarray(whole.pixels).resize(to, Image.Resampling.BICUBIC))
-        rows.append((times, part.scale, error_of(found - want), error_of(bicubic - want)))
     return rows
 
 
@@ -171,7 +141,7 @@ def main() -> None:
     if options.bucketsampler:
         sys.path.insert(0, str(options.bucketsampler))
     with tempfile.TemporaryDirectory() as folder:
-        rows, errors = items(Path(folder), options)
+        rows = items(Path(folder), options)
         waits = encode(Path(folder), options)
     lines = ["| JPEG | an item of | ms of CPU | / bucketsampler |", "| --- | --- | ---: | ---: |"]
     lines += [f"| {case} | {name} | {ms:.1f} | {'-' if ratio is None else f'{ratio:.2f}'} |"
@@ -187,13 +157,6 @@ def main() -> None:
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     if missing:
         lines += ["", f"Not measured: {'; '.join(missing)}."]
-    lines += ["", '| `decode="fast"` against `"exact"` | mean, of 255 | largest | PSNR, dB |',
-              "| --- | ---: | ---: | ---: |"]  # fmt: skip
-    lines += [f"| {case} | {mean:.2f} | {most:.0f} | {psnr:.1f} |" for case, _, mean, most, psnr in errors]
-    lines += ["", "| 2250x1688, shrunk by | decoded at | mean | largest | PSNR, dB | Pillow's bicubic: mean | largest |"
-              " PSNR, dB |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
-    lines += [f"| {times} | 1/{scale} | {mine[0]:.2f} | {mine[1]:.0f} | {mine[2]:.1f} | {its[0]:.2f} | {its[1]:.0f} | "
-              f"{its[2]:.1f} |" for times, scale, mine, its in fractions()]  # fmt: skip
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0
     turbo = features.version("libjpeg_turbo")
     lines += ["", f"{options.images} images, {options.runs} runs; {os.cpu_count()} cores, load average {load:.1f} at "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,14 @@ from kohya_bucket.datasets.items import (
     register_bucket_collation,
 )  # fmt: skip
 from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_images
-from kohya_bucket.datasets.sources import FastSource, FileSource, ImageSource, checked_sizes
+from kohya_bucket.datasets.sources import FileSource, ImageSource, checked_sizes
 from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.listing import are_there
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import Fit, Picture, explained
+from kohya_bucket.images.pixels import Pixels, explained
 from kohya_bucket.images.remote import is_url
 from kohya_bucket.texts import counted, one_line, some
 
@@ -104,9 +104,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         pixel_range: what `image` lies in: (-1, 1), or (0, 1).
         interpolation: "auto" (area down, Lanczos up) or one of
             `kohya_bucket.images.resize.INTERPOLATIONS`.
-        decode: "exact", or "fast": JPEG are decoded at a half, a quarter or an eighth where that is still not below
-            the resized size, and others are shrunk with torch's filter. Sizes, buckets and crops stay; pixels differ a
-            little, see docs/tutorial-loop.md.
         on_bad_image: "leave_out", as said above, or "stop": an image whose pixels cannot be read is an error.
         obey_exif: turn images upright as their EXIF asks; trainers do not, so this is off.
         num_workers: at most this many threads or processes to read headers with; 0: none; None: as measured.
@@ -145,7 +142,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         focus: str | os.PathLike[str] | npt.ArrayLike | None = None,
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
-        decode: str = "exact",
         on_bad_image: str = "leave_out",
         obey_exif: bool = False,
         num_workers: int | None = None,
@@ -153,7 +149,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
     ) -> None:
         # before the headers of a million files are read
         check_rule(rule)
-        settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
+        settings = ItemSettings(transform, pixel_range, interpolation, on_bad_image)
         source = FileSource(
             paths, captions=captions, metadata_cache=metadata_cache, obey_exif=obey_exif,
             workers=num_workers if num_workers != 0 else 1, progress=progress,
@@ -166,8 +162,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         """A dataset over anything that has the five methods of `ImageSource`. Settings are as for the class.
 
         Raises:
-            KohyaBucketError: `source` lacks one of them, or has another number of sizes than images; or it cannot
-                decode at a fraction and is asked to.
+            KohyaBucketError: `source` lacks one of them, or has another number of sizes than images.
         """
         dataset = cls.__new__(cls)
         check_rule(rule)
@@ -229,7 +224,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.source = source
         self.rule = rule
         self.settings = settings
-        self.sizes, unreadable = checked_sizes(source, settings.fast)
+        self.sizes, unreadable = checked_sizes(source)
         self._unreadable = {i: reason for i, _, reason in unreadable}
         placement = place(rule, self.sizes, self.focus)
         if placement.bucket_set is None or not placement.placed.any():
@@ -289,7 +284,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         first: KohyaBucketError | None = None
         for other in self._candidates(number, at, in_batch):
             try:
-                picture = self._picture(other, at)
+                pixels = self._pixels(other)
             except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
                 raise
             except KohyaBucketError as error:
@@ -297,7 +292,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
                     raise
                 first = first or error
                 continue
-            item = self._item(other, at, picture)
+            item = self._item(other, at, pixels)
             if first is not None:
                 in_batch.add(other)
                 if not self._left_out[number]:
@@ -311,30 +306,21 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         yield number
         yield from spare_images(np.flatnonzero(self.bucket_indices == at), in_batch, number)
 
-    def _fit(self, number: int, at: int) -> Fit:
-        def fit(size: tuple[int, int]) -> tuple[int, int]:
-            if at != self.bucket_indices[number] or size != as_pair(self.sizes[number]):
-                return cover_size(size, self.bucket_set[at])
-            width, height = self.resized_sizes[number].tolist()
-            return width, height
-
-        return fit
-
-    def _picture(self, number: int, at: int) -> Picture:
-        if self.settings.fast:
-            picture = cast("FastSource", self.source).picture(number, self._fit(number, at))
-        else:
-            picture = Picture.whole(self.source.pixels(number))
+    def _pixels(self, number: int) -> Pixels:
+        pixels = self.source.pixels(number)
         try:
-            check_size(picture, as_pair(self.sizes[number]))
+            check_size(pixels, as_pair(self.sizes[number]))
         except UnreadableImageError as error:
             raise explained(self.source.name(number), error) from error
-        return picture
+        return pixels
 
-    def _item(self, number: int, at: int, picture: Picture) -> dict[str, Any]:
+    def _item(self, number: int, at: int, pixels: Pixels) -> dict[str, Any]:
+        resized = as_pair(self.resized_sizes[number])
+        if at != self.bucket_indices[number]:
+            resized = cover_size(as_pair(self.sizes[number]), self.bucket_set[at])
         name, caption = self.source.name(number), self.source.caption(number)
         focus = None if self.focus is None else self.focus[number : number + 1]
-        item = self.settings.item(picture, self.bucket_set[at], self._fit(number, at), name, caption, focus)
+        item = self.settings.item(pixels, self.bucket_set[at], resized, name, caption, focus)
         item["bucket_idx"] = at
         return item
 

@@ -24,7 +24,7 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import Fit, Picture, to_pixels
+from kohya_bucket.images.pixels import Pixels, to_pixels
 from kohya_bucket.images.resize import require_filter, resize_and_crop, to_floats
 
 
@@ -94,20 +94,7 @@ def to_unit_tensor(pixels: npt.NDArray[np.uint8], pixel_range: PixelRange = (-1,
     return tensor
 
 
-def shrink_fast(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
-    """[H, W, C] -> [height, width, C] of `size` (width, height), which is not larger in either side.
-
-    Torch's bilinear filter, widened so that every pixel counts: a third to two thirds of the area filter's time, and as
-    close to it as Pillow's bicubic filter is (`benchmarks/pixels.py`). The channels lie one after the other in memory.
-    """
-    image = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).permute(2, 0, 1)[None]
-    smaller = torch.nn.functional.interpolate(image, (size[1], size[0]), mode="bilinear", antialias=True)
-    shrunk: npt.NDArray[np.uint8] = smaller[0].permute(1, 2, 0).numpy()
-    return shrunk
-
-
 Transform = Callable[[torch.Tensor], torch.Tensor]
-_BY_AREA = ("auto", "area")
 
 
 class ItemKeywords(TypedDict, total=False):
@@ -116,7 +103,6 @@ class ItemKeywords(TypedDict, total=False):
     transform: Transform | None
     pixel_range: PixelRange
     interpolation: str
-    decode: str
     on_bad_image: str
 
 
@@ -135,64 +121,47 @@ class ItemSettings:
     """How items are made of images, see `BucketedDataset`.
 
     Raises:
-        KohyaBucketError: a transform that is neither None nor a function; a range of pixels, a filter or a decoding
-            that does not exist, or two that do not go together; another way with bad images.
+        KohyaBucketError: a transform that is neither None nor a function; a range of pixels or a filter that does not
+            exist; another way with bad images.
     """
 
     transform: Transform | None = None
     pixel_range: PixelRange = (-1, 1)
     interpolation: str = "auto"
-    decode: str = "exact"
     on_bad_image: str = "leave_out"
 
     def __post_init__(self) -> None:
         if self.transform is not None and not callable(self.transform):
             raise KohyaBucketError(f"transform is {self.transform!r}, but must be a function of a [3, H, W] tensor")
         check_pixel_range(self.pixel_range)
-        one_of("decode", self.decode, ("exact", "fast"), KohyaBucketError)
         one_of("on_bad_image", self.on_bad_image, ON_BAD_IMAGE, KohyaBucketError)
-        if self.fast and self.interpolation not in _BY_AREA:
-            raise KohyaBucketError(
-                f"decode='fast' chooses the filter itself, but interpolation is {self.interpolation!r}: leave out one "
-                "of them"
-            )
-        if not self.fast:
-            require_filter(self.interpolation)
-
-    @property
-    def fast(self) -> bool:
-        """JPEG are decoded at a fraction; other filters, Pillow's and torch's, shrink in place of the area filter."""
-        return self.decode == "fast"
+        require_filter(self.interpolation)
 
     def item(
-        self, picture: Picture, bucket: Bucket, fit: Fit, path: str, caption: str, focus: FloatArray | None = None
-    ) -> Item:
+        self, pixels: Pixels, bucket: Bucket, resized: tuple[int, int], path: str, caption: str,
+        focus: FloatArray | None = None,
+    ) -> Item:  # fmt: skip
         """The dict that `BucketedDataset` describes.
 
         Args:
-            picture: pixels are [H, W, 3] uint8.
-            fit: from the image's size to that which it is scaled to before the crop, both (width, height).
+            pixels: [H, W, 3] uint8.
+            resized: (width, height) that the image is scaled to before the crop.
             focus: [1, 4] what the crop keeps, in shares; None or NaN: the crop is in the middle.
 
         Raises:
             KohyaBucketError: pixels of another shape or type, or `transform` returned nothing.
         """
-        pixels, size, scale = picture
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             raise KohyaBucketError(
                 f"pixels of {path} are {pixels.dtype} of shape {list(pixels.shape)}, but must be uint8 [H, W, 3]"
             )
-        # Decoded at a fraction, an image may end within its last pixel.
-        extent = None if scale == 1 else (size[0] / scale, size[1] / scale)
-        resized, sides, cut = fit(size), (np.array([bucket.width]), np.array([bucket.height])), None
+        size, cut = (pixels.shape[1], pixels.shape[0]), None
+        sides = np.array([bucket.width]), np.array([bucket.height])
         crop = geometry.crop_ltrb(*sides, np.array([bucket.aspect_ratio]), np.array([size[0] / size[1]]))
         if focus is not None and not np.isnan(focus).any():
             cuts, crop = moved_crops(focus, np.array([resized]), np.array([bucket.as_tuple()]), crop)
             cut = as_pair(cuts[0])
-        fitted = resize_and_crop(
-            pixels, resized, bucket.as_tuple(), self.interpolation, cut, extent=extent,
-            shrink=shrink_fast if self.fast else None,
-        )  # fmt: skip
+        fitted = resize_and_crop(pixels, resized, bucket.as_tuple(), self.interpolation, cut)
         tensor = to_unit_tensor(fitted, self.pixel_range)
         image = tensor if self.transform is None else self.transform(tensor)
         if image is None:
@@ -209,11 +178,11 @@ class ItemSettings:
         )
 
 
-def check_size(picture: Picture, size: tuple[int, int]) -> None:
+def check_size(pixels: Pixels, size: tuple[int, int]) -> None:
     """Raises `UnreadableImageError` for an image whose bucket was chosen for another (width, height), since it has
     changed or its size was stated wrongly: most of it might be cut off."""
-    if picture.size != size:
-        width, height = picture.size
+    height, width = pixels.shape[:2]
+    if (width, height) != size:
         raise UnreadableImageError(f"{width}x{height} pixels, but {size[0]}x{size[1]} when its bucket was chosen")
 
 

@@ -23,7 +23,7 @@ from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import NO_IMAGE, Fit, Picture, explained, load_picture, to_pixels
+from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_picture, to_pixels
 from kohya_bucket.images.remote import fetched
 
 _METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
@@ -59,42 +59,28 @@ class ImageSource(Protocol):
         """Its path, or whatever else tells a person which image it is."""
 
 
-class FastSource(ImageSource, Protocol):
-    """What else `decode="fast"` needs. Without a `fit`, the image is whole."""
-
-    def pixels(self, index: int) -> npt.NDArray[np.uint8]:
-        return self.picture(index).pixels
-
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
-        """One image, [h, w, 3] uint8, perhaps at a fraction of its size; with `scale` 1 whole.
-
-        `fit(size)` tells to what size (width, height) an image of `size` will be resized; [h, w] must not be below.
-        """
-
-
-class CellSource(FastSource, Protocol):
-    """A source of this package: each image is in a cell, see `cell_picture`."""
+class CellSource(ImageSource, Protocol):
+    """A source of this package: each image is in a cell, see `cell_pixels`."""
 
     _obey_exif: bool
 
     def cell(self, index: int) -> Any:
         """What holds an image. `UnreadableImageError` where nothing can be read."""
 
-    def picture(self, index: int, fit: Fit | None = None) -> Picture:
+    def pixels(self, index: int) -> Pixels:
         try:
-            return cell_picture(self.cell(index), self._obey_exif, fit)
+            return cell_pixels(self.cell(index), self._obey_exif)
         except UnreadableImageError as error:
             raise explained(self.name(index), error) from error
 
 
-def checked_sizes(source: ImageSource, fast: bool) -> SourceSizes:
+def checked_sizes(source: ImageSource) -> SourceSizes:
     """Sizes of a source that anybody may have written.
 
     Raises:
-        KohyaBucketError: it lacks a method, `picture` with `decode="fast"`, or gives another number of sizes.
+        KohyaBucketError: it lacks a method, or gives another number of sizes.
     """
-    names = (*_METHODS, "picture") if fast else _METHODS
-    if missing := [name for name in names if not hasattr(source, name)]:
+    if missing := [name for name in _METHODS if not hasattr(source, name)]:
         raise KohyaBucketError(f"source is a {type(source).__name__} without {', '.join(missing)}: see ImageSource")
     columns = source.read_sizes()
     if (shape := np.shape(columns[0])) != (len(source), 2):
@@ -109,7 +95,7 @@ def at_rest(cell: Any) -> Any:
     """The cell, or an equal one that holds no file: Pillow keeps that of an image open until it is decoded.
 
     Such an image is read into memory as it lies in its file. Where that would not give the same one again (a later
-    frame, a JPEG that is to be decoded smaller), or the file cannot be read again, it is decoded. What is broken stays
+    frame, a JPEG with a draft), or the file cannot be read again, it is decoded. What is broken stays
     as it is, and fails where it is decoded. The image itself belongs to the caller, and is not closed.
     """
     file = getattr(cell, "fp", None) if isinstance(cell, ImageFile.ImageFile) else None
@@ -138,7 +124,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
-    """(width, height) of what `cell_picture` returns; nothing is decoded.
+    """(width, height) of what `cell_pixels` returns; nothing is decoded.
 
     Raises:
         UnreadableImageError: empty, broken, or of a shape that no image has.
@@ -153,19 +139,19 @@ def cell_size(cell: Any, obey_exif: bool) -> tuple[int, int]:
     return width, height
 
 
-def cell_picture(cell: Any, obey_exif: bool, fit: Fit | None = None) -> Picture:
-    """The cell; encoded images are turned upright if `obey_exif`, and JPEG decoded at a fraction as `fit` allows.
+def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
+    """[H, W, 3] the image in a cell; encoded ones are turned upright if `obey_exif`.
 
     Raises:
         UnreadableImageError: empty, broken, of a shape that no image has, or floats outside [0, 1].
     """
     if isinstance(cell, Image.Image):
-        return Picture.whole(to_pixels(cell))
+        return to_pixels(cell)
     encoded = _encoded(cell)
     if encoded is None:
-        return Picture.whole(_as_rgb(_as_height_width(_array(cell))))
+        return _as_rgb(_as_height_width(_array(cell)))
     try:
-        return load_picture(encoded, obey_exif=obey_exif, fit=fit)
+        return load_picture(encoded, obey_exif=obey_exif)
     except NO_IMAGE as error:
         raise UnreadableImageError(str(error)) from error
 

@@ -29,7 +29,7 @@ from kohya_bucket.datasets.items import (
     check_size,
     register_bucket_collation,
 )
-from kohya_bucket.datasets.sources import at_rest, cell_picture, cell_size, column_of, content_of
+from kohya_bucket.datasets.sources import at_rest, cell_pixels, cell_size, column_of, content_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.pixels import explained
@@ -195,20 +195,13 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         stream: an iterable of mappings, or a function that returns one for each pass.
         rule: the rule; one that decides by a single image's size (all but those that look at counts).
         batch_size: images per batch and rank.
-        image_column: key of a sample; images may be all that `from_hf` accepts.
-        caption_column: the same of captions.
-        name_column: the same of names.
+        image_column, caption_column, name_column: keys of a sample; images may be all that `from_hf` accepts.
         buffer_size: images that wait for others of their bucket, over all ranks, per worker.
         shuffle: draw buckets and images at random from the buffer; otherwise batches leave when complete.
         remainder: "keep", "pad" or "drop", as for `plan_epoch`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
-        num_replicas: how many processes train; by default those of torch.distributed, or 1.
-        rank: which of them this is; by default that of torch.distributed, or 0.
-        transform: as for `BucketedDataset.from_hf`.
-        pixel_range: as for `BucketedDataset.from_hf`.
-        interpolation: as for `BucketedDataset.from_hf`.
-        decode: as for `BucketedDataset.from_hf`.
-        obey_exif: as for `BucketedDataset.from_hf`.
+        num_replicas, rank: how many processes train, and which of them this is; by default as torch.distributed knows.
+        transform, pixel_range, interpolation, obey_exif: as for `BucketedDataset.from_hf`.
         on_bad_image: "leave_out": an image whose header is sound and whose pixels are not is named, and another of its
             batch is trained twice; "stop": it ends the pass.
 
@@ -244,12 +237,11 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         transform: Transform | None = None,
         pixel_range: PixelRange = (-1, 1),
         interpolation: str = "auto",
-        decode: str = "exact",
         on_bad_image: str = "leave_out",
         obey_exif: bool = True,
     ) -> None:
         check_rule(rule)
-        self._settings = ItemSettings(transform, pixel_range, interpolation, decode, on_bad_image)
+        self._settings = ItemSettings(transform, pixel_range, interpolation, on_bad_image)
         batch_size, buffer_size = integer("batch_size", batch_size), integer("buffer_size", buffer_size)
         if isinstance(stream, Mapping) or not (callable(stream) or isinstance(stream, Iterable)):
             raise KohyaBucketError(
@@ -404,13 +396,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
 
     def _item(self, bucket: Bucket, sample: _Sample) -> Item:
         cell, size, resized, name, caption = sample
-
-        def fit(_: tuple[int, int]) -> tuple[int, int]:
-            return resized
-
-        picture = cell_picture(cell, self._obey_exif, fit if self._settings.fast else None)
-        check_size(picture, size)
-        return self._settings.item(picture, bucket, fit, name, caption)
+        pixels = cell_pixels(cell, self._obey_exif)
+        check_size(pixels, size)
+        return self._settings.item(pixels, bucket, resized, name, caption)
 
 
 class _Comparison:

@@ -116,7 +116,7 @@ def dataset_from_shards(
         caption: ending of the member with the caption, such as "txt", or "json" for a text under the key "caption";
             None for no captions.
         obey_exif: turn images upright as their EXIF asks.
-        settings: transform, pixel_range, interpolation, decode and on_bad_image, as for `BucketedDataset`.
+        settings: transform, pixel_range, interpolation and on_bad_image, as for `BucketedDataset`.
 
     Raises:
         KohyaBucketError: a shard is missing, no tar, compressed, changed while it is used, or behind a URL.

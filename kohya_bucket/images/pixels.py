@@ -2,10 +2,9 @@
 
 Source: `load_image` of kohya-ss/sd-scripts.
 
-JPEG are decoded at full, half, quarter or eighth size, and by simplejpeg if it is installed: its libjpeg-turbo takes
-half of Pillow's time for the same bits (`benchmarks/pixels.py`). Since Pillow may be built with another libjpeg, both
-decode a small test picture before simplejpeg is trusted. Files that it refuses (it is stricter with damage) are left to
-Pillow.
+JPEG are decoded by simplejpeg if it is installed: its libjpeg-turbo takes half of Pillow's time for the same bits
+(`benchmarks/pixels.py`). Since Pillow may be built with another libjpeg, both decode a small test picture before
+simplejpeg is trusted. Files that it refuses (it is stricter with damage) are left to Pillow.
 """
 
 from __future__ import annotations
@@ -32,29 +31,8 @@ from kohya_bucket.images.scan import Job, ScanTask
 from kohya_bucket.inputs import open_input
 
 Pixels = npt.NDArray[np.uint8]
-Fit = Callable[[tuple[int, int]], tuple[int, int]]  # from an image's size to that which it is resized to
 _FORMATS = ("JPEG", "MPO")
-_LEAST = 16  # pixels; smaller sizes do not tell fractions apart
 NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for damaged files
-
-
-class Picture(NamedTuple):
-    """A decoded image.
-
-    Attributes:
-        pixels: [H, W, C] uint8; may be read-only.
-        size: (width, height) of the original image.
-        scale: its sides were divided by this during decoding.
-    """
-
-    pixels: Pixels
-    size: tuple[int, int]
-    scale: int = 1
-
-    @classmethod
-    def whole(cls, pixels: Pixels) -> Picture:
-        """An image at full size."""
-        return cls(pixels, (pixels.shape[1], pixels.shape[0]))
 
 
 def load_pixels(
@@ -71,7 +49,7 @@ def load_pixels(
     """
     try:
         source = fetched(fspath(path)) if fetch is None else fetch()
-        return load_picture(source, alpha=alpha).pixels
+        return load_picture(source, alpha=alpha)
     except KohyaBucketError:
         raise
     except NO_IMAGE as error:
@@ -83,22 +61,14 @@ def explained(name: str | PathLike[str], error: Exception) -> KohyaBucketError:
     return KohyaBucketError(f"{name}: {not_decoded(error)}; {what_to_do(str(error))}")
 
 
-def load_picture(
-    source: str | PathLike[str] | bytes, *, alpha: bool = False, obey_exif: bool = False, fit: Fit | None = None
-) -> Picture:
-    """Load a file, or its bytes.
-
-    Args:
-        alpha: as [H, W, 4] RGBA.
-        obey_exif: turn the image upright.
-        fit: the size to which an image of a given size (upright, if turned) will be resized. A JPEG is decoded at the
-            smallest of 1/1, 1/2, 1/4 and 1/8 at which neither side is below it; None: at full size.
+def load_picture(source: str | PathLike[str] | bytes, *, alpha: bool = False, obey_exif: bool = False) -> Pixels:
+    """Load a file, or its bytes, as `load_pixels`; with `obey_exif` the image is turned upright.
 
     Raises:
         NO_IMAGE: the file is missing, broken or not an image.
     """
     with _opened(source) as image:
-        return _picture(image, alpha, obey_exif, fit)
+        return _pixels(image, alpha, obey_exif)
 
 
 @contextmanager
@@ -117,23 +87,15 @@ def _opened(source: str | PathLike[str] | bytes) -> Iterator[Image.Image]:
             raise OSError(f"no memory for its {image.width:,}x{image.height:,} pixels") from None
 
 
-def _picture(image: Image.Image, alpha: bool, obey_exif: bool, fit: Fit | None) -> Picture:
-    size, scale = image.size, 1
-    orientation = orientation_in(image) if obey_exif and image.format in _FORMATS else 1
-    swaps = orientation in (5, 6, 7, 8)  # width and height
-    if fit is not None:
-        wanted = fit(size[::-1])[::-1] if swaps else fit(size)
-        scale = draft(image, wanted, divides=orientation != 1)  # turning would move a partial pixel to another edge
-    pixels = None
-    is_plain = orientation == 1 and image.format in _FORMATS and image.mode == "RGB"
-    if is_plain and image.fp is not None and (module := _simplejpeg()) is not None:
+def _pixels(image: Image.Image, alpha: bool, obey_exif: bool) -> Pixels:
+    is_jpeg = image.format in _FORMATS and image.mode == "RGB"
+    turns = is_jpeg and obey_exif and orientation_in(image) != 1
+    if is_jpeg and not turns and image.fp is not None and (module := _simplejpeg()) is not None:
         image.fp.seek(0)
-        pixels = _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB", scale)
-    if pixels is None:
-        pixels = to_pixels(upright(image) if obey_exif else image, alpha)
-    if scale == 1:
-        return Picture.whole(pixels)
-    return Picture(pixels, size[::-1] if swaps else size, scale)
+        pixels = _decode(module, image.fp.read(), image.size, "RGBA" if alpha else "RGB")
+        if pixels is not None:
+            return pixels
+    return to_pixels(upright(image) if obey_exif else image, alpha)
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -149,30 +111,9 @@ def to_pixels(image: Image.Image, alpha: bool = False) -> Pixels:
     return np.asarray(image if image.mode == mode else image.convert(mode), dtype=np.uint8)
 
 
-def draft(image: Image.Image, resized_size: tuple[int, int], divides: bool = False) -> int:
-    """Let `image`, open but not loaded, decode at the smallest fraction that is not below `resized_size`.
-
-    Args:
-        divides: only fractions that leave no partial pixel at the right or the bottom.
-
-    Returns:
-        1, 2, 4 or 8: the divisor of the sides, rounded up; 1 for everything but JPEG.
-    """
-    width, height = image.size
-    most = min(width // resized_size[0], height // resized_size[1])
-    if image.format not in _FORMATS or min(width, height) < _LEAST:
-        return 1
-    scale = next((s for s in (8, 4, 2) if s <= most and not (divides and (width % s or height % s))), 1)
-    if scale == 1:
-        return 1
-    image.draft(None, (width // scale, height // scale))
-    return 1 if image.size == (width, height) else scale
-
-
-def _decode(module: Any, data: bytes, size: tuple[int, int], channels: str, scale: int) -> Pixels | None:
-    least = {} if scale == 1 else {"min_width": size[0], "min_height": size[1]}
+def _decode(module: Any, data: bytes, size: tuple[int, int], channels: str) -> Pixels | None:
     try:
-        pixels: Pixels = module.decode_jpeg(data, channels, **least)
+        pixels: Pixels = module.decode_jpeg(data, channels)
     except (ValueError, RuntimeError):
         return None
     return pixels if pixels.shape == (size[1], size[0], len(channels)) else None
@@ -194,13 +135,11 @@ def _is_pillows(module: Any) -> bool:
     for subsampling in (0, 2):
         file = io.BytesIO()
         smooth.save(file, "JPEG", quality=85, subsampling=subsampling)
-        for resized in ((180, 268), (90, 134), (45, 67)):
-            with Image.open(file) as image:
-                scale = draft(image, resized)
-                by_pillow = np.asarray(image)
-            pixels = _decode(module, file.getvalue(), (by_pillow.shape[1], by_pillow.shape[0]), "RGB", scale)
-            if pixels is None or not np.array_equal(pixels, by_pillow):
-                return False
+        with Image.open(file) as image:
+            by_pillow = np.asarray(image)
+        pixels = _decode(module, file.getvalue(), smooth.size, "RGB")
+        if pixels is None or not np.array_equal(pixels, by_pillow):
+            return False
     return True
 
 
@@ -219,7 +158,7 @@ def decode(path: str) -> tuple[bool, bool]:
     try:
         with _opened(fetched(path)) as image:
             has_alpha = "A" in image.getbands() or "transparency" in image.info
-            pixels = _picture(image, has_alpha, False, None).pixels
+            pixels = _pixels(image, has_alpha, False)
             hidden = has_alpha and float((pixels[..., 3] < 128).mean()) > _HIDDEN
             return image.mode.startswith("I"), hidden
     except KohyaBucketError:

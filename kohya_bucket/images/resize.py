@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -72,9 +71,6 @@ def resize_and_crop(
     bucket_size: tuple[int, int],
     interpolation: str | None = None,
     crop: tuple[int, int] | None = None,
-    *,
-    extent: tuple[float, float] | None = None,
-    shrink: Callable[[Pixels, tuple[int, int]], Pixels] | None = None,
 ) -> Pixels:
     """Scale `pixels` [H, W, C] to `resized_size`, then cut `bucket_size` out; all sizes are (width, height).
 
@@ -82,12 +78,9 @@ def resize_and_crop(
         interpolation: one of `INTERPOLATIONS`; None is "auto".
         crop: left and top of the cut in the resized image; None takes the centre, and an odd excess loses its extra
             pixel on the right or at the bottom.
-        extent: (width, height) of the image in these pixels, where it was decoded at a fraction of its size and ends
-            within the last pixel; it is then shrunk by Pillow's bicubic filter. None: all pixels.
-        shrink: resizes [H, W, C] to (width, height), instead of the area filter where no side grows.
 
     Returns:
-        [bucket height, bucket width, C] uint8; contiguous unless `shrink` is given.
+        [bucket height, bucket width, C] uint8, contiguous.
 
     Raises:
         KohyaBucketError: the resized image does not cover the bucket, the cut lies outside, or see `require_filter`.
@@ -99,19 +92,13 @@ def resize_and_crop(
             "the placement and the image do not belong together"
         )
     size = (int(pixels.shape[1]), int(pixels.shape[0]))
-    if extent is not None:
-        whole = Image.fromarray(pixels)
-        pixels = np.array(whole.resize((resized_width, resized_height), Image.Resampling.BICUBIC, (0, 0, *extent)))
-    elif size != (resized_width, resized_height):
+    if size != (resized_width, resized_height):
         name = choose_interpolation(size, resized_size, interpolation)
-        smaller = shrink if name == "area" and size[0] >= resized_width and size[1] >= resized_height else None
-        target = int(resized_width), int(resized_height)
-        pixels = smaller(pixels, target) if smaller else _resize(pixels, target, name)
+        pixels = _resize(pixels, (int(resized_width), int(resized_height)), name)
     left, top = crop or ((resized_width - width) // 2, (resized_height - height) // 2)
     if not (0 <= left <= resized_width - width and 0 <= top <= resized_height - height):
         raise KohyaBucketError(f"crop at {left},{top} of {width}x{height} leaves {resized_width}x{resized_height}")
-    cut = pixels[top : top + height, left : left + width]
-    return cut if shrink else np.ascontiguousarray(cut)
+    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
 
 
 def resampler(name: str, *, by_trainer: bool = False) -> str:

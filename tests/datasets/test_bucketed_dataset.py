@@ -154,19 +154,18 @@ def test_the_cache_spares_the_headers(tmp_path: Path) -> None:
     assert (dataset.sizes == SIZES).all()
 
 
-@pytest.mark.parametrize("decode", ["exact", "fast"])
-def test_an_image_of_another_size_than_its_bucket_was_chosen_for_is_not_cut_to_it(tmp_path: Path, decode: str) -> None:
+def test_an_image_of_another_size_than_its_bucket_was_chosen_for_is_not_cut_to_it(tmp_path: Path) -> None:
     paths = [tmp_path / "a.jpg", tmp_path / "b.jpg"]
     for path in paths:
         Image.new("RGB", (96, 64)).save(path)
-    dataset = BucketedDataset(paths, FixedBuckets(SET), decode=decode)
+    dataset = BucketedDataset(paths, FixedBuckets(SET))
     Image.new("RGB", (64, 96), (255, 0, 0)).save(paths[0])
     item = dataset[0]
     assert (item["path"], item["image"].shape) == (str(paths[1]), (3, 64, 96))
     assert dataset.left_out.tolist() == [1, 0]
     why = "64x96 pixels, but 96x64 when its bucket was chosen.*run again"
     with pytest.raises(KohyaBucketError, match=why):
-        BucketedDataset._picture(dataset, 0, int(dataset.bucket_indices[0]))
+        BucketedDataset._pixels(dataset, 0)
 
 
 def test_exif_is_obeyed_only_when_asked(tmp_path: Path) -> None:
@@ -345,11 +344,10 @@ def with_one_cut_off(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.weekly)])
-@pytest.mark.parametrize("decode", ["exact", "fast"])
 def test_an_image_that_cannot_be_read_is_left_out_and_another_of_its_bucket_trains(
-    with_one_cut_off: list[Path], workers: int, decode: str, caplog: pytest.LogCaptureFixture
+    with_one_cut_off: list[Path], workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset = BucketedDataset(with_one_cut_off, FixedBuckets(SET), decode=decode)
+    dataset = BucketedDataset(with_one_cut_off, FixedBuckets(SET))
     sampler = BucketBatchSampler(dataset, 3)
     loader = DataLoader(
         dataset, batch_sampler=sampler, num_workers=workers, multiprocessing_context=QUICK if workers else None

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import BucketedDataset, BucketSet, FixedBuckets  # noqa: E402
 from kohya_bucket.buckets import Bucket  # noqa: E402
-from kohya_bucket.datasets.sources import cell_picture, cell_size  # noqa: E402
+from kohya_bucket.datasets.sources import cell_pixels, cell_size  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.formats import UnreadableImageError  # noqa: E402
 
@@ -143,7 +143,7 @@ def test_mistakes_and_broken_rows_are_named() -> None:
 )
 def test_arrays_that_are_no_images_are_refused(cell: Any, message: str) -> None:
     with pytest.raises(UnreadableImageError, match=message):
-        cell_picture(cell, False)
+        cell_pixels(cell, False)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_arrays_that_are_no_images_are_refused(cell: Any, message: str) -> None:
 )
 def test_arrays_of_many_kinds_become_rgb(cell: Any, expected: int) -> None:
     assert cell_size(cell, False) == (5, 4)
-    pixels = cell_picture(cell, False).pixels
+    pixels = cell_pixels(cell, False)
     assert pixels.shape == (4, 5, 3)
     assert pixels.dtype == np.uint8
     assert (pixels == expected).all()

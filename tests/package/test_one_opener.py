@@ -22,7 +22,6 @@ ALLOWED = {
     ("inputs.py", "os.open(path, READING)"): "the opener itself",
     ("images/headers.py", "os.open(path, READING)"): "as the opener does, and asks whether it is a file where it must",
     ("images/image_rows.py", "pq.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)"): "looked at before",
-    ("images/image_rows.py", "pa.OSFile(path)"): "looked at before, by `stamp_or_refuse`",
     ("images/clips.py", "av.open(path)"): "looked at before, by `read_clip`",
     ("latents/vae/diffusers_vae.py", "importlib.import_module('safetensors').safe_open(str(path), framework='pt')"):
         "the VAE, which is trusted",
@@ -48,7 +47,6 @@ ALLOWED = {
     ("images/arrow_files.py", "pq.ParquetFile(opened)"): "",
     ("images/arrow_files.py", "pq.ParquetFile(pa.BufferReader(data))"): "",
     ("images/size_table.py", "pq.read_schema(io.BytesIO(data))"): "",
-    ("images/image_rows.py", "pa.ipc.read_schema(file)"): "",
     ("images/tar_index.py", "tarfile.open(fileobj=file, mode='r:', tarinfo=_TarMember)"): "",
     ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(self._file)"): "",
     ("trainers/sdscripts/npz/read_write.py", "zipfile.ZipFile(out, 'a')"): "",
