@@ -27,14 +27,12 @@ class Trial:
         active: whether the adapter is in place once the trainer is imported.
         refused: why it is not, where this version is not known.
         left_alone: {subject: why} of what is left to the trainer.
-        missing: module that is not installed in this environment.
         error: what went wrong while importing.
     """
 
     active: bool = False
     refused: str = ""
     left_alone: dict[str, str] = field(default_factory=dict)
-    missing: str = ""
     error: str = ""
 
 
@@ -79,7 +77,5 @@ def _try_here(folder: str, door: str, imports: Sequence[str]) -> Trial:
         return Trial(opened.is_active(), opened.why_inactive(), opened.left_alone())
     except KohyaBucketError as error:
         return Trial(refused=str(error))
-    except ModuleNotFoundError as error:
-        return Trial(missing=error.name or "", error=str(error))
     except Exception as error:
         return Trial(error=f"{type(error).__name__}: {error}")

@@ -161,9 +161,7 @@ def _probe(section: Section, root: Path) -> None:
     elif trial.refused:
         section.findings.error("adapter-refuses", "", trial.refused)
     else:
-        why = f"importing sd-scripts failed: {trial.error or 'no answer'}"
-        if trial.missing:
-            why = f"in this environment sd-scripts cannot be imported: {trial.error}"
+        why = f"in this environment sd-scripts cannot be imported: {trial.error}"
         section.findings.error("cannot-import", "", why, _remedy(root))
     for subject, why in trial.left_alone.items():
         section.findings.warning(
