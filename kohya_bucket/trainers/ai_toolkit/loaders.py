@@ -15,11 +15,12 @@ from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError
-from kohya_bucket.texts import one_line, parse_json, read_text
+from kohya_bucket.texts import parse_json, read_text
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.config_source import parse_yaml
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.door.ranks import is_first_process
+from kohya_bucket.trainers.door.resume import say_no_place, say_resumed
 from kohya_bucket.trainers.door.sampler import PlanSampler
 
 IN_INFO = "kohya_bucket"
@@ -88,19 +89,13 @@ class PlannedLoader:
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was saved, or say why the epoch begins again."""
-        sampler = self.sampler
         try:
-            point = sampler.resume(EpochPosition.from_state_dict(state, sampler.fingerprint))
+            say_resumed(self.sampler.resume(EpochPosition.from_state_dict(state, self.sampler.fingerprint)))
         except OtherDataError as error:
-            why = f"the datasets or their options changed since the checkpoint was saved ({'; '.join(error.changed)})"
+            changed = "; ".join(error.changed)
+            say_no_place(f"the datasets or their options changed since the checkpoint was saved ({changed})")
         except KohyaBucketError as error:
-            why = str(error)
-        else:
-            if is_first_process():
-                logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
-            return
-        if is_first_process():
-            logger.warning("%s: the epoch starts again from its first image", one_line(why))
+            say_no_place(error)
 
     def _begin(self, first: int) -> None:
         self.taken = first
@@ -154,12 +149,11 @@ def _saved_with(process: Any, name: str) -> Mapping[str, Any] | None:
     info = _training_info(path)
     if info.get("step") != process.step_num:
         why = f"step {info.get('step')}" if info else "no step"
-        logger.warning("%s: it was saved at %s, and the run goes on at step %d: the epoch starts again from its first "
-                       "image", one_line(path), why, process.step_num)  # fmt: skip
+        say_no_place(f"{path}: it was saved at {why}, and the run goes on at step {process.step_num}")
         return None
     state = _table(_table(info.get(IN_INFO)).get(name))
     if not state:
-        logger.warning("%s was saved without kohya_bucket: the epoch starts again from its first image", one_line(path))
+        say_no_place(f"{path} was saved without kohya_bucket")
     return state or None
 
 

@@ -82,6 +82,18 @@ def _say_focus_changed(folder: Path, state: Mapping[str, Any], now: str | None) 
 logger = logging.getLogger("kohya_bucket")
 
 
+def say_resumed(point: ResumePoint) -> None:
+    """The epoch goes on at a point."""
+    if is_first_process():
+        logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
+
+
+def say_no_place(why: object) -> None:
+    """It begins again, and why."""
+    if is_first_process():
+        logger.warning("%s: the epoch starts again from its first image", one_line(why))
+
+
 class Accelerator(Protocol):
     """accelerate's, as far as states and the place in an epoch are concerned."""
 
@@ -143,15 +155,13 @@ class ResumeHooks:
 
     def on_resumed(self, sampler: PlanSampler, point: ResumePoint, folder: Path) -> None:
         """The sampler stands where the state in `folder` was saved."""
-        if is_first_process():
-            logger.info("going on with batch %d of epoch %d", point.done + 1, point.epoch)
-            if self._caution:
-                logger.info(self._caution.format(epoch=point.epoch))
+        say_resumed(point)
+        if self._caution and is_first_process():
+            logger.info(self._caution.format(epoch=point.epoch))
 
     def on_no_place(self, sampler: PlanSampler, folder: Path, error: NoPlaceError) -> None:
         """The state in `folder` does not say at which image of this dataset it was saved."""
-        if is_first_process():
-            logger.warning("%s: the epoch starts again from its first image", one_line(error))
+        say_no_place(error)
 
     def loss_scale(self) -> float:
         """What the mean loss of the batch that is trained now is multiplied by: see `EpochPlan.loss_scale`."""
