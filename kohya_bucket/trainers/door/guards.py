@@ -9,27 +9,16 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kohya_bucket.trainers.door.patching import Patches, Replacement
 from kohya_bucket.trainers.door.ranks import exit_with_message, note_use
 
-
-class Guarded(Protocol):
-    """What the guards ask of a door, see `TrainerDoor`."""
-
-    def is_group(self, dataset: Any) -> bool: ...
-
-    def why_inactive(self) -> str: ...
-
-    def planned(self, signature: Any, args: Any, kwargs: Any) -> dict[str, Any] | None: ...
-
-    def look_at(self, group: Any) -> None: ...
-
-    def end(self, why: str) -> NoReturn: ...
+if TYPE_CHECKING:
+    from kohya_bucket.trainers.door.door import TrainerDoor
 
 
-_doors: list[Guarded] = []
+_doors: list[TrainerDoor] = []
 _patches = Patches()
 
 
@@ -37,7 +26,7 @@ class Planned:
     """What draws batches from a plan."""
 
 
-def watch(door: Guarded) -> None:
+def watch(door: TrainerDoor) -> None:
     """Guard torch's classes for this door too; one replacement serves all doors, in whatever order they are closed."""
     if door not in _doors:
         _doors.append(door)
@@ -45,7 +34,7 @@ def watch(door: Guarded) -> None:
         _patches.apply(_replacements(), lambda _: False)
 
 
-def watch_no_longer(door: Guarded) -> None:
+def watch_no_longer(door: TrainerDoor) -> None:
     """Torch's classes as they were, once no door is left."""
     if door in _doors:
         _doors.remove(door)
@@ -86,7 +75,7 @@ def _replacements() -> list[Replacement]:
     return [Replacement(DataLoader, "__init__", init_loader), Replacement(ConcatDataset, "__init__", init_group)]
 
 
-def _doors_of(dataset: Any) -> list[Guarded]:
+def _doors_of(dataset: Any) -> list[TrainerDoor]:
     return [door for door in _doors if door.is_group(dataset)]
 
 

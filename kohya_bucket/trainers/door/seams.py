@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.patching import Replacement
 from kohya_bucket.trainers.door.ranks import exit_with_message
 from kohya_bucket.trainers.door.shapes import (
@@ -22,27 +21,17 @@ from kohya_bucket.trainers.door.shapes import (
     takes_all,
 )
 
+if TYPE_CHECKING:
+    from kohya_bucket.trainers.door.door import TrainerDoor
+
 _MISSING = object()
-
-
-class Door(Protocol):
-    """What seams, and what replaces them, ask of the door that they belong to, see `TrainerDoor`."""
-
-    owners: Owners
-    resume: Any
-
-    def options(self) -> AdapterOptions: ...
-
-    def read_options(self, user_config: dict[str, Any], frame: FrameType) -> dict[str, Any]: ...
-
-    def leave(self, subject: SeamGroup, why: str) -> None: ...
 
 
 class Replaced(NamedTuple):
     """Where a replacement stands, its first argument: what was there, and the door that replaced it."""
 
     original: Any
-    door: Door
+    door: TrainerDoor
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class Seam:
         """Whether something else is put there."""
         return self.replacement is not None or bool(self.only)
 
-    def replaced(self, original: Any, door: Door, subject: SeamGroup) -> Any:
+    def replaced(self, original: Any, door: TrainerDoor, subject: SeamGroup) -> Any:
         """What is put there."""
         seam, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
         # What both sides take: `names` are those that the replacement understands, `first` it takes by position alone.
@@ -119,7 +108,7 @@ class Seam:
         # Nothing is looked at where no call can hold what is not understood.
         return replaced if theirs.keys() <= names or (takes_all(takes) and not self.only) else bounded
 
-    def _unheeded(self, arguments: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: Door) -> str:
+    def _unheeded(self, arguments: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: TrainerDoor) -> str:
         """Which of some arguments has another value than its default, in words."""
         implied = door.owners.named(self.defaults) if self.defaults else None
         for name, value in arguments.items():
@@ -179,7 +168,7 @@ class SeamGroup:
         """What is missing or different, by seam."""
         return [f"{seam.path} {problem}" for seam in self.seams_of(owners) if (problem := owners.problem(seam))]
 
-    def replacements(self, owners: Owners, door: Door) -> list[Replacement]:
+    def replacements(self, owners: Owners, door: TrainerDoor) -> list[Replacement]:
         """What is to be put in place; call only where there are no problems."""
         out = []
         for seam in self.seams_of(owners):
