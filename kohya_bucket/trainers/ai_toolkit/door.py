@@ -90,13 +90,7 @@ class AiToolkitDoor(TrainerDoor):
             options = options.unscheduled()
         sampler = RankSampler(GroupPlanner(items, options), torch.initial_seed() % 2**31)
         if is_first_process():
-            logger.info(
-                "%d items in %d buckets, %d trainings and %s an epoch",
-                sum(len(one.keys) for one in items),
-                sum(len(one.bucket_keys) for one in items),
-                sum(int(one.repeats.sum()) for one in items),
-                counted(len(sampler), "batch"),
-            )
+            logger.info("%s, %s", sampler.planner.contents("item"), counted(len(sampler), "batch"))
             if anew := encoded_anew([item for one in datasets for item in one.file_list]):
                 logger.warning(
                     "latents of %s were made of other files than those that are there now, or are damaged: they are "

@@ -90,9 +90,8 @@ class AnimaLoraDoor(TrainerDoor):
             self.resume.attach(sampler)
             if is_first_process():
                 logger.info(
-                    "%d images in %d buckets, %d trainings an epoch, remainder = '%s', whatever anima_lora has said of "
-                    "batches that are not full", len(records), sum(len(one.buckets) for one in images),
-                    sum(int(one.repeats.sum()) for one in images), options.remainder,
+                    "%s, remainder = '%s', whatever anima_lora has said of batches that are not full",
+                    planner.contents("image"), options.remainder,
                 )  # fmt: skip
         return with_plan(arguments, sampler, self.in_worker)
 

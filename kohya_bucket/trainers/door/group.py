@@ -100,6 +100,11 @@ class GroupPlanner:
         ends = itertools.pairwise(self.first_bucket.tolist())
         return [BucketCounts(*(column[begin:end] for column in every)) for begin, end in ends]
 
+    def contents(self, what: str) -> str:
+        """How much there is to train, for the log."""
+        buckets, trainings = counted(len(self.bucket_sizes), "bucket"), counted(int(self.repeats.sum()), "training")
+        return f"{counted(len(self.repeats), what)} in {buckets}, {trainings} an epoch"
+
     def dataset_of(self, bucket: int) -> int:
         """Which dataset of the group a bucket belongs to."""
         return int(np.searchsorted(self.first_bucket, bucket, side="right")) - 1

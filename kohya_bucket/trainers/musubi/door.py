@@ -94,12 +94,7 @@ class MusubiDoor(TrainerDoor):
         setattr(group, HELD, Held(items, pool, self.options().on_bad_image))
         self.resume.attach(sampler)
         if is_first_process():
-            logger.info(
-                "%d items in %d buckets, %d trainings an epoch",
-                sum(len(one.items) for one in items),
-                sum(len(one.bucket_keys) for one in items),
-                sum(int(one.repeats.sum()) for one in items),
-            )
+            logger.info("%s", sampler.planner.contents("item"))
         return {**with_plan(arguments, sampler, self.in_worker), "collate_fn": _first}
 
 
