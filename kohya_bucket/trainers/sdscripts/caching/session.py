@@ -15,15 +15,14 @@ from weakref import WeakKeyDictionary, ref
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import LatentStoreError, why_not_written
-from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, source_identity
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.door.patching import Patches, Replacement
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
+from kohya_bucket.trainers.sdscripts.npz.check import trainers_fingerprint
 from kohya_bucket.trainers.sdscripts.npz.names import NpzNames
 from kohya_bucket.trainers.sdscripts.npz.read_write import NpzLatents, write_arrays, write_npz
 
@@ -74,19 +73,10 @@ class CacheItem:
         entry = StoreEntry(Path(self.image).name, fingerprint, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
         return entry, unknown
 
-    def _fingerprint(self, nbytes: int, mtime: int) -> Fingerprint:
-        resized = self.resized_size or as_pair(
-            covering_sizes(np.array([self.original_size]), np.array([self.bucket_reso]))[0]
-        )
-        name = "none"
-        if tuple(resized) != tuple(self.original_size):
-            name = choose_interpolation(self.original_size, resized, self.interpolation)
-            name = f"{name}/{resampler(name, by_trainer=True)}"
-        middle = (resized[0] - self.bucket_reso[0]) // 2, (resized[1] - self.bucket_reso[1]) // 2
-        crop = getattr(resized, "crop", None) or middle
-        return Fingerprint(
-            nbytes, mtime, "", self.vae, as_pair(self.bucket_reso), as_pair(resized), crop, name, "float32",
-            "latents", self.flip, self.alpha_mask,
+    def _fingerprint(self, nbytes: int, mtime_ns: int) -> Fingerprint:
+        return trainers_fingerprint(
+            nbytes, mtime_ns, self.vae, self.original_size, self.bucket_reso, self.resized_size, self.interpolation,
+            flip=self.flip, mask=self.alpha_mask,
         )  # fmt: skip
 
 

@@ -6,7 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kohya_bucket.buckets.sizes import Size
+import numpy as np
+
+from kohya_bucket.buckets.geometry import covering_sizes
+from kohya_bucket.buckets.sizes import Size, as_pair
+from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import Family
@@ -79,6 +83,23 @@ def origin_reasons(
     middle = tuple((resized - bucket) // 2 for resized, bucket in pairs)
     moved = [] if wanted.crop == middle else [StaleReason(Stale.CROP, "not known", "{}x{}".format(*wanted.crop))]
     return moved if Stale.SOURCE in ignoring else moved + reasons
+
+
+def trainers_fingerprint(
+    nbytes: int, mtime_ns: int, vae: str, size: Size, bucket: Size, resized: Size | None = None,
+    interpolation: str | None = None, *, flip: bool, mask: bool,
+) -> Fingerprint:  # fmt: skip
+    """Of latents that sd-scripts makes of an image, resized to cover its bucket unless `resized` says to what."""
+    resized = resized or as_pair(covering_sizes(np.array([size]), np.array([bucket]))[0])
+    name = "none"
+    if tuple(resized) != tuple(size):
+        name = choose_interpolation(size, resized, interpolation)
+        name = f"{name}/{resampler(name, by_trainer=True)}"
+    middle = (resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2
+    crop = getattr(resized, "crop", None) or middle
+    return Fingerprint(
+        nbytes, mtime_ns, "", vae, as_pair(bucket), as_pair(resized), crop, name, "float32", "latents", flip, mask
+    )
 
 
 def ensure_current(

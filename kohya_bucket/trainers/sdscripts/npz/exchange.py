@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.extras import argument
 from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.remote import is_url
-from kohya_bucket.images.resize import choose_interpolation
 from kohya_bucket.latents.dtypes import from_float32, to_float32
 from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
 from kohya_bucket.latents.items import EncodeOptions
@@ -28,7 +26,7 @@ from kohya_bucket.latents.store.layout import is_text, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
 from kohya_bucket.trainers.door.cache_files import Exchange
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, Family
-from kohya_bucket.trainers.sdscripts.npz.check import made_from
+from kohya_bucket.trainers.sdscripts.npz.check import made_from, trainers_fingerprint
 from kohya_bucket.trainers.sdscripts.npz.names import CacheFile, cache_files, collisions, npz_path, paths_beside
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
     NpzLatents,
@@ -131,22 +129,10 @@ def _fingerprint(
     flip, mask = item.flipped is not None, item.alpha_mask is not None
     if noted is not None:
         return replace(noted, dtype=encoding.dtype, kind="latents", flip=flip, mask=mask)
-    nbytes, mtime, _ = source_identity(image)
-    resized = as_pair(covering_sizes(np.array([item.original_size]), np.array([bucket]))[0])
-    crop = ((resized[0] - bucket[0]) // 2, (resized[1] - bucket[1]) // 2)
-    return Fingerprint(
-        nbytes, mtime, "", encoding.vae or UNKNOWN_VAE, bucket, resized, crop,
-        _resizing(item.original_size, resized) if encoding.vae else "unknown",
-        encoding.dtype, "latents", flip, mask,
-    )  # fmt: skip
-
-
-def _resizing(size: Size, resized: Size) -> str:
-    """The filter and library that sd-scripts resizes with by default; it has OpenCV."""
-    if size == resized:
-        return "none"
-    name = choose_interpolation(size, resized, None)
-    return f"{name}/{'cv2' if name == 'area' else 'pillow'}"
+    nbytes, mtime_ns, _ = source_identity(image)
+    vae = encoding.vae or UNKNOWN_VAE
+    made = trainers_fingerprint(nbytes, mtime_ns, vae, item.original_size, bucket, flip=flip, mask=mask)
+    return replace(made, dtype=encoding.dtype, interpolation=made.interpolation if encoding.vae else "unknown")
 
 
 def npz_item(store: LatentStore, i: int, arch: Family) -> NpzLatents:
