@@ -45,7 +45,6 @@ ALLOWED = {
     ("images/mend_log.py", "open(files.new, 'xb')"): "renamed to where nothing is",
     ("images/mend_log.py", "os.link(source, target, follow_symlinks=False)"): "fails where something has that name",
     ("images/mend_log.py", "open(claim, 'x', encoding='utf-8')"): "says who is at work",
-    ("trainers/at_start.py", "seen.truncate(0)"): "of a log that grows by lines",
     # which are caught where they end in one of those above
     ("trainers/door/sizes.py", "(fresh if cache is None else _with_others(fresh, cache)).save(file)"):
         "a MetadataCache",
@@ -59,8 +58,6 @@ ALLOWED = {
     ("trainers/sdscripts/caching/latents.py", "self.cache.save(item, latents, crop_ltrb, flipped, alpha_mask, "
      "keys=key_reso_suffix)"): "an npz or a store",
     ("trainers/sdscripts/caching/npz_cache.py", "save(str(made))"): "sd-scripts' own, into a folder of the moment",
-    ("trainers/at_start.py", "open(os.path.join(os.path.dirname(__file__), SEEN), 'a+', encoding='utf-8')"):
-        "one line at its end, by what imports nothing of this package",
     ("trainers/door/ranks.py", "Path(folder, str(os.getpid())).touch()"): "an empty file, in the launcher's own folder",
     ("trainers/musubi/caching.py", "save()"): "musubi-tuner's own, for `replacing`",
     ("trainers/musubi/caching.py", "shutil.copyfile(path, temporary)"): "for `replacing`",
