@@ -54,10 +54,8 @@ def check_companions(companions: Companions, images: Sequence[str], place: str, 
             message = f"{key} {quoted(folder)} is not a folder, so images {_OTHERWISE[key]}"
             findings.warning("missing-control", place, message, path_meant(folder), (folder,))
         elif bare := [image for image, own in zip(images, companions_of(images, folder, key), strict=True) if not own]:
-            message = (
-                f"{len(bare):,} of {counted(len(images), 'image')} without a file of the same name in {quoted(folder)} "
-            )
-            message += f"({key}), which {_OTHERWISE[key]} ({some(bare, 2)})"
+            message = f"{len(bare):,} of {counted(len(images), 'image')} without a file of the same name in "
+            message += f"{quoted(folder)} ({key}), which {_OTHERWISE[key]} ({some(bare, 2)})"
             endings = ", ".join(_ENDINGS.get(key, IMAGES))
             findings.warning("missing-control", place, message, f"add them, with one of the endings {endings}", bare)
 

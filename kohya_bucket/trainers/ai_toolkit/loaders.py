@@ -82,10 +82,9 @@ class PlannedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands, as plain values."""
-        position = (
-            self.sampler.position(self.taken) if self.taken else EpochPosition(self.sampler.seed, self.sampler.epoch)
-        )
-        return position.state_dict(self.sampler.fingerprint)
+        sampler = self.sampler
+        position = sampler.position(self.taken) if self.taken else EpochPosition(sampler.seed, sampler.epoch)
+        return position.state_dict(sampler.fingerprint)
 
     def resume(self, state: Mapping[str, Any]) -> None:
         """Go on where a checkpoint was saved, or say why the epoch begins again."""

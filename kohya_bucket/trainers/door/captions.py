@@ -97,9 +97,7 @@ def without_other_forms(
             beside[path] = other
     if beside:
         both = [f"{Path(path).name!a} beside {caption!a}" for path, caption in beside.items()]
-        message = (
-            f"{counted(len(beside), 'image', 'has', 'have')} a caption file whose name looks the same and is written "
-        )
-        message += f"in another Unicode form (NFC or NFD), so that no trainer finds it ({some(both, 2)})"
+        message = f"{counted(len(beside), 'image', 'has', 'have')} a caption file whose name looks the same and is "
+        message += f"written in another Unicode form (NFC or NFD), so that no trainer finds it ({some(both, 2)})"
         findings.warning("unicode-form", place, message, "rename the captions to the images' very names", list(beside))
     return [path for path in bare if path not in beside]

@@ -134,10 +134,8 @@ class Findings:
             kind, of_any_key = finding.kind, finding.kind[:2]
             keys[of_any_key] += kind not in kinds
             kinds.setdefault(kind if kind in kinds or keys[of_any_key] <= _KEYS else of_any_key, []).append(finding)
-        bounded = (
-            alike if len(alike) <= _SHOWN + 1 else [*alike[:_SHOWN], _rest(alike[_SHOWN:])] for alike in kinds.values()
-        )
-        return iter(sorted(chain(*bounded), key=lambda f: list(Severity).index(f.severity)))
+        shown = chain.from_iterable(map(_bounded, kinds.values()))
+        return iter(sorted(shown, key=lambda f: list(Severity).index(f.severity)))
 
     def __len__(self) -> int:
         return len(self._items)
@@ -151,12 +149,16 @@ class Findings:
         return [finding for finding in self if finding.severity is not Severity.NOTE]
 
 
-def _rest(alike: list[Finding]) -> Finding:
-    """One that stands for others of its kind."""
+def _bounded(alike: list[Finding]) -> list[Finding]:
+    """The first of a kind, and one that stands for the others."""
+    if len(alike) <= _SHOWN + 1:
+        return alike
+    first, alike = alike[:_SHOWN], alike[_SHOWN:]
     of_keys = len({one.names for one in alike}) > 1 and alike[0].code in _OF_KEYS
     names = [", ".join(one.names) if of_keys else one.where or one.message for one in alike]
     message = f"and {len(alike):,} more of this kind ({some(list(dict.fromkeys(names)))})"
-    return replace(alike[0], where="", message=message, remedy="", names=tuple(names[:_NAMED]), count=len(alike))
+    one = replace(alike[0], where="", message=message, remedy="", names=tuple(names[:_NAMED]), count=len(alike))
+    return [*first, one]
 
 
 @dataclass
@@ -235,11 +237,9 @@ def check_ignored(paths: Sequence[str], trainer: str, place: str, findings: Find
     """Name the files that a trainer's listing passes over, though their names say that they are images."""
     if paths:
         names = [Path(path).name for path in paths]
-        message = (
-            f"{counted(len(paths), 'file', 'is', 'are')} named like an image, and {trainer} does not list such names "
-        )
+        message = f"{counted(len(paths), 'file', 'is', 'are')} named like an image, and {trainer} does not list such "
         remedy = f"{fix_command(paths)} converts or renames them{otherwise}"
-        findings.warning("ignored-files", place, f"{message}({some(names)})", remedy, paths)
+        findings.warning("ignored-files", place, f"{message}names ({some(names)})", remedy, paths)
 
 
 def note_subfolders(

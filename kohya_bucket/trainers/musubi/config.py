@@ -224,9 +224,7 @@ def why_not_cached_in(folders: Sequence[str | None]) -> list[tuple[str, str, str
     for folder, key in zip(folders, keys, strict=True):
         same = spelled[key]
         if folder is not None and not fnmatch.fnmatchcase(folder, folder):
-            message = (
-                f"musubi-tuner finds no cache in {quoted(folder)}: it takes the brackets in the path for a pattern"
-            )
+            message = f"musubi-tuner finds no cache in {quoted(folder)}: it takes brackets in a path for a pattern"
             out.append(("cache-brackets", message, "set cache_directory to a folder without them"))
         elif folder is not None and len(same) > 1:
             message = f"{quoted(folder)} is the cache folder of {len(same)} datasets, at which musubi-tuner stops"

@@ -195,15 +195,11 @@ def _read(
         message += f"musubi-tuner stops ({some(bare, 2)})"
         findings.error(_MISSING, place, message, "add them under the same name, or remove the items", bare)
     if few := [item for item, ones in pairs if 0 < len(ones) < (wanted or 0)]:
-        message = (
-            f"{counted(len(few), 'item')} with fewer control images than the {wanted} that {model.title} takes, at "
-        )
-        message += f"which musubi-tuner stops ({some(few, 2)})"
+        message = f"{counted(len(few), 'item')} with fewer control images than the {wanted} that {model.title} takes, "
+        message += f"at which musubi-tuner stops ({some(few, 2)})"
         findings.error(_MISSING, place, message, "add the others: im_0.png, im_1.png, …", few)
     if more := [item for item, ones in pairs if wanted is not None and len(ones) > wanted]:
-        message = (
-            f"{counted(len(more), 'item')} with more control images than the {wanted} that {model.title} takes: the "
-        )
-        message += f"others are not trained ({some(more, 2)})"
+        message = f"{counted(len(more), 'item')} with more control images than the {wanted} that {model.title} takes: "
+        message += f"the others are not trained ({some(more, 2)})"
         findings.warning("more-control-images", place, message, f"leave those behind the first {wanted} out", more)
     return [list(ones[:wanted]) for _, ones in pairs]

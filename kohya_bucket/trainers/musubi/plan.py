@@ -110,9 +110,8 @@ class DatasetOverview(PlannedDataset):
             return []
         lengths = ", ".join(map(str, sorted(set(keys.target_frames))))
         lengths = "" if keys.frame_extraction == "full" else f" of {lengths}"
-        rate = (
-            "" if keys.source_fps is None else f", {keys.source_fps:g} frames per second taken down to the model's rate"
-        )
+        source_fps = keys.source_fps
+        rate = "" if source_fps is None else f", {source_fps:g} frames per second taken down to the model's rate"
         total, kept = entry["frames"], entry["frames_kept"]
         seconds = f" ({entry['seconds_lost']:,.1f} s)" if entry["seconds"] else ""
         return [

@@ -110,10 +110,8 @@ def _npz(section: Section, parts: Sequence[LatentItems], root: Path, own: Sequen
             wrong.append(part.subset([i for i, why in enumerate(reasons_of) if why]))
         _say(section, arch.name, sum(map(len, parts)), reasons)
         if not arch.channels:
-            message = (
-                f"latents that end in {arch.suffix} are of a family that only the checkout has. Not known: how many "
-            )
-            section.findings.note("own-family", "", message + "channels they have, and the room that they need")
+            message = f"latents that end in {arch.suffix} are of a family that only the checkout has. Not known: how "
+            section.findings.note("own-family", "", message + "many channels they have, and the room that they need")
             continue
         lacking += wrong
         needed.append(sum(nbytes_of(part, arch.values_per_pixel, npz=True) for part in wrong))

@@ -66,9 +66,7 @@ class Family(ModelFamily):
             raise KohyaBucketError(f"{version!r} is not a version of sd-scripts: use one such as 0.10.1 or 0.11")
         if is_too_old(version):
             raise KohyaBucketError(f"sd-scripts {version}: {NEEDED}")
-        return (
-            self.with_sizes(version_numbers(version) > version_numbers(self.plain_until)) if self.plain_until else self
-        )
+        return self.with_sizes(version_numbers(version) > version_numbers(self.plain_until))
 
     def with_sizes(self, sized: bool) -> Family:
         """The same family with keys that have a size or none, where there are both."""

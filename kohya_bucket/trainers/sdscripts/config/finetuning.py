@@ -13,7 +13,7 @@ from typing import Any
 
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import json_mistake, some
+from kohya_bucket.texts import json_mistake, parse_json, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import check_stems, image_named, missing_folder, remedy_for_missing
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
@@ -105,11 +105,7 @@ def _parse(path: str, release: Release) -> dict[str, Any]:
         file.seek(0)
         if path.endswith(".jsonl"):
             return _of_lines(file, release)
-        text = file.read()
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
+        data = parse_json(file.read())
         if not isinstance(data, dict):
             raise ValueError(f"holds a {type(data).__name__}, but must hold an object of entries by image path")
         return data

@@ -101,9 +101,8 @@ def read_config(
     if dataset_config is not None:
         source = load_source(dataset_config, "sd-scripts")
         if data_dir is not None:
-            message = (
-                f"train_data_dir {quoted(data_dir)} is ignored, because dataset_config is {quoted(dataset_config)}"
-            )
+            ignored, used = quoted(data_dir), quoted(dataset_config)
+            message = f"train_data_dir {ignored} is ignored, because dataset_config is {used}"
             findings.note("overruled", "", message, "the dataset config says which images there are, as in sd-scripts")
     elif data_dir is not None:
         source = _source_from_folders(data_dir, None if in_json else reg_data_dir, findings, in_json)
@@ -239,9 +238,8 @@ def _source_from_folders(
     """
     if in_json is not None:
         if reg_data_dir is not None:
-            message = (
-                f"--reg_data_dir {quoted(reg_data_dir)} is ignored with --in_json: fine-tuning has no regularization"
-            )
+            ignored = quoted(reg_data_dir)
+            message = f"--reg_data_dir {ignored} is ignored with --in_json: fine-tuning has no regularization"
             findings.warning("no-regularization", "", message, "leave one of the two out", (reg_data_dir,))
         subset: dict[str, Any] = {"image_dir": train_data_dir, "metadata_file": in_json}
         return ConfigSource(None, {"datasets": [{"subsets": [subset]}]})
@@ -274,9 +272,7 @@ def _subsets(folder: str, is_reg: bool, findings: Findings) -> list[dict[str, An
         )
     loose = read_folder(folder).images
     if not out:
-        message = (
-            f"{option} {quoted(folder)} holds no subfolder named like '10_name' (repeats, underscore, class tokens)"
-        )
+        message = f"{option} {quoted(folder)} holds no subfolder named like '10_name' (repeats, underscore, tokens)"
         remedy = "put the images into subfolders such as '10_name'"
         if loose and re.match(r"\d+_", os.path.basename(os.path.normpath(folder))):
             remedy = f"give the folder above it, {os.path.dirname(os.path.abspath(folder))!r}"
