@@ -1,7 +1,5 @@
 """Tests run on Linux with what Windows refuses, except for slow ones and those marked `posix`, which Windows skips."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clips of given sizes, lengths and rates, where their pictures do not matter."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

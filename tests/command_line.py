@@ -1,7 +1,5 @@
 """The command line as a user has it: with its exit codes, and a mistake in one line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

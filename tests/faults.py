@@ -1,7 +1,5 @@
 """System calls that fail now and then, as on a network folder or with too few open files."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import io

@@ -1,7 +1,5 @@
 """A folder in which there is no room to write, for a while: a small file system that is full, or a limit on files."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files that somebody changed by hand, by accident or on purpose: the same ones for the same seed."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """An S3 server in this process, over its real protocol."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Image files of given sizes, where their pixels do not matter."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

@@ -4,8 +4,6 @@ They are handed everything as spawned ones are, and take nothing from this proce
 there is no such server, as on Windows, they are spawned and import for themselves.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 
 QUICK = multiprocessing.get_context(

@@ -1,7 +1,5 @@
 """The nearest bucket as plain functions: what `FixedBuckets` decides, and errors for what has none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Images that commands are tried on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

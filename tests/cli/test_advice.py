@@ -1,7 +1,5 @@
 """Advice that can be followed: what the commands say of one mixed folder, for each model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`kohya-bucket doctor`: each thing that it is to find, and that it changes nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Help pages in a terminal of 80 columns."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

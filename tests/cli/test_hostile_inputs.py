@@ -1,7 +1,5 @@
 """Pipes, devices and texts without end where a command expects a file: one clear line, and no waiting."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

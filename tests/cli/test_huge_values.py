@@ -1,7 +1,5 @@
 """Values far beyond all reason, as a slip of the finger makes them: one clear error, at once."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import json

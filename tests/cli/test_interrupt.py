@@ -1,7 +1,5 @@
 """Ctrl-C on a slow disk, as a terminal sends it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

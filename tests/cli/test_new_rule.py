@@ -1,7 +1,5 @@
 """A rule is a class, a function that makes it, and an entry in the registry: its name is then known everywhere."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

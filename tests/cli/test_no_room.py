@@ -1,7 +1,5 @@
 """Every command that writes, where there is no room: what was there stays, and one line says why."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

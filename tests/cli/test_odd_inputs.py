@@ -1,8 +1,6 @@
 """Whatever stands in the place of an input file: each command ends, soon and in little memory, with one error or a
 named skip, and deletes nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

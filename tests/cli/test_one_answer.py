@@ -1,7 +1,5 @@
 """The same images with the same options have one answer, whichever command is asked."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections import Counter

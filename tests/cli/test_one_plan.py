@@ -1,7 +1,5 @@
 """What commands say of an epoch is the plan that would run: bucket table, JSON, lines on GPUs, findings."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options that do not count beside another one are refused, not passed over in silence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

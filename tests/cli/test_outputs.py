@@ -1,7 +1,5 @@
 """What commands must not write over, and outputs that cannot be written."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

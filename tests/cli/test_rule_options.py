@@ -1,7 +1,5 @@
 """The options that make a bucket rule: the same everywhere, with sd-scripts' defaults."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a command imports before it does anything: that is how long it takes to start."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import subprocess

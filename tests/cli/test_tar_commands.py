@@ -1,7 +1,5 @@
 """Commands on tar shards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Narrow terminals, files, and names that a terminal library might take for more than names."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

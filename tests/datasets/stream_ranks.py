@@ -1,7 +1,5 @@
 """A group of ranks that read streams, all cases in the same processes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`BucketedDataset`: what an item holds, and that a plain DataLoader can batch it."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 from pathlib import Path

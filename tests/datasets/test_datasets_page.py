@@ -1,7 +1,5 @@
 """What docs/tutorial-loop.md shows runs as printed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

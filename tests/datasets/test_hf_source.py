@@ -1,7 +1,5 @@
 """Hugging Face datasets of every kind of image column."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

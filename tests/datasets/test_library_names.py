@@ -1,7 +1,5 @@
 """What a PyTorch loop meets beside the dataset: one image alone, ranges of pixels, open files, a sampler misplaced."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is wrong with tars that others write."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Tar shards: the samples that the webdataset package itself finds, with sizes from one pass."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """Images of every kind, made with Pillow: the more a header is able to hold, the better."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Random folders for `fix`, what happens to them meanwhile, and what is there: bytes, links, times, modes, owners."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Images in tars and tables by their names: which one, how often a file is read for it, and never another one."""
 
-from __future__ import annotations
-
 import io
 import os
 import threading

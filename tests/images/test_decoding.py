@@ -1,7 +1,5 @@
 """Images that are whole in their header only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

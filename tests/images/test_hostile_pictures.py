@@ -1,7 +1,5 @@
 """Files that are no whole picture: they cost little, and are named."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """Sizes from headers: equal to what Pillow says, for sound, damaged and invented files."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import os

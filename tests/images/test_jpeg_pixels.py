@@ -1,7 +1,5 @@
 """JPEG: the same pixels whoever decodes them."""
 
-from __future__ import annotations
-
 import io
 import types
 

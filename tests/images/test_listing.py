@@ -1,7 +1,5 @@
 """Which files count as the images of a dataset."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

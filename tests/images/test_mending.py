@@ -1,7 +1,5 @@
 """Files of a folder mended or set aside: what trainers then read is right, and undoing brings back every byte."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The metadata cache: rows follow the files, and what has not changed is not opened."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows put into a metadata cache by hand, and the cache as a table."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables of another content than they should have: one clear error, before much of them is unpacked."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The header readers find the turn that `PIL.ImageOps.exif_transpose` applies, wherever a file has it."""
 
-from __future__ import annotations
-
 import io
 import random
 import struct

@@ -1,7 +1,5 @@
 """Pixels are what sd-scripts would train, whatever library resizes them."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Images behind URLs, and the same work on Ray Data: the rows are those of local files."""
 
-from __future__ import annotations
-
 import io
 import json
 import multiprocessing

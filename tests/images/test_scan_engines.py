@@ -1,7 +1,5 @@
 """The scan over threads and processes: same rows as alone, and what is finished survives an interrupt."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Images that the tests of latents encode."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The same images in files that hold many: tars, and Parquet files."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """A run in a process of its own, so that it can be killed."""
 
-from __future__ import annotations
-
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any

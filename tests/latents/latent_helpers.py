@@ -1,7 +1,5 @@
 """Small stores of random bits for the tests."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A run in a process of its own that hands out work, so that it can be killed: IMAGES OUTPUT LOG SECONDS."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Encoders for actors: they say what they do in a file, since they are in other processes."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from dataclasses import dataclass

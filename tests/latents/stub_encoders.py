@@ -1,7 +1,5 @@
 """Encoders that need no model, and a dataset of generated images."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What only a manifest knows of a shard that is away, and comes back, stays known."""
 
-from __future__ import annotations
-
 import random
 import shutil
 

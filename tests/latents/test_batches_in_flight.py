@@ -1,7 +1,5 @@
 """While an encoder has one batch, the next one is begun and the one before is fetched: nothing else is stored."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

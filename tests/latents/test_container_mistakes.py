@@ -1,7 +1,5 @@
 """Sources of `precompute` that cannot be read, or not together: one line each, which says what to do."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

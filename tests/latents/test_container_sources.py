@@ -1,7 +1,5 @@
 """`precompute` from tars and Parquet files: the latents that the same images give as files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Killed at any instant, out of disk, without permission: what is finished stays, the next run does the rest."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Encoders over diffusers, with small random models."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

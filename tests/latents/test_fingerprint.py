@@ -1,7 +1,5 @@
 """One factor at a time: each change is noticed, and nothing else is."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import fields, replace
 

@@ -1,7 +1,5 @@
 """Whatever is in a store's files, or in npz, is read as what it is, or refused by this package's own error."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """A model that is named as on the Hugging Face hub, on a machine that cannot reach it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

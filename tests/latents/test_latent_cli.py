@@ -1,7 +1,5 @@
 """`kohya-bucket precompute` and `cache`: the commands as a user types them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -255,6 +253,12 @@ def test_a_config_that_trains_images_at_other_sizes(tmp_path, images, run, monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "on 2 GPUs in batches of 2; for another" in run("precompute", *options)[1]
     assert run("precompute", *options, "--gpus", "0")[0] == 2
+
+
+def test_images_that_move_whatever_the_number_of_gpus(tmp_path, images, run):
+    config = several_sizes(tmp_path, "remainder = 'merge'\nmerge_max_crop = 0.9")
+    text = run("precompute", "--config", config, "--vae", "mean", "-o", tmp_path / "out")[1]
+    assert "remainder 'merge' moves images: for training in batches of 2\n" in text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """`BucketedLatentDataset`: what is stored, batched by torch's own collation."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

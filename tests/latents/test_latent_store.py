@@ -1,7 +1,5 @@
 """What was committed is what is read, whatever was done to the files meanwhile."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

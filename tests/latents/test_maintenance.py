@@ -1,7 +1,5 @@
 """Status, verify, prune and pack: nothing whole is lost, nothing broken is kept."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The autoencoders of Anima (Qwen-Image's) and HunyuanImage, with small random models, in both kinds of names."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A fault that passes deletes nothing and replaces nothing: only bytes that were read and are wrong are damage."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

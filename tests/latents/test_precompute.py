@@ -1,7 +1,5 @@
 """Every image once, in its bucket; the next run does what is missing and nothing else."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

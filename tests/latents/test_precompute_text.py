@@ -1,7 +1,5 @@
 """`precompute --text`: which captions of a store are encoded, when again, and what is refused."""
 
-from __future__ import annotations
-
 import zlib
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Encoding on a Ray cluster of several nodes: the local engine's shards, whoever is killed."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

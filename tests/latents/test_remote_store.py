@@ -1,7 +1,5 @@
 """Stores in object storage: what was written is what is read, whatever fails on the way."""
 
-from __future__ import annotations
-
 import math
 import os
 import random
@@ -409,6 +407,17 @@ def test_precompute_writes_there_what_it_writes_here(address, tmp_path, images):
         assert item["latents"].numpy().tobytes() in flips
     with pytest.raises(KohyaBucketError, match="npz files are read from folders"):
         precompute_latents(dataset_of(images), MeanEncoder(), NpzFiles("sd", address))
+
+
+def test_captions_are_stored_there(address, tmp_path):
+    fill_texts(tmp_path / "here", 12)
+    here = LatentStore(tmp_path / "here")
+    pack(here, address)
+    store = LatentStore(address)
+    store.expect(range(len(store)))
+    for i in range(len(store)):
+        same_outputs(store.arrays(i), here.arrays(i))
+    assert verify(store) == []
 
 
 @pytest.mark.parametrize("how", ["status", "verify", "pack", "prune"])

@@ -1,7 +1,5 @@
 """A store in S3, over its real protocol, from a server on this machine."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import threading

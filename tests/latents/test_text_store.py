@@ -1,7 +1,5 @@
 """Outputs of text encoders: what was given is what is read, to the last bit, in as few bytes as the numbers allow."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Outputs as text encoders of some family give them, and a process that stores them."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings that are on or off take nothing else: a text such as "no" would count as on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever a command deletes or overwrites is its own: files of others, of similar names, stay as they are."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

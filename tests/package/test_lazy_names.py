@@ -1,7 +1,5 @@
 """What a type checker is told about a package's names is what they are, and they cost nothing until they are used."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import subprocess

@@ -1,7 +1,5 @@
 """Rooms below the doors name no trainer: whoever adds one finds nothing of another there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

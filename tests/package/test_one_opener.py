@@ -1,7 +1,5 @@
 """Whatever the package reads is opened by `kohya_bucket.inputs`: no pipe is waited for, and no device is read."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Whatever the package writes goes through `kohya_bucket.files`: it is there whole or not at all."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -4,8 +4,6 @@
 writes it again.
 """
 
-from __future__ import annotations
-
 import ast
 import doctest
 import inspect

@@ -1,7 +1,5 @@
 """What a release is made of: one version everywhere, a part of the changelog, an action that says what `plan` says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

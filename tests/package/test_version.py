@@ -1,7 +1,5 @@
 """The version stands in one file, from which the package, the command and the build have it."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Then it must be known everywhere: to Python, to commands, to configs and, where 
 trainer is `tests/trainers/door/toy_door.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

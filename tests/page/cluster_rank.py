@@ -4,8 +4,6 @@ After each step it adds a line to FOLDER/rankN.jsonl. Before step HOLD_AT, count
 second node stop, say so by a file, and wait until they are killed; 0 holds none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -1,7 +1,5 @@
 """Every snippet and command of bucketsampler's page, run as it stands in bucketsampler_page.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

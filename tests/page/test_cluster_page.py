@@ -1,7 +1,5 @@
 """The walk in docs/scale.md, as it stands there: encoded on Ray, trained on two nodes, gone on with on one."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

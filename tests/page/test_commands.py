@@ -6,8 +6,6 @@ and `compat_tests` encodes with real ones. Blocks without a language are not run
 `compat_tests/test_tutorials.py` has those of the trainers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

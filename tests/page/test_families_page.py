@@ -1,7 +1,5 @@
 """The configs in docs/configs.md and docs/musubi.md are planned as they stand, and their values are the code's."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -34,6 +34,7 @@ def test_every_rank_every_step_every_image(remainder: str, order: str, case: dic
             assert set(ids[plan.step_indices(s)].tolist()) == {int(plan.bucket_of_step[s])}
 
     assert_all_is_accounted_for(plan, case)
+    assert plan.accumulate * (plan.updates - 1) < plan.steps <= plan.accumulate * plan.updates
     ledger = plan.ledger()
     assert ledger.count(LedgerReason.NO_BUCKET) == asked(plan)[ids < 0].sum()
     assert (ledger.bucket[ledger.reason == LedgerReason.NO_BUCKET] == -1).all()

@@ -1,7 +1,5 @@
 """What a test of `tests/reported/` says about the public reports that it carries; it is in docs/troubleshooting.md."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Buckets, batches and steps"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

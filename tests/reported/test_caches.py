@@ -1,7 +1,5 @@
 """Caches that are damaged, in the way, or not made: found before the training, and named."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Captions that are not trained as they are meant"""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

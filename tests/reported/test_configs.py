@@ -1,7 +1,5 @@
 """Configs that are misread"""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

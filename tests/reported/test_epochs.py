@@ -1,7 +1,5 @@
 """Epochs that miss or repeat images"""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Files that trainers misread: every command counts the same, and names the command that mends them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lists and control images of musubi-tuner"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What people reported of clips."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sizes and orientation: one answer for the bucket and for the pixels."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real Chromium for tests of the page; skipped with the reason where there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

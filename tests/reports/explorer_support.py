@@ -1,7 +1,5 @@
 """An explorer in a browser: opened, fed with files, and asked."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

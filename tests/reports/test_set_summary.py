@@ -1,7 +1,5 @@
 """Numbers for notebooks: by hand on small sets, and those of a placement on large ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple
 

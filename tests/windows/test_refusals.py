@@ -1,7 +1,5 @@
 """What Windows refuses is refused here: the same cases on Windows itself and, by `refusals`, on Linux."""
 
-from __future__ import annotations
-
 import mmap
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Which file ai-toolkit's latents of an image are taken from."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

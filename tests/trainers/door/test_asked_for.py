@@ -1,7 +1,5 @@
 """Whatever a `[kohya_bucket]` table asks for changes what is trained, or is refused, or is said to do nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fifth trainer is a folder with one file: planned, checked and launched, and no other file is touched."""
 
-from __future__ import annotations
-
 import collections
 import importlib
 import json

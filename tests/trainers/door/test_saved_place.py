@@ -1,7 +1,5 @@
 """The place in the epoch that a saved state remembers: where it cannot be written, and whether it still holds."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

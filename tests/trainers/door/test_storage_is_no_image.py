@@ -1,7 +1,5 @@
 """Storage that does not answer is no fault of an image that lies there: the run ends, and leaves none out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A dataset as musubi-tuner's are, its cache folder, and files in it, without musubi-tuner and torch."""
 
-from __future__ import annotations
-
 import json
 import struct
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Names of musubi-tuner's cache files: read as written, no two items with one."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Which of musubi-tuner's caches serve, and what a training does about those that do not."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from pathlib import Path

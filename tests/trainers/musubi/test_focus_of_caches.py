@@ -1,7 +1,5 @@
 """Crops that keep a focus in musubi-tuner's caches: which are current for it, and how pictures are cut."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a config names: mistakes in it end the run with one line, before anything is cached or trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a caching loop of musubi-tuner is handed: what is wanted, and a stand-in for what cannot be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace

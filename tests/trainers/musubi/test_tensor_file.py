@@ -1,7 +1,5 @@
 """safetensors files that say more: whole or not at all, their tensors untouched, and never believed beyond that."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """What the adapter calls: checks that name the trouble, whole files, and a store in place of npz."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The captions that a config's latents are stored with are those that sd-scripts would train."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

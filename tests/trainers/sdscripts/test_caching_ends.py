@@ -1,7 +1,5 @@
 """A caching call of sd-scripts, whole and ended half-way, with stand-ins for its objects."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """Image records as columns give back what was put in, and keep what is written to them."""
 
-from __future__ import annotations
-
 import pickle
 import tracemalloc
 

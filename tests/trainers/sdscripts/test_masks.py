@@ -1,7 +1,5 @@
 """Masks of a batch by what the subsets of its images ask for."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

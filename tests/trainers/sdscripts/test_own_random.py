@@ -1,7 +1,5 @@
 """What a batch draws follows from its seed alone."""
 
-from __future__ import annotations
-
 import io
 import logging
 import random

@@ -1,7 +1,5 @@
 """Sizes that one command or a training has read are read by no other: the files may lose their headers."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Which latents a config needs, and why there are none."""
 
-from __future__ import annotations
-
 import pytest
 
 from kohya_bucket.cli.encoding import EncodeJob, planned

@@ -1,7 +1,5 @@
 """What is said about configs: every slip is named, with the place, the nearest key and the remedy, all at once."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial

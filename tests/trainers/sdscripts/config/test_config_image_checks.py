@@ -1,7 +1,5 @@
 """Sizes that do not fit together are named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Laws of the image lists, over random inputs."""
 
-from __future__ import annotations
-
 import glob
 import os
 import random

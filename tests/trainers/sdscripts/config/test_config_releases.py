@@ -1,7 +1,5 @@
 """What versions of sd-scripts read differently in metadata and ControlNet pairs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

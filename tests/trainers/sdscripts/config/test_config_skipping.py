@@ -1,7 +1,5 @@
 """`skip_image_resolution`: which images are left out, at which point, and what is said about it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

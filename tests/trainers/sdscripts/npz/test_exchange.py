@@ -1,7 +1,5 @@
 """npz and store, both ways."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """sd-scripts' npz: names, keys, and nothing half-written."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

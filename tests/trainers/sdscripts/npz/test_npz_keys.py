@@ -1,7 +1,5 @@
 """Keys with a size and plain ones: each reader finds what it asks for, and nothing is encoded for their sake."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Writers of npz: whoever writes at the same time loses nothing, and what is not ours stays as it is."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os
