@@ -1,7 +1,5 @@
 """Packages that ai-toolkit imports, and never calls to load data: they need not be there."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

@@ -4,8 +4,6 @@ ai_toolkit_job.py OUT JOB.json        in the folder of a checkout; started by te
 process ends in its Nth step.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

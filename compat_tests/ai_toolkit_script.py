@@ -3,8 +3,6 @@
 ai_toolkit_script.py SETTINGS.json        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torchrun sets them
 """
 
-from __future__ import annotations
-
 import collections
 import json
 import os

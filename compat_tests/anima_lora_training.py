@@ -6,8 +6,6 @@ Transformer and autoencoder are made up, since there are no weights; datasets, c
 training loop and its saved states are the real ones. With OUT/dies in place, the process ends when a state is saved.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Checkouts of trainers on this machine: which version one is, which Python runs it, which sd-scripts is the newest."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Looks for checkouts with an environment (`checkouts.py`) in `$KOHYA_BUCKET_CHECK
 `~/.cache/kohya_bucket/checkouts`. Where there is none it says so, and ends well.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A folder with one of everything that a dataset config can point at, and random configs over it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

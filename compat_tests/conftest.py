@@ -1,7 +1,5 @@
 """Fixtures: the folder of reference tables, and the real sd-scripts where there is a checkout."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

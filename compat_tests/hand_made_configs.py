@@ -1,7 +1,5 @@
 """Configs over the playground that each show one thing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SUBSET = {"image_dir": "txt", "caption_extension": ".txt"}

@@ -6,8 +6,6 @@ file, in `results/NAME.json`: a run that was stopped goes on where it was, and o
 package or of the test is run again. Without a checkout, only the page is written again.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """`docs/compatibility.md` from what `matrix.py` found, a row for each version, and the details beside the results."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

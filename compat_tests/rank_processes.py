@@ -1,7 +1,5 @@
 """A program on several processes, as torchrun would start them."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """What is trained, step by step: written down in the trainer's processes (`small_models`), read by the tests."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,8 +5,6 @@ left out, then one that may not. Run as a program: `renaming.py ROOM CHECKOUT OU
 packages are imported once; each change is tried in a fork.
 """
 
-from __future__ import annotations
-
 import ast
 import compileall
 import importlib

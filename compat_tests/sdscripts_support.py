@@ -1,7 +1,5 @@
 """Builds sd-scripts' real dataset groups from a config, at every supported version, without a model."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util
@@ -79,6 +77,11 @@ class MeanVAE(torch.nn.Module):
         return SimpleNamespace(latent_dist=SimpleNamespace(sample=lambda: latents))
 
 
+ACCELERATOR = SimpleNamespace(
+    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
+)
+
+
 def build_groups(sd: SimpleNamespace, config: dict[str, Any], seed: int = 0, **arguments: Any) -> tuple[Any, Any]:
     """(training group, validation group or None) of a user config, as the trainers build them."""
     train_util, config_util = sd.train_util, sd.config_util
@@ -101,6 +104,16 @@ def build_groups(sd: SimpleNamespace, config: dict[str, Any], seed: int = 0, **a
         if group is not None and hasattr(group, "set_current_strategies"):
             group.set_current_strategies()
     return train, validation
+
+
+def cache_latents(group: Any, encoder: Any, strategy: Any = None) -> None:
+    """The group's latents are cached as a trainer of SD 1.5 does, or by another strategy; it is ready to train then."""
+    from library import strategy_base, strategy_sd
+
+    strategy = strategy or strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
+    strategy_base.LatentsCachingStrategy._strategy = strategy
+    group.new_cache_latents(encoder, ACCELERATOR)
+    group.set_current_strategies()
 
 
 def write_images(

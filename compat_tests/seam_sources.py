@@ -1,7 +1,5 @@
 """What the adapter holds on to in a checkout's sources, found by reading them: nothing is imported or run."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Callable

@@ -1,18 +1,12 @@
 """Configs that train images at several sizes, and what their batches hold."""
 
-from __future__ import annotations
-
 import collections
 import multiprocessing
-from types import SimpleNamespace
 
 import torch
-from sdscripts_support import build_groups, random_sizes, write_images
+from sdscripts_support import build_groups, cache_latents, random_sizes, write_images
 
 COUNT = 31
-ACCELERATOR = SimpleNamespace(
-    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
-)
 MERGE = {"remainder": "merge", "merge_max_crop": 0.5}
 ROTATE = {"resolutions": [128, 192], "resolution_mode": "rotate"}
 TABLES = {
@@ -93,8 +87,6 @@ def cached(sd, config, encoder, to_disk):
 
 
 def cache_group(group, encoder, to_disk):
-    from library import strategy_base, strategy_sd
+    from library import strategy_sd
 
-    strategy_base.LatentsCachingStrategy._strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False)
-    group.new_cache_latents(encoder, ACCELERATOR)
-    group.set_current_strategies()
+    cache_latents(group, encoder, strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False))

@@ -1,7 +1,5 @@
 """Text encoders of the real architectures with few random weights, behind sd-scripts' real strategies."""
 
-from __future__ import annotations
-
 import importlib
 import zlib
 from types import SimpleNamespace

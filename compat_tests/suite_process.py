@@ -1,7 +1,5 @@
 """Runs tests of this folder on a checkout of a trainer, in a process with that checkout's Python, and counts them."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

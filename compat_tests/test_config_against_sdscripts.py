@@ -1,7 +1,5 @@
 """Configs read by this package and by the real sd-scripts: refusals, resolved values, images, repeats, one by one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

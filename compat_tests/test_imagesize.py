@@ -1,7 +1,5 @@
 """imagesize, as sd-scripts pins it: where it is right the sizes are equal; where it is not, these are Pillow's."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -83,6 +83,16 @@ def test_batches_of_equal_cost_meet_in_a_step(musubi_source, config, tmp_path):
         assert all(row["items"] == row["captions"] for step in epoch for row in step)
 
 
+def refusal(source, config, workers=0, cut=()):
+    """What a run says that ends before its first step, and without a traceback."""
+    folder = config.parent
+    spec = {"config": str(config), "seed": 1, "workers": workers, "epochs": 1, "out": str(folder), "cut": cut}
+    spec |= {"timestep_buckets": None, "architecture": family(source)}
+    said = run(source, folder, spec, code=2)
+    assert "Traceback" not in said
+    return said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "words"),
@@ -95,11 +105,7 @@ def test_batches_of_equal_cost_meet_in_a_step(musubi_source, config, tmp_path):
 )
 def test_options_that_caches_cannot_have(musubi_source, config, tmp_path, table, words):
     write_config(tmp_path, f"[kohya_bucket]\n{table}")
-    spec = {"config": str(config), "seed": 1, "workers": 0, "epochs": 1, "out": str(tmp_path), "timestep_buckets": None}
-    spec["architecture"] = family(musubi_source)
-    said = run(musubi_source, tmp_path, spec, code=2)
-    assert words in said
-    assert "Traceback" not in said
+    assert words in refusal(musubi_source, config)
 
 
 @pytest.mark.parametrize(
@@ -119,13 +125,9 @@ def test_options_that_caches_cannot_have(musubi_source, config, tmp_path, table,
     ],
     ids=["missing", "syntax", "bytes", "keys", "foreign"],
 )
-def test_a_mistake_is_one_line(musubi_source, config, tmp_path, change, words):
+def test_a_mistake_is_one_line(musubi_source, config, change, words):
     change(config)
-    spec = {"config": str(config), "seed": 1, "workers": 0, "epochs": 1, "out": str(tmp_path), "timestep_buckets": None}
-    spec["architecture"] = family(musubi_source)
-    said = run(musubi_source, tmp_path, spec, code=2)
-    assert words in said
-    assert "Traceback" not in said
+    assert words in refusal(musubi_source, config)
 
 
 @pytest.mark.slow
@@ -164,9 +166,6 @@ def test_an_item_whose_cache_cannot_be_read(musubi_source, config, tmp_path, wor
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_item_that_cannot_be_read_may_end_the_run(musubi_source, config, tmp_path, workers):
     write_config(tmp_path, "[kohya_bucket]\non_bad_image = 'stop'")
-    spec = {"config": str(config), "seed": 1, "workers": workers, "epochs": 1, "out": str(tmp_path)}
-    spec |= {"timestep_buckets": None, "architecture": family(musubi_source), "cut": caches(tmp_path, "im005_*_te.*")}
-    said = run(musubi_source, tmp_path, spec, code=2)
+    said = refusal(musubi_source, config, workers, caches(tmp_path, "im005_*_te.*"))
     (line,) = [line for line in said.splitlines() if line.startswith("kohya_bucket: im005_")]
     assert "repair or remove it, or leave on_bad_image out" in line
-    assert "Traceback" not in said

@@ -123,18 +123,23 @@ WAYS = {
 }
 
 
+def clips_config(folder, data, keys):
+    (folder / "cache").mkdir()
+    config = folder / "clips.toml"
+    places = f"video_directory = '{data / 'clips'}'\ncache_directory = '{folder / 'cache'}'\n"
+    config.write_text(f"{GENERAL}[[datasets]]\n{places}{keys}", encoding="utf-8")
+    return config
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["wan", "hv", "fp"])
 @pytest.mark.parametrize("way", list(WAYS))
 def test_clips(source, data, tmp_path, way, architecture):
-    config = tmp_path / "clips.toml"
     window = "fp_latent_window_size = 1\n" if architecture == "fp" else ""
     frames = WAYS[way].replace("[1, ", "[5, ") if architecture == "fp" else WAYS[way]
     if architecture == "fp" and way in ("full", "defaults"):
         frames = "target_frames = [5, 21]"
-    (tmp_path / "cache").mkdir()
-    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
-    config.write_text(text + window + frames, encoding="utf-8")
+    config = clips_config(tmp_path, data, window + frames)
     compared, read = compare(source, config, architecture)
     assert compared > 4
     assert not read.findings.of(Severity.ERROR)
@@ -157,10 +162,7 @@ def test_clips_of_minimax_h3(source, data, tmp_path, way):
     """Brought to 24 frames per second by their times, from whatever rate."""
     if not (source / "musubi_tuner" / "dataset" / "audio_utils.py").is_file():
         pytest.skip("this version does not train MiniMax-H3")
-    config = tmp_path / "clips.toml"
-    (tmp_path / "cache").mkdir()
-    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
-    config.write_text(f"{text}batch_size = 1\n{way}", encoding="utf-8")
+    config = clips_config(tmp_path, data, f"batch_size = 1\n{way}")
     read = read_config(config, ARCHITECTURES["mmh3"])
     expected = theirs(source, config, "mmh3")["cached"][0]
     assert cached_by_plan(overview(read, AdapterOptions())) == names_of_caches(expected, "mmh3")
@@ -172,10 +174,7 @@ def test_clips_of_minimax_h3(source, data, tmp_path, way):
 @pytest.mark.parametrize("keys", ["enable_bucket = false", "bucket_no_upscale = true\nresolution = [128, 96]"])
 def test_clips_whose_buckets_depend_on_the_version(source, data, tmp_path, keys):
     """They are compared with what is cached: older versions train clips in other buckets than they cache them in."""
-    config = tmp_path / "clips.toml"
-    (tmp_path / "cache").mkdir()
-    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
-    config.write_text(f"{text}target_frames = [1, 25]\n{keys}", encoding="utf-8")
+    config = clips_config(tmp_path, data, f"target_frames = [1, 25]\n{keys}")
     _, seen = plan(source, config, "wan")
     expected = theirs(source, config, "wan")["cached"][0]
     assert cached_by_plan(seen) == names_of_caches(expected, "wan")
@@ -242,10 +241,7 @@ def test_images_that_are_not_enlarged(source, data, tmp_path, architecture):
     ],
 )
 def test_what_it_stops_at_is_an_error(source, data, tmp_path, line, code, words):
-    (tmp_path / "cache").mkdir()
-    config = tmp_path / "clips.toml"
-    text = f"{GENERAL}[[datasets]]\nvideo_directory = '{data / 'clips'}'\ncache_directory = '{tmp_path / 'cache'}'\n"
-    config.write_text(text + line, encoding="utf-8")
+    config = clips_config(tmp_path, data, line)
     read = read_config(config, ARCHITECTURES["wan"])
     if not read.findings.of(Severity.ERROR):
         overview(read, AdapterOptions())

@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 from PIL import Image
-from sdscripts_support import MeanVAE, build_groups
-from test_sdscripts_caching import ACCELERATOR, latents_of, strategies  # noqa: F401
+from sdscripts_support import MeanVAE, build_groups, cache_latents
+from test_sdscripts_caching import latents_of
 from test_sdscripts_focus import COUNT, KEYS, SIDE, boxes, middle, shown, write
 
 from kohya_bucket.trainers.door import ranks
@@ -27,18 +27,18 @@ def drawn(draw):
     }  # fmt: skip
 
 
-def run(sd, strategies, folder, asked, strategy_only=False):  # noqa: F811
+def run(sd, folder, asked, strategy_only=False):
     """White pixels of each picture as it is trained; an error where the run is refused."""
     subset = {"image_dir": str(folder / "images"), "caption_extension": ".txt"}
     table = {"latent_cache": "shards", "latent_cache_dir": str(folder / "store")} if asked["shards"] else {}
     table |= {"focus": str(folder / "focus.jsonl")} if asked["focus"] else {}
     config = {"datasets": [{**KEYS, "batch_size": 2, "subsets": [subset]}]}
     group, _ = build_groups(sd, config if strategy_only else config | {"kohya_bucket": table})
-    strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, asked["to_disk"], COUNT, asked["skip"])
+    from library import strategy_sd
+
+    strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, asked["to_disk"], COUNT, asked["skip"])
     strategy.suffix = asked["ending"]
-    strategies.base.LatentsCachingStrategy._strategy = strategy
-    group.new_cache_latents(MeanVAE(), ACCELERATOR)
-    group.set_current_strategies()
+    cache_latents(group, MeanVAE(), strategy)
     if strategy_only:
         return {}
     found = latents_of(sd, group)
@@ -71,7 +71,7 @@ def damage(folder, asked):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_asked_for_is_given_or_said_or_refused(patched, strategies, pictures, caplog, seed):  # noqa: F811
+def test_what_is_asked_for_is_given_or_said_or_refused(patched, pictures, caplog, seed):
     from kohya_bucket.trainers import sdscripts
 
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
@@ -81,14 +81,14 @@ def test_what_is_asked_for_is_given_or_said_or_refused(patched, strategies, pict
         asked, folder = drawn(draw), pictures(number)
         if asked["alone_before"]:  # sd-scripts without this package was here first
             sdscripts.uninstall()
-            run(patched, strategies, folder, asked | {"skip": False}, strategy_only=True)
+            run(patched, folder, asked | {"skip": False}, strategy_only=True)
             sdscripts.install()
         expected = {}
         for again in (False, True):
             ranks._told.clear()
             caplog.clear()
             try:
-                white = run(patched, strategies, folder, asked)
+                white = run(patched, folder, asked)
             except SystemExit as refused:
                 why = str(refused)
                 named = ["focus" in why and asked["focus"], "latent_cache" in why and asked["shards"]]

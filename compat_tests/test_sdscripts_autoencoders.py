@@ -4,8 +4,6 @@ sd-scripts has these models in files of its own; here they are diffusers', which
 what sd-scripts pins.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from pathlib import Path

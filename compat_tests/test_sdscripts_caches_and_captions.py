@@ -1,7 +1,5 @@
 """What the real sd-scripts refuses beside its caches and trains of captions, against what `plan` and `doctor` say."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

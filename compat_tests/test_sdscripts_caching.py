@@ -9,34 +9,30 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sdscripts_support import MeanVAE, build_groups, key_of, part_of, random_sizes, write_images
+from sdscripts_support import (
+    ACCELERATOR,
+    MeanVAE,
+    build_groups,
+    cache_latents,
+    key_of,
+    part_of,
+    random_sizes,
+    write_images,
+)
 from several_sizes import at_size
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.trainers import sdscripts
 from kohya_bucket.trainers.sdscripts.caching.session import architecture_read_by
 
-ACCELERATOR = SimpleNamespace(
-    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
-)
 
-
-@pytest.fixture
-def strategies(unpatched):
-    from library import strategy_base, strategy_sd
-
-    return SimpleNamespace(base=strategy_base, sd=strategy_sd)
-
-
-def cache(sd, strategies, folder, encoder, table=None, **subset):
+def cache(sd, folder, encoder, table=None, **subset):
     """One run's caching; returns the group, ready to train."""
     keys = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
     subset = {"image_dir": str(folder), "caption_extension": ".txt", "flip_aug": True, **subset}
     config = {"datasets": [{**keys, "subsets": [subset]}], **({"kohya_bucket": table} if table else {})}
     group, _ = build_groups(sd, config)
-    strategies.base.LatentsCachingStrategy._strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
-    group.new_cache_latents(encoder, ACCELERATOR)
-    group.set_current_strategies()
+    cache_latents(group, encoder)
     return group
 
 
@@ -62,16 +58,16 @@ def folder(tmp_path):
     return tmp_path / "a"
 
 
-def test_npz_are_sd_scripts_own(unpatched, strategies, folder):
+def test_npz_are_sd_scripts_own(unpatched, folder):
     theirs = MeanVAE()
-    cache(unpatched, strategies, folder, theirs)
+    cache(unpatched, folder, theirs)
     before = {path.name: dict(np.load(path)) for path in folder.glob("*.npz")}
     assert (theirs.encoded, len(before)) == (14, 7)
     for path in folder.glob("*.npz"):
         path.unlink()
     sdscripts.install()
     try:
-        cache(unpatched, strategies, folder, MeanVAE())
+        cache(unpatched, folder, MeanVAE())
     finally:
         sdscripts.uninstall()
     for path in folder.glob("*.npz"):
@@ -81,26 +77,26 @@ def test_npz_are_sd_scripts_own(unpatched, strategies, folder):
             assert ours[name].dtype == array.dtype
     assert not before
     again = MeanVAE()
-    cache(unpatched, strategies, folder, again)
+    cache(unpatched, folder, again)
     assert again.encoded == 0
 
 
 @pytest.mark.parametrize("table", [{"latent_cache": "npz"}, {"latent_cache": "shards"}], ids=["npz", "shards"])
-def test_only_what_changed_is_encoded_again(patched, strategies, folder, tmp_path, monkeypatch, caplog, table):
+def test_only_what_changed_is_encoded_again(patched, folder, tmp_path, monkeypatch, caplog, table):
     monkeypatch.chdir(tmp_path)
     if table["latent_cache"] == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     encoder = MeanVAE()
-    cache(patched, strategies, folder, encoder, table)
+    cache(patched, folder, encoder, table)
     assert encoder.encoded == 14
-    cache(patched, strategies, folder, encoder, table)
+    cache(patched, folder, encoder, table)
     assert encoder.encoded == 14
     edited = folder / "img_003.png"
     pixels = np.asarray(Image.open(edited)).copy()
     Image.fromarray(255 - pixels).save(edited)
     os.utime(edited, ns=(0, 10**18))
     with caplog.at_level("WARNING", logger="kohya_bucket"):
-        group = cache(patched, strategies, folder, encoder, table)
+        group = cache(patched, folder, encoder, table)
     assert encoder.encoded == 16
     assert "img_003.png" in caplog.text
     latent, _ = latents_of(patched, group)["img_003.png"]
@@ -108,52 +104,39 @@ def test_only_what_changed_is_encoded_again(patched, strategies, folder, tmp_pat
     assert latent.shape[1:] == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)
     assert len(latents_of(patched, group)) == 7
     encoder.weight += 1
-    cache(patched, strategies, folder, encoder, table)
+    cache(patched, folder, encoder, table)
     assert encoder.encoded == 30
 
 
-def test_a_cache_of_another_resolution_or_a_broken_one_is_made_again(patched, strategies, folder, caplog):
+def test_a_cache_of_another_resolution_or_a_broken_one_is_made_again(patched, folder, caplog):
     encoder = MeanVAE()
-    group = cache(patched, strategies, folder, encoder)
+    group = cache(patched, folder, encoder)
     paths = sorted(folder.glob("*.npz"))
     paths[0].write_bytes(paths[0].read_bytes()[:200])
     arrays = dict(np.load(paths[1]))
     arrays[key_of(arrays, "latents")] = np.zeros((4, 3, 3), np.float32)
     np.savez(paths[1], **arrays)
     with caplog.at_level("WARNING", logger="kohya_bucket"):
-        group = cache(patched, strategies, folder, encoder)
+        group = cache(patched, folder, encoder)
     assert encoder.encoded == 18
     assert "2 caches could not be used" in caplog.text
     assert len(latents_of(patched, group)) == 7
 
 
-def test_images_that_differ_by_extension_have_caches_of_their_own(patched, strategies, tmp_path):
-    folder = tmp_path / "a"
-    folder.mkdir()
-    Image.new("RGB", (128, 128), (0, 0, 0)).save(folder / "same.png")
-    Image.new("RGB", (128, 128), (255, 255, 255)).save(folder / "same.bmp")
-    for name in ("same.txt",):
-        (folder / name).write_text("x", encoding="utf-8")
-    group = cache(patched, strategies, folder, MeanVAE())
-    found = latents_of(patched, group)
-    assert found["same.png"][0].mean() == pytest.approx(-1)
-    assert found["same.bmp"][0].mean() == pytest.approx(1)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("remote", [False, True])
-def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, workers, remote, monkeypatch):
+def test_shards_train_what_npz_train(patched, folder, tmp_path, workers, remote, monkeypatch):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     monkeypatch.setenv("KOHYA_BUCKET_SHARDS", str(tmp_path / "kept"))
     if remote:
         pytest.importorskip("fsspec", reason="fsspec is not installed: object storage cannot be asked")
-    npz = latents_of(patched, cache(patched, strategies, folder, MeanVAE()))
+    npz = latents_of(patched, cache(patched, folder, MeanVAE()))
     store = f"memory://{tmp_path.name}/store" if remote else str(tmp_path / "store")
     table = {"latent_cache": "shards", "latent_cache_dir": store}
     encoder = MeanVAE()
-    cache(patched, strategies, folder, encoder, table)
+    cache(patched, folder, encoder, table)
     made = encoder.encoded
-    group = cache(patched, strategies, folder, encoder, table)
+    group = cache(patched, folder, encoder, table)
     assert encoder.encoded == made > 0
     shards = latents_of(patched, group, workers)
     assert shards.keys() == npz.keys()
@@ -164,15 +147,15 @@ def test_shards_train_what_npz_train(patched, strategies, folder, tmp_path, work
 
 
 @pytest.mark.slow
-def test_shards_reach_spawned_workers(patched, strategies, folder, tmp_path):
+def test_shards_reach_spawned_workers(patched, folder, tmp_path):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
-    group = cache(patched, strategies, folder, MeanVAE(), table)
+    group = cache(patched, folder, MeanVAE(), table)
     assert len(latents_of(patched, group, 1, "spawn")) == 7
 
 
-def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strategies, folder, caplog):
-    from library import strategy_sdxl
+def test_text_encoder_outputs_of_another_caption_are_made_again(patched, folder, caplog):
+    from library import strategy_base, strategy_sdxl
 
     class Strategy(strategy_sdxl.SdxlTextEncoderOutputsCachingStrategy):
         made = 0
@@ -185,12 +168,12 @@ def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strateg
 
     def run():
         Strategy.made = 0
-        strategies.base.TextEncoderOutputsCachingStrategy._strategy = Strategy(True, 1, False)
+        strategy_base.TextEncoderOutputsCachingStrategy._strategy = Strategy(True, 1, False)
         try:
-            group = cache(patched, strategies, folder, MeanVAE())
+            group = cache(patched, folder, MeanVAE())
             group.new_cache_text_encoder_outputs([], ACCELERATOR)
         finally:
-            strategies.base.TextEncoderOutputsCachingStrategy._strategy = None
+            strategy_base.TextEncoderOutputsCachingStrategy._strategy = None
         return Strategy.made
 
     assert run() == 7
@@ -203,19 +186,14 @@ def test_text_encoder_outputs_of_another_caption_are_made_again(patched, strateg
     assert "the caption changed" in caplog.text
 
 
-def test_the_option_is_checked(patched, strategies, folder):
-    with pytest.raises(SystemExit, match="latent_cache is 'zip', but must be one of npz, shards"):
-        cache(patched, strategies, folder, MeanVAE(), {"latent_cache": "zip"})
-
-
-def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strategies, folder, tmp_path):
+def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, folder, tmp_path):
     pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
     from kohya_bucket.latents.fingerprint import module_hash
     from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
     from kohya_bucket.trainers.sdscripts.npz.exchange import import_npz
 
     encoder = MeanVAE()
-    cache(unpatched, strategies, folder, encoder)
+    cache(unpatched, folder, encoder)
     images = sorted(folder.glob("*.png"))
     theirs = {image.name: dict(np.load(next(folder.glob(f"{image.stem}_*.npz")))) for image in images}
     done = import_npz(
@@ -227,7 +205,7 @@ def test_npz_of_unmodified_sd_scripts_are_trained_from_a_store(unpatched, strate
     sdscripts.install()
     try:
         table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
-        found = latents_of(unpatched, cache(unpatched, strategies, folder, encoder, table))
+        found = latents_of(unpatched, cache(unpatched, folder, encoder, table))
     finally:
         sdscripts.uninstall()
     assert encoder.encoded == 2 * len(images)
@@ -251,9 +229,7 @@ def small_vae(diffusers):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["npz", "shards"])
-def test_what_precompute_encoded_is_not_encoded_again(
-    patched, strategies, diffusers, folder, tmp_path, dtype, kind, monkeypatch
-):
+def test_what_precompute_encoded_is_not_encoded_again(patched, diffusers, folder, tmp_path, dtype, kind, monkeypatch):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.latents import precompute_latents
     from kohya_bucket.latents.vae.diffusers_vae import DiffusersEncoder
@@ -271,11 +247,11 @@ def test_what_precompute_encoded_is_not_encoded_again(
     assert report.encoded == len(paths)
     vae = small_vae(diffusers).to(dtype)
     monkeypatch.setattr(vae, "encode", None)
-    again = cache(patched, strategies, folder, vae, table)
+    again = cache(patched, folder, vae, table)
     assert len(latents_of(patched, again)) == len(paths)
     vae.encoder.conv_in.bias += 1
     with pytest.raises(TypeError, match="NoneType"):
-        cache(patched, strategies, folder, vae, table)
+        cache(patched, folder, vae, table)
 
 
 class FluxVAE(MeanVAE):
@@ -308,13 +284,12 @@ def datasets_at(folder, *resolutions, **subset):
     return [{**keys, "resolution": resolution, "subsets": [subset]} for resolution in resolutions]
 
 
-def cache_datasets(sd, strategies, name, datasets, table=None):
+def cache_datasets(sd, name, datasets, table=None):
     """One run's caching; how many pictures were encoded, and the group, ready to train."""
     config = {"datasets": datasets, **({"kohya_bucket": table} if table else {})}
     group, _ = build_groups(sd, config)
-    encoder, strategies.base.LatentsCachingStrategy._strategy = family(name)
-    group.new_cache_latents(encoder, ACCELERATOR)
-    group.set_current_strategies()
+    encoder, strategy = family(name)
+    cache_latents(group, encoder, strategy)
     return encoder.encoded, group
 
 
@@ -337,14 +312,14 @@ def assert_each_batch_has_its_latents(sd, group):
 
 @pytest.mark.parametrize("kind", ["npz", "shards"])
 @pytest.mark.parametrize("name", ["sd", "sdxl", "flux"])
-def test_datasets_that_have_the_same_images_at_two_resolutions(patched, strategies, folder, tmp_path, name, kind):
+def test_datasets_that_have_the_same_images_at_two_resolutions(patched, folder, tmp_path, name, kind):
     table = None
     if kind == "shards":
         pytest.importorskip("pyarrow", reason="a store's manifest is Parquet")
         table = {"latent_cache": "shards", "latent_cache_dir": str(tmp_path / "store")}
     datasets = datasets_at(folder, 128, 192)
     for count in (14, 0):
-        encoded, group = cache_datasets(patched, strategies, name, datasets, table)
+        encoded, group = cache_datasets(patched, name, datasets, table)
         assert encoded == count
         assert_each_batch_has_its_latents(patched, group)
     files = (0, 0) if kind == "shards" else (7, 0 if one_file_for_all_sizes(name) else 7)
@@ -352,13 +327,13 @@ def test_datasets_that_have_the_same_images_at_two_resolutions(patched, strategi
     assert found == files
 
 
-def test_the_first_dataset_keeps_sd_scripts_own_files(unpatched, strategies, folder):
-    assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128))[0] == 7
+def test_the_first_dataset_keeps_sd_scripts_own_files(unpatched, folder):
+    assert cache_datasets(unpatched, "sd", datasets_at(folder, 128))[0] == 7
     before = {path: dict(np.load(path)) for path in folder.glob("*.npz")}
     sdscripts.install()
     try:
-        assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128, 192, 256, 128))[0] == 14
-        assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128, 192, 256, 128))[0] == 0
+        assert cache_datasets(unpatched, "sd", datasets_at(folder, 128, 192, 256, 128))[0] == 14
+        assert cache_datasets(unpatched, "sd", datasets_at(folder, 128, 192, 256, 128))[0] == 0
     finally:
         sdscripts.uninstall()
     for path, arrays in before.items():
@@ -366,37 +341,39 @@ def test_the_first_dataset_keeps_sd_scripts_own_files(unpatched, strategies, fol
             for name, array in arrays.items():
                 np.testing.assert_array_equal(now[name], array)
     assert len(list(folder.glob("*.npz"))) == (7 if one_file_for_all_sizes("sd") else 21)
-    assert cache_datasets(unpatched, strategies, "sd", datasets_at(folder, 128))[0] == 0
+    assert cache_datasets(unpatched, "sd", datasets_at(folder, 128))[0] == 0
 
 
-def test_images_that_share_a_name_at_two_resolutions(patched, strategies, folder):
+def test_images_that_share_a_name_at_two_resolutions(patched, folder):
     first = sorted(folder.glob("*.png"))[0]
     Image.fromarray(255 - np.asarray(Image.open(first))).save(first.with_suffix(".bmp"))
     for count in (16, 0):
-        encoded, group = cache_datasets(patched, strategies, "sd", datasets_at(folder, 128, 192))
+        encoded, group = cache_datasets(patched, "sd", datasets_at(folder, 128, 192))
         assert encoded == count
         assert_each_batch_has_its_latents(patched, group)
 
 
-def test_the_weights_are_hashed_once_for_all_data_sets(patched, strategies, folder, monkeypatch):
+def test_the_weights_are_hashed_once_for_all_data_sets(patched, folder, monkeypatch):
     from kohya_bucket.trainers.sdscripts.caching import latents
 
     hashed = []
     monkeypatch.setattr(latents, "module_hash", lambda model: hashed.append(model) or f"hash {len(hashed)}")
     encoder = MeanVAE()
-    cache(patched, strategies, folder, encoder)
-    cache(patched, strategies, folder, encoder)
+    cache(patched, folder, encoder)
+    cache(patched, folder, encoder)
     assert len(hashed) == 1
     encoder.weight += 1
-    cache(patched, strategies, folder, encoder)
+    cache(patched, folder, encoder)
     assert len(hashed) == 2
 
 
-def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, strategies, folder):
+def test_nothing_of_every_image_is_kept_once_loaders_are_made(patched, folder):
+    from library import strategy_base
+
     from kohya_bucket.trainers.sdscripts.caching import session
 
-    group = cache(patched, strategies, folder, MeanVAE())
-    strategy = strategies.base.LatentsCachingStrategy._strategy
+    group = cache(patched, folder, MeanVAE())
+    strategy = strategy_base.LatentsCachingStrategy._strategy
     assert session.shared_by(strategy).names
     assert len(latents_of(patched, group)) == 7
     assert not session.shared_by(strategy).names

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sdscripts_support import build_groups, random_sizes, write_images
-from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+from sdscripts_support import build_groups, cache_latents, random_sizes, write_images
 from training_runs import train, write_config
 
 from kohya_bucket.latents.vae.encoder import noise_seed
@@ -39,18 +38,17 @@ def flux():
     return importlib.import_module("library.strategy_flux").FluxLatentsCachingStrategy, (), models.AutoEncoder(params)
 
 
-def cached(unpatched, base, folder, family, to_disk=False):
+def cached(unpatched, folder, family, to_disk=False):
     """Datasets whose latents are made."""
     kind, first, vae = family
     subset = {"image_dir": str(folder), "flip_aug": True}
     group, _ = build_groups(unpatched, {"datasets": [{**KEYS, "subsets": [subset]}]})
-    base.LatentsCachingStrategy._strategy = kind(*first, to_disk, 1, False)
-    group.new_cache_latents(vae, ACCELERATOR)
+    cache_latents(group, vae, kind(*first, to_disk, 1, False))
     return group.datasets[0].image_data.values()
 
 
 @pytest.mark.parametrize("make", [sd, flux])
-def test_an_image_has_the_latent_that_sd_scripts_alone_draws_from_its_seed(unpatched, strategies, tmp_path, make):  # noqa: F811
+def test_an_image_has_the_latent_that_sd_scripts_alone_draws_from_its_seed(unpatched, tmp_path, make):
     write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
     torch.manual_seed(0)
     family = make()
@@ -59,7 +57,7 @@ def test_an_image_has_the_latent_that_sd_scripts_alone_draws_from_its_seed(unpat
     sdscripts.install()
     try:
         before = torch.get_rng_state()
-        infos = list(cached(unpatched, strategies.base, tmp_path / "a", family))
+        infos = list(cached(unpatched, tmp_path / "a", family))
         assert torch.equal(torch.get_rng_state(), before)
     finally:
         sdscripts.uninstall()
@@ -73,15 +71,15 @@ def test_an_image_has_the_latent_that_sd_scripts_alone_draws_from_its_seed(unpat
         torch.testing.assert_close(flipped, info.latents_flipped, rtol=0, atol=2e-5)
 
 
-def test_a_disk_that_is_full_leaves_whole_files_only(unpatched, strategies, small_disk):  # noqa: F811
+def test_a_disk_that_is_full_leaves_whole_files_only(unpatched, small_disk):  # noqa: F811
     write_images(small_disk / "a", random_sizes(COUNT, 1, 64, 90), formats=("jpg",))
     family, room = sd(), NoRoom(small_disk, "tmpfs")
     sdscripts.install()
     try:
         with room.full(), pytest.raises(SystemExit, match=room.reason):
-            cached(unpatched, strategies.base, small_disk / "a", family, to_disk=True)
+            cached(unpatched, small_disk / "a", family, to_disk=True)
         assert not [path for path in (small_disk / "a").iterdir() if "npz" in path.name]
-        cached(unpatched, strategies.base, small_disk / "a", family, to_disk=True)
+        cached(unpatched, small_disk / "a", family, to_disk=True)
     finally:
         sdscripts.uninstall()
     assert len(list((small_disk / "a").glob("*.npz"))) == COUNT

@@ -143,31 +143,6 @@ def test_every_kind_of_dataset(patched, tmp_path, kind):
         assert all(len({key in first for key in batch}) == 1 for epoch in seen for batch in epoch)
 
 
-def test_a_batch_holds_what_its_index_says(patched, tmp_path):
-    """Images of one shape, the right ones, in the bucket's size."""
-    group, _ = build_groups(patched, group_config(tmp_path))
-    dataset = group.datasets[0]
-    dataset.debug_dataset = True
-    epoch = multiprocessing.Value("i", 1)
-    for batch in loader_of(patched, group, epoch):
-        resos = {dataset.image_data[key].bucket_reso for key in batch["image_keys"]}
-        assert len(resos) == 1
-        width, height = resos.pop()
-        assert tuple(batch["images"].shape) == (len(batch["image_keys"]), 3, height, width)
-
-
-def test_the_preview_walks_a_dataset_by_number(patched, tmp_path):
-    group, _ = build_groups(patched, group_config(tmp_path))
-    group.datasets[0].debug_dataset = True
-    epochs = []
-    for epoch in (1, 2):
-        group.set_current_epoch(epoch)
-        keys = [key for i in range(len(group)) for key in group[i]["image_keys"]]
-        assert sorted(keys) == sorted(group.datasets[0].image_data)
-        epochs.append(keys)
-    assert epochs[0] != epochs[1]
-
-
 def flips_and_captions(sd, group, **arguments):
     epoch = multiprocessing.Value("i", 1)
     batches = list(loader_of(sd, group, epoch, **arguments))
@@ -204,43 +179,6 @@ def test_images_without_a_bucket_are_skipped_by_name(patched, tmp_path, caplog):
     assert not any("broken" in key or "narrow" in key for key in dataset.image_data)
     assert group.num_train_images == len(dataset.image_data)
     assert_exact(train(patched, group, epochs=2), group)
-
-
-def test_latents_in_memory_and_on_disk(patched, tmp_path):
-    """The slots where sd-scripts keeps cached latents are filled and read as before."""
-    from types import SimpleNamespace
-
-    group, _ = build_groups(patched, group_config(tmp_path))
-    from library import strategy_base, strategy_sd
-
-    class Encoded:
-        def __init__(self, images):
-            self.latents = torch.nn.functional.avg_pool2d(images[:, :1].repeat(1, 4, 1, 1), 8)
-
-        def sample(self):
-            return self.latents
-
-    class Encoder:
-        device, dtype = torch.device("cpu"), torch.float32
-
-        def encode(self, images):
-            return SimpleNamespace(latent_dist=Encoded(images))
-
-    accelerator = SimpleNamespace(
-        num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
-    )
-    for to_disk in (False, True):
-        group, _ = build_groups(patched, group_config(tmp_path))
-        strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False)
-        strategy_base.LatentsCachingStrategy._strategy = strategy
-        group.set_current_strategies()
-        group.new_cache_latents(Encoder(), accelerator)
-        group.datasets[0].debug_dataset = True
-        epoch = multiprocessing.Value("i", 1)
-        for batch in loader_of(patched, group, epoch, workers=2):
-            info = group.datasets[0].image_data[batch["image_keys"][0]]
-            assert batch["images"] is None
-            assert tuple(batch["latents"].shape[2:]) == (info.bucket_reso[1] // 8, info.bucket_reso[0] // 8)
 
 
 def test_validation_sets(patched, tmp_path):

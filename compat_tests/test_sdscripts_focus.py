@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sdscripts_support import MeanVAE, build_groups
-from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+from sdscripts_support import MeanVAE, build_groups, cache_latents
 from test_sdscripts_masks import batches
 from training_runs import train, write_config
 
@@ -103,14 +102,6 @@ def test_pixels_masks_and_crop_conditioning(patched, tmp_path, workers):
     assert len(seen) >= COUNT / 3
 
 
-def test_without_a_focus_the_crops_are_in_the_middle(patched, tmp_path):
-    write(tmp_path)
-    group, _ = build_groups(patched, config(tmp_path, {"caption_extension": ".txt"}, focus=False))
-    for batch in batches(patched, group):
-        for k, key in enumerate(batch["image_keys"]):
-            assert white(batch["images"][k]) == middle(int(Path(key).stem))
-
-
 def test_control_images_are_cut_like_their_images(patched, tmp_path):
     """Or refused, where sd-scripts cuts them by code of its own."""
     areas = write(tmp_path)
@@ -133,19 +124,15 @@ def test_control_images_are_cut_like_their_images(patched, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["npz", "shards"])
-def test_a_moved_rectangle_is_encoded_anew_and_named(patched, strategies, tmp_path, kind, caplog):  # noqa: F811
+def test_a_moved_rectangle_is_encoded_anew_and_named(patched, tmp_path, kind, caplog):
     def cache(moved=()):
         areas = write(tmp_path, moved)
         user = config(tmp_path, {"flip_aug": True, "caption_extension": ".txt"})
         if kind == "shards":
             user["kohya_bucket"] |= {"latent_cache": kind, "latent_cache_dir": str(tmp_path / "store")}
         group, _ = build_groups(patched, user)
-        strategies.base.LatentsCachingStrategy._strategy = strategies.sd.SdSdxlLatentsCachingStrategy(
-            True, True, 2, False
-        )
         encoder = MeanVAE()
-        group.new_cache_latents(encoder, ACCELERATOR)
-        group.set_current_strategies()
+        cache_latents(group, encoder)
         for batch in batches(patched, group):
             for key, latent in zip(batch["image_keys"], batch["latents"], strict=True):
                 i = int(Path(key).stem)

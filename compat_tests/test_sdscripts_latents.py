@@ -1,7 +1,5 @@
 """Latent caches of the real sd-scripts: its files are ours and ours are its, for every model family."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from dataclasses import replace
@@ -10,40 +8,38 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from PIL import Image  # noqa: E402
-
-from kohya_bucket.buckets import KohyaBuckets  # noqa: E402
-from kohya_bucket.images import resize  # noqa: E402
-from kohya_bucket.images.pixels import load_pixels  # noqa: E402
-from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop  # noqa: E402
-from kohya_bucket.latents.fingerprint import (  # noqa: E402
+from kohya_bucket.buckets import KohyaBuckets
+from kohya_bucket.images import resize
+from kohya_bucket.images.pixels import load_pixels
+from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
+from kohya_bucket.latents.fingerprint import (
     Fingerprint,
     Stale,
     StaleReason,
     as_text,
 )
-from kohya_bucket.latents.vae.encoder import noise_seed, normalize  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache  # noqa: E402
-from kohya_bucket.trainers.sdscripts.caching.session import (  # noqa: E402
+from kohya_bucket.latents.vae.encoder import noise_seed, normalize
+from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
+from kohya_bucket.trainers.sdscripts.caching.session import (
     CacheItem,
     architecture_read_by,
     save_latents,
 )
-from kohya_bucket.trainers.sdscripts.checkout import npz_version  # noqa: E402
-from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.names import npz_path  # noqa: E402
-from kohya_bucket.trainers.sdscripts.npz.read_write import (  # noqa: E402
+from kohya_bucket.trainers.sdscripts.checkout import npz_version
+from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
+from kohya_bucket.trainers.sdscripts.npz.files import NpzFiles
+from kohya_bucket.trainers.sdscripts.npz.names import npz_path
+from kohya_bucket.trainers.sdscripts.npz.read_write import (
     NpzLatents,
     read_npz,
     text_stale_reasons,
     write_arrays,
     write_npz,
 )
-from tests.latents.latent_helpers import stored_fingerprint, why_npz_bad  # noqa: E402
+from tests.latents.latent_helpers import stored_fingerprint, why_npz_bad
 
 BUCKET = (128, 64)
 SIZE = (300, 150)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sdscripts_support import MeanVAE, build_groups
-from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+from sdscripts_support import MeanVAE, build_groups, cache_latents
 
 COUNT = 5
 
@@ -24,7 +23,7 @@ def folder(tmp_path):
     return tmp_path / "a"
 
 
-def cache(sd, strategies, folder, wishes, table=None):  # noqa: F811
+def cache(sd, folder, wishes, table=None):
     """One run's caching, a dataset for each of `wishes`; (images encoded, the group, ready to train)."""
     keys = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64}
     datasets = [
@@ -32,10 +31,8 @@ def cache(sd, strategies, folder, wishes, table=None):  # noqa: F811
         for k, subset in enumerate(wishes)
     ]
     group, _ = build_groups(sd, {"datasets": datasets, **({"kohya_bucket": table} if table else {})})
-    strategies.base.LatentsCachingStrategy._strategy = strategies.sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
     encoder = MeanVAE()
-    group.new_cache_latents(encoder, ACCELERATOR)
-    group.set_current_strategies()
+    cache_latents(group, encoder)
     return encoder.encoded, group
 
 
@@ -58,20 +55,20 @@ def assert_masks(batch, wanted):
         torch.testing.assert_close(mask, torch.full((128, 128), (40 * int(Path(key).stem) + 10) / 255))
 
 
-def test_sd_scripts_trains_with_a_mask_that_was_left_in_a_cache(unpatched, strategies, folder):  # noqa: F811
-    cache(unpatched, strategies, folder, [{"alpha_mask": True}])
-    encoded, group = cache(unpatched, strategies, folder, [{"alpha_mask": False}])
+def test_sd_scripts_trains_with_a_mask_that_was_left_in_a_cache(unpatched, folder):
+    cache(unpatched, folder, [{"alpha_mask": True}])
+    encoded, group = cache(unpatched, folder, [{"alpha_mask": False}])
     assert encoded == 0
     for batch in batches(unpatched, group):
         assert_masks(batch, True)
 
 
 @pytest.mark.parametrize("kind", ["npz", "shards"])
-def test_a_mask_that_was_left_in_a_cache_is_not_trained_with(patched, strategies, folder, tmp_path, kind):  # noqa: F811
+def test_a_mask_that_was_left_in_a_cache_is_not_trained_with(patched, folder, tmp_path, kind):
     table = table_of(kind, tmp_path)
-    assert cache(patched, strategies, folder, [{"alpha_mask": True}], table)[0] == COUNT
+    assert cache(patched, folder, [{"alpha_mask": True}], table)[0] == COUNT
     for mask in (False, True):
-        encoded, group = cache(patched, strategies, folder, [{"alpha_mask": mask}], table)
+        encoded, group = cache(patched, folder, [{"alpha_mask": mask}], table)
         assert encoded == 0
         for batch in batches(patched, group, workers=2):
             assert_masks(batch, mask)
@@ -89,11 +86,11 @@ def test_a_mask_that_was_left_in_a_cache_is_not_trained_with(patched, strategies
     ids=["flip+mask", "mask+flip", "none+mask+flip", "both+none+flip"],
 )
 def test_data_sets_that_want_different_things_of_one_image(
-    patched, strategies, folder, tmp_path, kind, wishes, counts  # noqa: F811
+    patched, folder, tmp_path, kind, wishes, counts
 ):  # fmt: skip
     table = table_of(kind, tmp_path)
     for count in counts:
-        encoded, group = cache(patched, strategies, folder, wishes, table)
+        encoded, group = cache(patched, folder, wishes, table)
         assert encoded == count
         seen = {k: set() for k in range(len(wishes))}
         for batch in batches(patched, group):
@@ -110,12 +107,12 @@ def test_data_sets_that_want_different_things_of_one_image(
 
 @pytest.mark.parametrize("kind", ["npz", "shards"])
 def test_data_sets_that_write_the_folder_in_different_ways(
-    patched, strategies, folder, tmp_path, kind, monkeypatch  # noqa: F811
+    patched, folder, tmp_path, kind, monkeypatch
 ):  # fmt: skip
     monkeypatch.chdir(tmp_path)
     wishes = [{"alpha_mask": True}, {"flip_aug": True, "image_dir": folder.name}]
     for count in (15, 0):
-        encoded, group = cache(patched, strategies, folder, wishes, table_of(kind, tmp_path))
+        encoded, group = cache(patched, folder, wishes, table_of(kind, tmp_path))
         assert encoded == count
         for batch in batches(patched, group):
             assert_masks(batch, batch["captions"][0] == "set 0")

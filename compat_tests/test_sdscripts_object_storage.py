@@ -1,7 +1,5 @@
 """sd-scripts' real training with its latents in object storage: moto's server stands for S3."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,8 @@ import pytest
 import toml
 import torch
 from PIL import Image
-from sdscripts_support import build_groups
-from several_sizes import ACCELERATOR, COUNT, TABLES, assert_asked, at_size, batches_of, cached, config_of, sizes_of
+from sdscripts_support import build_groups, cache_latents
+from several_sizes import COUNT, TABLES, assert_asked, at_size, batches_of, cached, config_of, sizes_of
 
 diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 
@@ -172,12 +172,11 @@ def test_datasets_that_have_the_same_images_at_two_resolutions(patched, precompu
     assert again
     assert all(line.startswith("0 encoded, ") for line in again)
     groups = [group for group in build_groups(patched, config) if group is not None]
-    from library import strategy_base, strategy_sd
+    from library import strategy_sd
 
     strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
-    strategy_base.LatentsCachingStrategy._strategy = strategy
     for group in groups:
-        group.new_cache_latents(without_encoder(monkeypatch), ACCELERATOR)
+        cache_latents(group, without_encoder(monkeypatch), strategy)
     assert len(groups) == 2
     for group in groups:
         for dataset in group.datasets:

@@ -1,7 +1,5 @@
 """`skip_image_resolution` and metadata with the adapter in the real sd-scripts: what trains is what `plan` reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sdscripts_support import build_groups, random_sizes, write_images, write_metadata
-from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
+from sdscripts_support import ACCELERATOR, build_groups, random_sizes, write_images, write_metadata
 
 from kohya_bucket.trainers import sdscripts
 
@@ -16,8 +15,10 @@ KEYS = {"resolution": 128, "batch_size": 2, "enable_bucket": True, "min_bucket_r
 
 
 @pytest.fixture
-def strategy_type(strategies):  # noqa: F811
-    class Strategy(strategies.base.TextEncoderOutputsCachingStrategy):
+def strategy_type(unpatched):
+    from library import strategy_base
+
+    class Strategy(strategy_base.TextEncoderOutputsCachingStrategy):
         """Its outputs are the caption's letters."""
 
         encoded = 0
@@ -40,13 +41,15 @@ def strategy_type(strategies):  # noqa: F811
                 np.savez(info.text_encoder_outputs_npz, letters=letters, caption_dropout_rate=rate)
 
     yield Strategy
-    strategies.base.TextEncoderOutputsCachingStrategy._strategy = None
+    strategy_base.TextEncoderOutputsCachingStrategy._strategy = None
 
 
-def run(sd, strategies, strategy_type, datasets, models=()):  # noqa: F811
+def run(sd, strategy_type, datasets, models=()):
     """(captions encoded, {(dataset, image): (caption that is trained, its rate)})."""
+    from library import strategy_base
+
     group, _ = build_groups(sd, {"datasets": [{**KEYS, "subsets": subsets} for subsets in datasets]})
-    strategy = strategies.base.TextEncoderOutputsCachingStrategy._strategy = strategy_type(True, 1, False)
+    strategy = strategy_base.TextEncoderOutputsCachingStrategy._strategy = strategy_type(True, 1, False)
     group.new_cache_text_encoder_outputs(list(models), ACCELERATOR)
     group.set_current_strategies()
     trained = {}
@@ -61,14 +64,14 @@ def run(sd, strategies, strategy_type, datasets, models=()):  # noqa: F811
     return strategy.encoded, trained
 
 
-def test_data_sets_with_captions_of_their_own(patched, strategies, strategy_type, tmp_path):  # noqa: F811
+def test_data_sets_with_captions_of_their_own(patched, strategy_type, tmp_path):
     paths = write_images(tmp_path / "a", random_sizes(5, 1, 100, 300))
     for path in paths:
         path.with_suffix(".words").write_text(f"words of {path.stem}", encoding="utf-8")
     endings = (".txt", ".words", ".txt")
     datasets = [[{"image_dir": str(tmp_path / "a"), "caption_extension": ending}] for ending in endings]
     for count in (10, 0):
-        encoded, trained = run(patched, strategies, strategy_type, datasets)
+        encoded, trained = run(patched, strategy_type, datasets)
         assert encoded == count
         assert {place: text for place, (text, _) in trained.items()} == {
             (k, path.name): path.with_suffix(ending).read_text(encoding="utf-8")
@@ -78,7 +81,7 @@ def test_data_sets_with_captions_of_their_own(patched, strategies, strategy_type
     assert (tmp_path / "a" / "img_000_te_outputs.npz").exists()
 
 
-def test_images_of_one_stem_with_captions_of_their_own(patched, strategies, strategy_type, tmp_path):  # noqa: F811
+def test_images_of_one_stem_with_captions_of_their_own(patched, strategy_type, tmp_path):
     (tmp_path / "a").mkdir()
     paths = [tmp_path / "a" / name for name in ("same.png", "same.bmp")]
     for path in paths:
@@ -88,47 +91,47 @@ def test_images_of_one_stem_with_captions_of_their_own(patched, strategies, stra
     file.write_text(text, encoding="utf-8")
     subset = {"image_dir": str(tmp_path / "a"), "metadata_file": str(file)}
     for count in (2, 0):
-        encoded, trained = run(patched, strategies, strategy_type, [[subset]])
+        encoded, trained = run(patched, strategy_type, [[subset]])
         assert encoded == count
         assert [trained[0, path.name][0][:4] for path in paths] == ["one,", "same"]
 
 
-def test_another_share_of_captions_to_leave_out(patched, strategies, strategy_type, tmp_path, caplog):  # noqa: F811
+def test_another_share_of_captions_to_leave_out(patched, strategy_type, tmp_path, caplog):
     if not hasattr(patched.train_util.ImageInfo("", 1, "", False, ""), "caption_dropout_rate"):
         pytest.skip("this version caches no text-encoder outputs of captions that may be left out")
     write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
     for rate, count in ((0.1, 3), (0.1, 0), (0.3, 3)):
         subset = {"image_dir": str(tmp_path / "a"), "caption_extension": ".txt", "caption_dropout_rate": rate}
-        encoded, trained = run(patched, strategies, strategy_type, [[subset]])
+        encoded, trained = run(patched, strategy_type, [[subset]])
         assert encoded == count
         assert [found for _, found in trained.values()] == [rate] * 3
     assert "the caption_dropout_rate changed (0.1 -> 0.3)" in caplog.text
 
 
-def test_outputs_of_other_text_encoders_are_made_again(patched, strategies, strategy_type, tmp_path, caplog):  # noqa: F811
+def test_outputs_of_other_text_encoders_are_made_again(patched, strategy_type, tmp_path, caplog):
     write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
     datasets = [[{"image_dir": str(tmp_path / "a"), "caption_extension": ".txt"}]]
     torch.manual_seed(0)
     models = [torch.nn.Linear(200, 300), None, torch.nn.Embedding(7, 3)]
     for count in (3, 0):
-        assert run(patched, strategies, strategy_type, datasets, models)[0] == count
+        assert run(patched, strategy_type, datasets, models)[0] == count
     with torch.no_grad():
         models[2].weight += 1
     with caplog.at_level("WARNING", logger="kohya_bucket"):
-        assert run(patched, strategies, strategy_type, datasets, models)[0] == 3
+        assert run(patched, strategy_type, datasets, models)[0] == 3
     assert "the text encoders changed" in caplog.text
-    assert run(patched, strategies, strategy_type, datasets, models)[0] == 0
-    assert run(patched, strategies, strategy_type, datasets, [])[0] == 0
+    assert run(patched, strategy_type, datasets, models)[0] == 0
+    assert run(patched, strategy_type, datasets, [])[0] == 0
 
 
 def test_files_that_do_not_name_their_text_encoders_are_believed(
-    unpatched, strategies, strategy_type, tmp_path  # noqa: F811
+    unpatched, strategy_type, tmp_path
 ):  # fmt: skip
     write_images(tmp_path / "a", random_sizes(3, 1, 100, 300))
     datasets = [[{"image_dir": str(tmp_path / "a"), "caption_extension": ".txt"}]]
-    assert run(unpatched, strategies, strategy_type, datasets)[0] == 3
+    assert run(unpatched, strategy_type, datasets)[0] == 3
     sdscripts.install()
     try:
-        assert run(unpatched, strategies, strategy_type, datasets, [torch.nn.Linear(2, 3)])[0] == 0
+        assert run(unpatched, strategy_type, datasets, [torch.nn.Linear(2, 3)])[0] == 0
     finally:
         sdscripts.uninstall()

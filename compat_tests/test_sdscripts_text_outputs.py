@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sdscripts_support import build_groups, random_sizes, write_images
+from sdscripts_support import ACCELERATOR, build_groups, random_sizes, write_images
 from small_text_encoders import make_family
-from test_sdscripts_caching import ACCELERATOR, strategies  # noqa: F401
 from test_sdscripts_caching_ranks import run_ranks
 
 from kohya_bucket.trainers import sdscripts
@@ -20,11 +19,13 @@ FAMILIES = [("sdxl", {}), ("flux", {"mask": True}), ("flux", {"mask": False})]
 
 
 @pytest.fixture
-def bases(strategies):  # noqa: F811
+def bases(unpatched):
     """sd-scripts' strategies; what a test sets is taken out again."""
-    yield strategies.base
+    from library import strategy_base
+
+    yield strategy_base
     for kind in KINDS:
-        getattr(strategies.base, kind)._strategy = None
+        getattr(strategy_base, kind)._strategy = None
 
 
 @contextmanager

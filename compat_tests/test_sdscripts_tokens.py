@@ -3,7 +3,6 @@
 import pytest
 from sdscripts_support import write_images
 from small_text_encoders import make_family
-from test_sdscripts_caching import strategies  # noqa: F401
 from test_sdscripts_text_outputs import Run, adapter, bases  # noqa: F401
 from training_runs import _tokenizers
 

@@ -5,8 +5,6 @@ No checkpoint is needed: `small_models` makes SD 1.5's models tiny in those proc
 With `KOHYA_BUCKET_GPU=1` they train on the GPU, where runs of several processes are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import string

@@ -1,18 +1,11 @@
 """What one run of sd-scripts caches for a folder, in numbers that another process can compare with."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from sdscripts_support import MeanVAE, build_groups
-
-ACCELERATOR = SimpleNamespace(
-    num_processes=1, process_index=0, device=torch.device("cpu"), wait_for_everyone=lambda: None
-)
+from sdscripts_support import MeanVAE, build_groups, cache_latents
 
 
 def cached_digests(sd: SimpleNamespace, folder: Path, resolutions: list[int]) -> dict[str, Any]:
@@ -20,16 +13,15 @@ def cached_digests(sd: SimpleNamespace, folder: Path, resolutions: list[int]) ->
 
     Returns how many pictures were `encoded`, and `seen`: by image and resolution a digest of all that a batch gets.
     """
-    from library import strategy_base, strategy_sd
+    from library import strategy_sd
 
     subset = {"image_dir": str(folder), "class_tokens": "x", "flip_aug": True, "alpha_mask": True}
     keys = {"batch_size": 2, "enable_bucket": True, "min_bucket_reso": 64, "max_bucket_reso": 512}
     datasets = [{**keys, "resolution": resolution, "subsets": [subset]} for resolution in resolutions]
     group, _ = build_groups(sd, {"datasets": datasets})
     strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
-    strategy_base.LatentsCachingStrategy._strategy = strategy
     encoder = MeanVAE()
-    group.new_cache_latents(encoder, ACCELERATOR)
+    cache_latents(group, encoder, strategy)
     seen = {}
     for dataset in group.datasets:
         for info in dataset.image_data.values():

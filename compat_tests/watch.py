@@ -6,8 +6,6 @@ an environment of the trainer. `watch.py --record CHECKOUT…` adds versions to 
 as in a recorded version, with 1 if something is new, with 2 after a mistake.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json
