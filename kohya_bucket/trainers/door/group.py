@@ -116,12 +116,8 @@ class GroupPlanner:
 
     def fingerprint(self, world_size: int) -> dict[str, Any]:
         """What decides a group's plans, as plain values; the folder that the images lie in does not."""
-        options = self.options
-        return {
-            **self.planner(world_size).fingerprint,
-            "image_names": self._names,
-            "max_pixels": options.max_pixels,
-        }
+        own = {"image_names": self._names, "max_pixels": self.options.max_pixels}
+        return {**self.planner(world_size).fingerprint, **own}
 
     @cached_property
     def focus(self) -> str | None:

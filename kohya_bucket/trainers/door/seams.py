@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kohya_bucket.trainers.door.patching import Replacement
 from kohya_bucket.trainers.door.ranks import exit_with_message
-from kohya_bucket.trainers.door.shapes import (
-    Behaves,
-    Check,
-    bounds_of_function,
-    by_name,
-    signature_of,
-    takes_all,
-)
+from kohya_bucket.trainers.door.shapes import Behaves, Check, bounds_of_function, by_name, signature_of, takes_all
 
 if TYPE_CHECKING:
     from kohya_bucket.trainers.door.door import TrainerDoor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ntpath
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -194,16 +195,10 @@ class ImageTable:
     @cached_property
     def _shared(self) -> tuple[int, bool]:
         """Length of the folder that all paths share, its slash included, and whether backslashes separate, too."""
-        if not len(self.paths):
-            return 0, False
-        # What the first and the last in order share, all share.
-        first, last = min(self.paths), max(self.paths)
-        windows = bool(ntpath.splitdrive(first)[0])
-        if windows:
-            first, last = first.replace("\\", "/"), last.replace("\\", "/")
-        pairs = zip(first, last, strict=False)
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(last)))
-        return first.rfind("/", 0, same) + 1, windows
+        ends = [min(self.paths, default=""), max(self.paths, default="")]  # what these share, all share
+        windows = bool(ntpath.splitdrive(ends[0])[0])
+        ends = [path.replace("\\", "/") if windows else path for path in ends]
+        return os.path.commonprefix(ends).rfind("/") + 1, windows  # noqa: RUF071  (cut off at a slash)
 
 
 class HeaderReader(Protocol):
