@@ -20,7 +20,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -222,9 +222,9 @@ def _rewrite(path: Path, plan: Plan, *, made: bytes = b"", sync: bool) -> None:
     """As `plan` says, behind what is in the npz `made`, which stands in place of what has its names."""
 
     def change(content: bytes | None) -> bytes:
-        out = io.BytesIO(made)
-        with zipfile.ZipFile(out, "a") as new, _opened(path, content) as before:
-            renamed, arrays = plan(before)
+        out, before = io.BytesIO(made), _parsed(path, content)
+        renamed, arrays = plan(before)
+        with zipfile.ZipFile(out, "a") as new:
             if before is not None:
                 before.copy_to(new, content or b"", {**renamed, **dict.fromkeys(new.namelist(), "")})
             for name, array in arrays.items():  # as numpy does
@@ -241,15 +241,12 @@ _ELSEWHERE = (
 )
 
 
-@contextmanager
-def _opened(path: Path, content: bytes | None) -> Iterator[OpenNpz | None]:
+def _parsed(path: Path, content: bytes | None) -> OpenNpz | None:
     """What is in a file that is to be changed; None where there is nothing, or what is left of one of ours."""
     if content is None:
-        yield None
-        return
-    file: OpenNpz | None = None
+        return None
     try:
-        file = OpenNpz(path, content)
+        return OpenNpz(path, content)
     except BrokenNpzError:
         # What is left of ours begins with one of our members, or a power failure made zeros of it.
         length = _LOCAL.unpack_from(content)[-2] if len(content) > _LOCAL.size else 0
@@ -257,8 +254,7 @@ def _opened(path: Path, content: bytes | None) -> Iterator[OpenNpz | None]:
         ours = content[:4] == b"PK\3\4" and _OURS.fullmatch(first)
         if not ours and content.strip(b"\0"):
             raise LatentStoreError(_kept(path, "it is not an npz")) from None
-    with nullcontext() if file is None else file:
-        yield file
+        return None
 
 
 def _kept(path: Path, why: str) -> str:
@@ -267,11 +263,8 @@ def _kept(path: Path, why: str) -> str:
 
 def refuse_foreign(path: Path) -> None:
     """Raise `LatentStoreError` for a file that `write_arrays` would not write into."""
-    content = None
     with suppress(FileNotFoundError), reading(path), open_input(path) as file:
-        content = file.read(_MOST)
-    with _opened(path, content):
-        pass
+        _parsed(path, file.read(_MOST))
 
 
 def member_crc(array: npt.NDArray[Any]) -> int:
