@@ -210,7 +210,8 @@ def test_all_turns_and_mirrors_are_counted(mixed, tmp_path) -> None:
     stated = tmp_path / "stated.toml"
     subset = {"metadata_file": str(tmp_path / "meta.json"), "image_dir": str(mixed)}
     stated.write_text(toml.dumps({"datasets": [{"resolution": 512, "enable_bucket": True, "subsets": [subset]}]}))
-    assert json.loads(run("plan", stated, "--json").stdout)["datasets"][0]["rotated_by_exif"] == 3
+    found = json.loads(run("plan", stated, "--json").stdout)["findings"]
+    assert [one["count"] for one in found if one["code"] == "turned"] == [3]
 
 
 def test_simulate_and_previews_say_what_exif_asks_for(mixed, tmp_path) -> None:

@@ -203,10 +203,11 @@ def test_simulate_says_that_a_dataset_leaves_the_image_out(folder):
 
 def test_the_demo_is_what_the_readme_promises(monkeypatch):
     monkeypatch.chdir(ROOT)
-    seen = overview(read_config("configs/demo.toml"), AdapterOptions(), (1, 2))
+    config = read_config("configs/demo.toml")
+    seen = overview(config, AdapterOptions(), (1, 2))
     assert [len(d.items.keys) for d in seen.datasets] == [20, 18]
     assert [Path(key).name for key, _ in seen.datasets[1].left_out] == ["icon_tiny.png", "ribbon_too_narrow.png"]
-    assert len(seen.datasets[0].turned) == 1
+    assert [len(one.names) for one in config.findings if one.code == "turned"] == [1, 1]
     assert seen.gpus[0].missed == seen.gpus[0].repeated == 0
     total = sum(f.stat().st_size for f in (ROOT / "configs" / "demo_images").iterdir())
     assert total < 500_000

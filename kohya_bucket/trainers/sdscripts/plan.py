@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,14 +42,12 @@ class DatasetOverview(PlannedDataset):
         read: what the config says of it.
         sizes: [N, 2] their sizes.
         left_out: (key, reason) of the images that are not trained.
-        turned: EXIF orientations of the images that ask for a turn or a mirroring, which sd-scripts does not do.
     """
 
     items: PlacedDataset
     read: ReadDataset
     sizes: IntArray
     left_out: tuple[tuple[str, str], ...]
-    turned: tuple[int, ...] = ()
 
     @property
     def focus_cuts(self) -> list[FocusCuts]:
@@ -113,7 +110,6 @@ class DatasetOverview(PlannedDataset):
             "samples": sum(row.samples for row in self.rows),
             "batches": sum(row.batches for row in self.rows),
             "validation_images": held_back,
-            "rotated_by_exif": len(self.turned),
             "focus": [cuts._asdict() for cuts in self.focus_cuts],
             "buckets": [
                 {**asdict(row), "bucket": row.bucket.as_tuple(), "aspect": row.bucket.aspect_ratio}
@@ -207,15 +203,13 @@ def _place(
     stated = check_images(dataset, read.sizes, findings, options.metadata_cache, progress)
     placing = images.place(read, dataset.config.batch_size, keys, options)
     left_out = tuple((images.keys[i], reason) for i, reason in placing.left_out)
-    scans = [read] if stated is None else [read, stated]
-    for scan in scans:
+    for scan in [read] if stated is None else [read, stated]:
         check_turned(scan.paths, scan.orientation.tolist(), "sd-scripts", dataset.config.place, findings)
-    turned = tuple(itertools.chain.from_iterable(scan.orientation[scan.rotated()].tolist() for scan in scans))
     trained = read.sizes[placing.placement.placed]
     files, skipped = counted(len(placing.trained.keys), "image"), len(images.skipped)
     remark = f", {skipped:,} left out by skip_image_resolution" if skipped else ""
     seen = DatasetOverview(
-        placing.trained, dataset, trained, left_out, turned, name=f"dataset {dataset.config.number}", files=files,
+        placing.trained, dataset, trained, left_out, name=f"dataset {dataset.config.number}", files=files,
         remark=remark,
     )  # fmt: skip
     _check_limits(seen, options, programs, findings)
