@@ -45,11 +45,13 @@ class NotTrained:
     Attributes:
         dataset: number of the dataset in the config, from 1 on; 0 where it fills no batch of all of them.
         reason: why, in words.
+        mend: keys of the config with values that were tried and let it train; empty where none of those tried does.
     """
 
     dataset: int
     file: str
     reason: str
+    mend: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,13 @@ def preview(
         for row in entry["buckets"]:
             size = tuple(row["bucket"])
             buckets.append(PreviewBucket(number, size, tuple(files.get(size, ())), row["samples"], row["batches"]))
-        without += [NotTrained(number, row.get("image") or row["path"], row["reason"]) for row in entry["not_trained"]]
+        without += [
+            NotTrained(number, row.get("image") or row["path"], row["reason"], row["mend"])
+            for row in entry["not_trained"]
+        ]
     for row in data["gpus"]:
-        why = "it is in buckets that fill no batch, which small_buckets = 'keep' trains"
-        without += [NotTrained(0, name, why) for name in row["never_trained"]]
+        why, mend = "it is in buckets that fill no batch", {"small_buckets": "keep"}
+        without += [NotTrained(0, name, why, mend) for name in row["never_trained"]]
     errors = tuple(one["message"] for one in data["findings"] if one["severity"] == Severity.ERROR.value)
     steps = next((row["steps"] for row in data["gpus"]), 0)
     return Preview(steps, tuple(buckets), tuple(without), errors, data)

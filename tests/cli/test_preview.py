@@ -5,6 +5,7 @@ import json
 from importlib.resources import files
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 import kohya_bucket
@@ -89,10 +90,21 @@ def test_a_preview_has_the_crops_of_a_focus(folder):
     assert row["cut"][0] == 0 < row["cut"][2]
 
 
+def test_what_mends_an_image_lets_it_train(folder):
+    Image.new("RGB", (300, 20)).save(folder / "thin.png")
+    keys = {"bucket_no_upscale": True, "bucket_reso_steps": 64}
+    (row,) = kohya_bucket.preview(config(folder, **keys)).not_trained
+    assert row.file == str(folder / "thin.png")
+    assert row.mend
+    after = kohya_bucket.preview(config(folder, **keys | row.mend))
+    assert after.not_trained == ()
+    assert any(row.file in bucket.files for bucket in after.buckets)
+
+
 def test_what_cannot_be_read_has_no_number(folder):
     (folder / "broken.png").write_bytes(b"no image")
     (row,) = kohya_bucket.preview(config(folder)).not_trained
-    assert row.dataset == 1
+    assert (row.dataset, row.mend) == (1, {})
 
 
 def test_a_config_with_a_mistake_has_errors_and_no_buckets(folder):

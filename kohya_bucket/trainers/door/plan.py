@@ -89,7 +89,7 @@ def entry_of_items(
         "samples": sum(row.samples for row in rows),
         "batches": sum(row.batches for row in rows),
         "buckets": [_bucket_of_items(row) for row in rows],
-        "not_trained": [{"path": path, "reason": reason} for path, reason in left_out],
+        "not_trained": [{"path": path, "reason": reason, "mend": {}} for path, reason in left_out],
     }
 
 

@@ -13,7 +13,9 @@ import numpy.typing as npt
 from kohya_bucket.buckets.focus import FocusCuts
 from kohya_bucket.buckets.misfits import BARELY, enlargement, narrowed, narrowest_usual, shortened
 from kohya_bucket.buckets.rule import BucketRule
+from kohya_bucket.buckets.rules.registry import named_rule
 from kohya_bucket.buckets.sizes import IntArray
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.planning import RESOLUTION_MODES
@@ -23,6 +25,7 @@ from kohya_bucket.trainers.door.findings import Findings, Severity, check_turned
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.overview import Overview, PlannedDataset, check_unmatched, place_datasets
 from kohya_bucket.trainers.door.placed import PlacedDataset, by_bucket
+from kohya_bucket.trainers.door.placing import place_all
 from kohya_bucket.trainers.door.plan import DatasetPlan, Plan, mode_text, times_text
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.door.sizes import scan_sizes
@@ -42,12 +45,14 @@ class DatasetOverview(PlannedDataset):
         read: what the config says of it.
         sizes: [N, 2] their sizes.
         left_out: (key, reason) of the images that are not trained.
+        mends: for each of them keys of the config, with values with which it is trained; see `mends_of`.
     """
 
     items: PlacedDataset
     read: ReadDataset
     sizes: IntArray
     left_out: tuple[tuple[str, str], ...]
+    mends: tuple[dict[str, Any], ...] = ()
 
     @property
     def focus_cuts(self) -> list[FocusCuts]:
@@ -117,7 +122,11 @@ class DatasetOverview(PlannedDataset):
                 for row, (enlarged, most) in zip(self.rows, self.enlarged_per_bucket(), strict=True)
             ],
             # Those that no bucket takes, and those that `skip_image_resolution` leaves out.
-            "not_trained": [{"image": key, "reason": why} for key, why in (*self.left_out, *self.read.images.skipped)],
+            "not_trained": [
+                {"image": key, "reason": why, "mend": mend}
+                for (key, why), mend in zip(self.left_out, self.mends, strict=True)
+            ]
+            + [{"image": key, "reason": why, "mend": {}} for key, why in self.read.images.skipped],
         }
         if images:
             entry["image_rows"] = rows
@@ -206,14 +215,39 @@ def _place(
     for scan in [read] if stated is None else [read, stated]:
         check_turned(scan.paths, scan.orientation.tolist(), "sd-scripts", dataset.config.place, findings)
     trained = read.sizes[placing.placement.placed]
+    without = read.sizes[~placing.placement.placed]
+    mends = mends_of(keys, options, without, programs)
     files, skipped = counted(len(placing.trained.keys), "image"), len(images.skipped)
     remark = f", {skipped:,} left out by skip_image_resolution" if skipped else ""
     seen = DatasetOverview(
-        placing.trained, dataset, trained, left_out, name=f"dataset {dataset.config.number}", files=files,
-        remark=remark,
+        placing.trained, dataset, trained, left_out, tuple(mends), name=f"dataset {dataset.config.number}",
+        files=files, remark=remark,
     )  # fmt: skip
     _check_limits(seen, options, programs, findings)
     return seen
+
+
+def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, programs: Programs) -> list[dict[str, Any]]:
+    """For each image without a bucket, a key and its value with which it has one; {} where none that is tried does.
+
+    `sizes` are [N, 2] of these images; (0, 0) where unreadable. `programs` are those whose steps are tried.
+    """
+    mends: list[dict[str, Any]] = [{} for _ in sizes]
+    if not len(sizes) or named_rule(options.rule).from_images:
+        return mends
+    smaller = [s for s in (32, 16, 8) if keys.bucket_reso_steps % s == 0 and s < keys.bucket_reso_steps]
+    fitting = [s for s in smaller if not (programs.family and programs.refusing(s))]
+    tried: list[dict[str, Any]] = [{"bucket_reso_steps": step} for step in fitting]
+    tried = [{"bucket_no_upscale": False}, *tried] if keys.bucket_no_upscale else tried
+    for mend in tried:
+        open_ = [i for i, mend_of_image in enumerate(mends) if not mend_of_image]
+        try:
+            placed = np.logical_or.reduce([p.placed for p in place_all(replace(keys, **mend), options, sizes[open_])])
+        except KohyaBucketError:
+            continue
+        for k in np.flatnonzero(placed).tolist():
+            mends[open_[k]] = mend
+    return mends
 
 
 def _check_limits(seen: DatasetOverview, options: AdapterOptions, programs: Programs, findings: Findings) -> None:

@@ -128,7 +128,7 @@ class Toys(Trainer):
         paths = list_images([source.data["toys"]])
         sizes, once = scan_sizes(paths).sizes, np.ones(len(paths), np.int64)
         placing = place_images(paths, sizes, once, 2, DatasetKeys((256, 256), True, 64, 512, 64), options)
-        left_out = [{"path": paths[i], "reason": reason} for i, reason in placing.left_out]
+        left_out = [{"path": paths[i], "reason": reason, "mend": {}} for i, reason in placing.left_out]
         if left_out:
             findings.warning("left-out", "", f"{len(left_out)} left out", names=[row["path"] for row in left_out])
         (counts,), rows = epoch_of([placing.trained], options, gpus or [1], accumulate or 1)
