@@ -38,7 +38,7 @@ def _scale(latents: torch.Tensor, space: LatentSpace, scaled: bool) -> torch.Ten
     return latents.float() / space.scale_factor + space.shift_factor
 
 
-_HOW = "`kohya-bucket precompute --text` or `kohya-bucket cache import --text` puts them there"
+_HOW = "`kohya-bucket precompute --text` puts them there"
 
 
 def _rows_of_captions(store: LatentStore, family: str, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:

@@ -56,7 +56,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Caption:
-    """One text, and its dropout rate where the outputs record one."""
+    """One text, and its dropout rate where a trainer's outputs record one."""
 
     text: str | tuple[str, ...]
     dropout: float = 0.0
@@ -64,9 +64,7 @@ class Caption:
     @property
     def key(self) -> str:
         """The item's name, shared by all images with this caption."""
-        rate = float(np.float32(self.dropout))  # as it is saved
-        content = caption_bytes(self.text) + (f"\x1d{rate!r}".encode() if rate else b"")
-        return f"caption-{hash_bytes(content)}"
+        return f"caption-{self.text_hash}"
 
     @property
     def text_hash(self) -> str:

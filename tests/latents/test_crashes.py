@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
-from kohya_bucket.latents import LatentStore, precompute_latents
-from kohya_bucket.latents.encode.precompute import StoreOutput
+from kohya_bucket.latents import LatentStore, StoreWriter, precompute_latents
+from kohya_bucket.latents.encode import worker
 from kohya_bucket.latents.items import EncodeOptions, LatentItems
 from kohya_bucket.latents.maintenance import prune, verify
 from kohya_bucket.latents.vae.encoder import encoder_hash
@@ -229,10 +230,11 @@ if rank == 0:
 
 
 @pytest.mark.long
-def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk):
+def test_a_full_disk_keeps_what_is_finished_and_says_what_to_do(tmp_path, small_disk, monkeypatch):
+    monkeypatch.setattr(worker, "StoreWriter", partial(StoreWriter, shard_bytes=70_000))
     images = make_images(tmp_path / "images", [(512, 512)] * 30)
     rule = {"area": (512, 512), "min_size": 64, "max_size": 512, "reso_steps": 64}
-    output = StoreOutput(small_disk / "out", shard_bytes=70_000)
+    output = small_disk / "out"
     settings = {"batch_size": 2, "images_root": tmp_path / "images"}
     with pytest.raises(KohyaBucketError, match="free some space"):
         precompute_latents(dataset_of(images, **rule), MeanEncoder(), output, **settings)

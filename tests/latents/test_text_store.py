@@ -129,8 +129,7 @@ def test_a_shard_is_a_file_of_safetensors_with_an_array_of_all_captions_in_each_
         assert file.get_tensor("spans").tobytes() == LatentStore(tmp_path)._tensors(0)["spans"].tobytes()
 
 
-def test_one_caption_is_one_item_and_how_often_it_is_left_out_another():
-    assert Caption("a").key == Caption("a", 0.0).key != Caption("a", 0.1).key
+def test_one_caption_is_one_item():
     assert Caption("a").key != Caption("b").key
     assert Caption(("a", "b")).key != Caption(("ab",)).key
     assert Caption("\ud800").entry("", Encoding()).caption == "\\ud800"

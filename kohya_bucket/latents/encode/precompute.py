@@ -72,11 +72,9 @@ class LatentOutput(Protocol):
 
 @dataclass(frozen=True)
 class StoreOutput:
-    """A store, by its folder or address; `shard_bytes` and `flush_seconds`: see `StoreWriter`."""
+    """A store, by its folder or address."""
 
     folder: str | os.PathLike[str]
-    shard_bytes: int = 256 << 20
-    flush_seconds: float | None = 60.0
 
     def accept(self, wanted: LatentItems, encoder: VAEEncoder, images_root: Path) -> tuple[LatentItems, Refused]:
         """See `LatentOutput`."""
@@ -85,9 +83,7 @@ class StoreOutput:
 
     def sink(self, share: LatentItems, space: LatentSpace, images_root: Path) -> StoreSink:
         """See `LatentOutput`."""
-        return StoreSink(
-            self.folder, share, space, images_root, shard_bytes=self.shard_bytes, flush_seconds=self.flush_seconds
-        )
+        return StoreSink(self.folder, share, space, images_root)
 
 
 def encode_items(

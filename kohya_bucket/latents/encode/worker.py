@@ -332,10 +332,9 @@ class StoreSink:
         wanted: Wanted,
         space: LatentSpace | None = None,
         images_root: Path | None = None,
-        **options: Any,
     ) -> None:
         self._wanted, self._space = wanted, space
-        self.writer = StoreWriter(root, images_root=images_root, **options)
+        self.writer = StoreWriter(root, images_root=images_root)
         self.store = LatentStore(root)
         self.notes, self.refused = list[str](), dict[int, str]()
 
