@@ -19,7 +19,7 @@ EXTRAS = {
     "parquet": (("pyarrow",), "keeping image sizes between runs, and latents in shards"),
     "hf": (("datasets",), "Hugging Face datasets"),
     "webdataset": (("webdataset",), "tar shards"),
-    "ray": (("ray[data]",), "scans and encoding on Ray"),
+    "ray": (("ray",), "scans and encoding on Ray"),
     "remote": (("fsspec",), "images in object storage"),
     "s3": (("s3fs",), "stores of latents in S3"),
     "video": (("av",), "frames, sizes and rates of clips"),
@@ -33,10 +33,9 @@ OPENCV = "pip install opencv-python-headless"
 def pip_install(extra: str) -> str:
     """The command that installs what `extra` brings.
 
-    It names the packages and not the extra: that works however this package was installed. Quotes are double ones,
-    which Windows takes too.
+    It names the packages and not the extra: that works however this package was installed.
     """
-    return "pip install " + " ".join(f'"{name}"' if "[" in name else name for name in EXTRAS[extra][0])
+    return f"pip install {' '.join(EXTRAS[extra][0])}"
 
 
 def where_this_came_from() -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.extras import pip_install
@@ -74,28 +73,27 @@ def for_each(
 
 def _each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progress | None) -> list[B]:
     """One task per item. All machines must see the files: shared folders or URLs."""
-    data = joined_ray().data
-    data.DataContext.get_current().enable_progress_bars = False
-    out: dict[int, B] = {}
-    # Pickled here: a row of Ray Data cannot hold an arbitrary object.
-    calls = [{"number": i, "call": pickle.dumps((function, item))} for i, item in enumerate(items)]
-    for row in data.from_items(calls, override_num_blocks=len(calls)).map(_call).iter_rows() if calls else ():
-        out[int(row["number"])] = pickle.loads(row["result"])
+    ray = joined_ray()
+    task, called = ray.remote(_call), ray.put(function)
+    out: list[B] = []
+    for result in [task.remote(called, item) for item in items]:
+        try:
+            out.append(ray.get(result))
+        except ray.exceptions.RayTaskError as error:
+            raise_cause(error)
         if progress is not None:
             progress(len(out), len(items))
-    results = [out[i] for i in range(len(items))]
-    if failed := [result for result in results if isinstance(result, KohyaBucketError)]:
-        raise failed[0]
-    return results
+    return out
 
 
-def _call(row: dict[str, Any]) -> dict[str, Any]:
-    function, item = pickle.loads(row["call"])
-    try:
-        result = function(item)
-    except KohyaBucketError as error:  # Ray would wrap it in a traceback
-        result = error
-    return {"number": row["number"], "result": pickle.dumps(result)}
+def _call(function: Callable[[A], B], item: A) -> B:  # since a task is a plain function
+    return function(item)
+
+
+def raise_cause(error: Any) -> NoReturn:
+    """Raise what a process of Ray raised, as its original exception."""
+    cause = getattr(error, "cause", None)
+    raise cause if isinstance(cause, Exception) else error
 
 
 def joined_ray() -> Any:
@@ -106,9 +104,8 @@ def joined_ray() -> Any:
     """
     try:
         import ray
-        import ray.data
     except ImportError:
-        raise KohyaBucketError(f"--engine ray needs Ray Data: {pip_install('ray')}") from None
+        raise KohyaBucketError(f"--engine ray needs Ray: {pip_install('ray')}") from None
     if not ray.is_initialized():
         ray.init(ignore_reinit_error=True, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
     return ray

@@ -146,8 +146,7 @@ def read_sizes(
     Args:
         paths: N files.
         workers: at most this many threads or processes; None: as measured, 1: this thread alone.
-        engine: "alone", "threads", "processes", "ray" (Ray Data), or "auto" to choose one of the first three by
-            measuring.
+        engine: "alone", "threads", "processes", "ray", or "auto" to choose one of the first three by measuring.
         progress: called as `progress(done, total)` about ten times a second, from the main thread.
         verify: also decode every image; failures are listed in `failures` and get size (0, 0).
         cached: a `MetadataCache`, whose rows are reused for files with the same time and length.

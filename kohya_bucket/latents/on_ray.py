@@ -22,12 +22,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
-from kohya_bucket.images.parallel import joined_ray
+from kohya_bucket.images.parallel import joined_ray, raise_cause
 from kohya_bucket.latents.encode.precompute import check_kind, distinct, finish
 from kohya_bucket.latents.encode.worker import (
     DecodedBatch,
@@ -272,12 +272,6 @@ class Actors:
         member.dead = True
         with suppress(Exception):  # it is dead already, or Ray is
             self._ray.kill(member.actor)
-
-
-def raise_cause(error: Any) -> NoReturn:
-    """Raise what another process raised, as its original exception."""
-    cause = getattr(error, "cause", None)
-    raise cause if isinstance(cause, Exception) else error
 
 
 def decode_ahead(wanted: LatentItems, batch_size: int, ahead: int, *, as_floats: bool) -> Iterator[DecodedBatch]:

@@ -1,4 +1,4 @@
-"""Images behind URLs, and the same work on Ray Data: the rows are those of local files."""
+"""Images behind URLs, and the same work on Ray: the rows are those of local files."""
 
 import io
 import json
@@ -129,7 +129,7 @@ def sizes_of(urls: list[str]) -> list[list[int]]:
 
 @pytest.mark.slow
 def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'ray[data]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from kohya_bucket import cli
 
     local, ray = tmp_path / "local.parquet", tmp_path / "ray.parquet"
@@ -147,7 +147,7 @@ def test_ray_gives_the_rows_of_the_local_pool(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_analyze_on_ray_says_what_it_says_locally(folder: Path) -> None:
-    pytest.importorskip("ray", reason="Ray Data is not installed: pip install 'ray[data]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from kohya_bucket import cli
 
     said = []

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray.data", reason="Ray Data is not installed")
+pytest.importorskip("ray", reason="Ray is not installed")
 psutil = pytest.importorskip("psutil", reason="psutil is not installed")
 if sys.platform == "win32":
     pytest.skip("Ray's clusters of several local nodes are for Linux", allow_module_level=True)
