@@ -195,13 +195,19 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         stream: an iterable of mappings, or a function that returns one for each pass.
         rule: the rule; one that decides by a single image's size (all but those that look at counts).
         batch_size: images per batch and rank.
-        image_column, caption_column, name_column: keys of a sample; images may be all that `from_hf` accepts.
+        image_column: key of a sample; images may be all that `from_hf` accepts.
+        caption_column: the same of captions.
+        name_column: the same of names.
         buffer_size: images that wait for others of their bucket, over all ranks, per worker.
         shuffle: draw buckets and images at random from the buffer; otherwise batches leave when complete.
         remainder: "keep", "pad" or "drop", as for `plan_epoch`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
-        num_replicas, rank: how many processes train, and which of them this is; by default as torch.distributed knows.
-        transform, pixel_range, interpolation, obey_exif: as for `BucketedDataset.from_hf`.
+        num_replicas: how many processes train; by default those of torch.distributed, or 1.
+        rank: which of them this is; by default that of torch.distributed, or 0.
+        transform: as for `BucketedDataset.from_hf`.
+        pixel_range: as for `BucketedDataset.from_hf`.
+        interpolation: as for `BucketedDataset.from_hf`.
+        obey_exif: as for `BucketedDataset.from_hf`.
         on_bad_image: "leave_out": an image whose header is sound and whose pixels are not is named, and another of its
             batch is trained twice; "stop": it ends the pass.
 
