@@ -232,7 +232,7 @@ def test_pixels_are_the_same(unpatched, tmp_path, alpha):
             arguments = (False, unpatched.train_util.load_image(str(path), alpha), info.bucket_reso, info.resized_size,
                          None if name == "auto" else name)  # fmt: skip
             theirs, _, ltrb = unpatched.train_util.trim_and_resize_if_required(*arguments)
-            ours = resize_and_crop(load_pixels(path, alpha), info.resized_size, info.bucket_reso, name)
+            ours = resize_and_crop(load_pixels(path, alpha=alpha), info.resized_size, info.bucket_reso, name)
             assert np.array_equal(ours, theirs)
             assert np.array_equal(placement.crop_ltrb[i], ltrb)
             if not alpha:

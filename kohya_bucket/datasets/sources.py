@@ -23,7 +23,7 @@ from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_picture, to_pixels
+from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels, to_pixels
 from kohya_bucket.images.remote import fetched
 
 _METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
@@ -151,7 +151,7 @@ def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
     if encoded is None:
         return _as_rgb(_as_height_width(_array(cell)))
     try:
-        return load_picture(encoded, obey_exif=obey_exif)
+        return load_pixels(encoded, obey_exif=obey_exif)
     except NO_IMAGE as error:
         raise UnreadableImageError(str(error)) from error
 

@@ -30,7 +30,7 @@ from kohya_bucket.images.formats import (
 )
 from kohya_bucket.images.listing import are_there, list_images
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.images.pixels import NO_IMAGE, load_picture
+from kohya_bucket.images.pixels import NO_IMAGE, load_pixels
 from kohya_bucket.images.sizes import SizeScan, read_sizes
 from kohya_bucket.images.stamps import Stamp, hash_file
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, MAX_TABLE_BYTES, open_input, read_input
@@ -237,7 +237,7 @@ def _judge(path: str, why: str) -> tuple[bool, str]:
         data = read_input(path, MAX_TABLE_BYTES)
         if not load_plugin(sniff(data[:64])):
             return False, why
-        load_picture(data)
+        load_pixels(data)
     except Image.DecompressionBombError:
         return False, why
     except NO_IMAGE as error:

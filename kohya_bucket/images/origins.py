@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from kohya_bucket.images.image_rows import (
 )
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
-from kohya_bucket.images.pixels import Pixels, load_pixels
+from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels
 from kohya_bucket.images.remote import fetched, is_url
 from kohya_bucket.images.scan import STAT, Job
 from kohya_bucket.images.stamps import (
@@ -207,8 +206,13 @@ class Origins:
         return container.read(self.names[i], int(self.offset[i]), int(self.length[i]))
 
     def pixels(self, i: int, alpha: bool = False) -> Pixels:
-        """Image `i`, see `load_pixels`. `KohyaBucketError` if it cannot be."""
-        return load_pixels(self.names[i], alpha, partial(self.fetched, i))
+        """Image `i`, see `load_pixels`. `KohyaBucketError` if it cannot be loaded."""
+        try:
+            return load_pixels(self.fetched(i), alpha=alpha)
+        except KohyaBucketError:
+            raise
+        except NO_IMAGE as error:
+            raise explained(self.names[i], error) from error
 
     def stamps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Bytes and modification time in ns, [N] each, of each image's file or container; -1 if missing.

@@ -12,10 +12,10 @@ from __future__ import annotations
 import importlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,40 +35,21 @@ _FORMATS = ("JPEG", "MPO")
 NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for damaged files
 
 
-def load_pixels(
-    path: str | PathLike[str], alpha: bool = False, fetch: Callable[[], str | bytes] | None = None
-) -> Pixels:
-    """Load a file or URL as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
+def load_pixels(source: str | PathLike[str] | bytes, *, alpha: bool = False, obey_exif: bool = False) -> Pixels:
+    """Load a file, or its bytes, as [H, W, 3] RGB or, with `alpha`, [H, W, 4] RGBA, uint8.
 
-    `fetch` returns what is opened instead, for a part of the file that `path` names.
-
-    The array may be read-only. As in sd-scripts EXIF orientation is ignored, so [H, W] is the size in the header.
-
-    Raises:
-        KohyaBucketError: the file is missing, broken or not an image.
-    """
-    try:
-        source = fetched(fspath(path)) if fetch is None else fetch()
-        return load_picture(source, alpha=alpha)
-    except KohyaBucketError:
-        raise
-    except NO_IMAGE as error:
-        raise explained(path, error) from error
-
-
-def explained(name: str | PathLike[str], error: Exception) -> KohyaBucketError:
-    """The error for the user: which image, why, and what to do."""
-    return KohyaBucketError(f"{name}: {not_decoded(error)}; {what_to_do(str(error))}")
-
-
-def load_picture(source: str | PathLike[str] | bytes, *, alpha: bool = False, obey_exif: bool = False) -> Pixels:
-    """Load a file, or its bytes, as `load_pixels`; with `obey_exif` the image is turned upright.
+    The array may be read-only. As in sd-scripts [H, W] is the size in the header, unless `obey_exif` turns the image.
 
     Raises:
         NO_IMAGE: the file is missing, broken or not an image.
     """
     with _opened(source) as image:
         return _pixels(image, alpha, obey_exif)
+
+
+def explained(name: str | PathLike[str], error: Exception) -> KohyaBucketError:
+    """The error for the user: which image, why, and what to do."""
+    return KohyaBucketError(f"{name}: {not_decoded(error)}; {what_to_do(str(error))}")
 
 
 @contextmanager

@@ -6,7 +6,8 @@ from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import read_sizes
-from kohya_bucket.images.pixels import decode_all, load_pixels
+from kohya_bucket.images.origins import Origins
+from kohya_bucket.images.pixels import decode_all
 
 
 def noise(size, seed):
@@ -78,7 +79,7 @@ def test_why_names_no_object_of_python(tmp_path):
     (one,) = decode_all([str(tmp_path / "empty.png")]).broken.values()
     assert one == "cannot be read as an image (cannot identify image file)"
     with pytest.raises(KohyaBucketError, match=r"\(cannot identify image file\); repair or remove it"):
-        load_pixels(tmp_path / "empty.png", fetch=lambda: b"")
+        Origins.named([tmp_path / "empty.png"]).pixels(0)
 
 
 def test_images_behind_urls():

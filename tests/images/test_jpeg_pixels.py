@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from kohya_bucket.images import pixels
-from kohya_bucket.images.pixels import NO_IMAGE, load_picture
+from kohya_bucket.images.pixels import NO_IMAGE, load_pixels
 
 pytestmark = pytest.mark.further
 
@@ -25,7 +25,7 @@ def simplejpeg(monkeypatch):
 def by_pillow(data, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pixels, "_simplejpeg", lambda: None)
-        return load_picture(data, **options)
+        return load_pixels(data, **options)
 
 
 def encoded(size, mode="RGB", *, orientation=1, format="JPEG", seed=0, **options):
@@ -47,16 +47,16 @@ def test_simplejpeg_gives_pillows_pixels(simplejpeg, mode, progressive, subsampl
     for quality, size in ((35, (131, 83)), (90, (160, 99)), (100, (128, 80))):
         data = encoded(size, mode, quality=quality, progressive=progressive, subsampling=subsampling)
         for alpha in (False, True):
-            assert np.array_equal(load_picture(data, alpha=alpha), by_pillow(data, alpha=alpha))
+            assert np.array_equal(load_pixels(data, alpha=alpha), by_pillow(data, alpha=alpha))
 
 
 def test_simplejpeg_is_what_decodes(simplejpeg, monkeypatch):
     called = []
     spy = types.SimpleNamespace(decode_jpeg=lambda *a, **k: called.append(k) or simplejpeg.decode_jpeg(*a, **k))
     monkeypatch.setattr(pixels, "_simplejpeg", lambda: spy)
-    load_picture(encoded((64, 48)))
-    load_picture(encoded((64, 48), format="MPO"))
-    load_picture(encoded((64, 48), orientation=6), obey_exif=True)  # is turned by Pillow
+    load_pixels(encoded((64, 48)))
+    load_pixels(encoded((64, 48), format="MPO"))
+    load_pixels(encoded((64, 48), orientation=6), obey_exif=True)  # is turned by Pillow
     assert called == [{}, {}]
 
 
@@ -71,9 +71,9 @@ def test_damaged_files_are_as_pillow_has_them(where, byte):
             want = by_pillow(data)
         except NO_IMAGE as error:
             with pytest.raises(type(error)):
-                load_picture(data)
+                load_pixels(data)
         else:
-            assert np.array_equal(load_picture(data), want)
+            assert np.array_equal(load_pixels(data), want)
 
 
 def test_a_decoder_with_other_bits_is_not_used(simplejpeg):

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, features
 
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of
-from kohya_bucket.images.pixels import load_picture
+from kohya_bucket.images.pixels import load_pixels
 from tests.thinned import one_in
 
 SIZE = 40, 24
@@ -203,6 +203,6 @@ def test_the_turn_is_pillows_wherever_it_stands(tmp_path, kind, in_memory) -> No
         turned += orientation > 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            assert load_picture(data, obey_exif=True).shape[1::-1] == upright, seed
+            assert load_pixels(data, obey_exif=True).shape[1::-1] == upright, seed
     assert turned > 5 or kind == "TIFF"  # which Pillow turns when it opens it
     assert bool(refused) == (kind == "PNG")  # whose text may be larger than Pillow reads

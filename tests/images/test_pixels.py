@@ -11,6 +11,7 @@ from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import resize as pixels
+from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.pixels import load_pixels
 
 pytestmark = pytest.mark.further
@@ -116,7 +117,7 @@ def test_loading_ignores_orientation_and_keeps_alpha(tmp_path):
 def test_errors_name_the_file_and_the_remedy(tmp_path):
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     with pytest.raises(KohyaBucketError, match=r"broken\.png: cannot be read"):
-        load_pixels(tmp_path / "broken.png")
+        Origins.named([tmp_path / "broken.png"]).pixels(0)
     with pytest.raises(KohyaBucketError, match="does not exist"):
         pixels.resize_and_crop(image(9, 9), (8, 8), (8, 8), "sinc")
     with pytest.raises(KohyaBucketError, match="does not cover"):
