@@ -192,12 +192,13 @@ class ItemTable:
         """N strings, a column of text; None where an item has none."""
         return list(self.table[name].to_pylist())
 
+    def numbers(self, name: str, i: int) -> tuple[Any, ...]:
+        """An attribute of item `i` that consists of several numbers, one of `NUMBER_COLUMNS`."""
+        return tuple([self.column(column)[i].item() for column in NUMBER_COLUMNS[name]])
+
     def entry(self, i: int) -> StoreEntry:
         """What item `i` is."""
-        values: dict[str, Any] = {
-            name: tuple([self.column(column)[i].item() for column in columns])
-            for name, columns in NUMBER_COLUMNS.items()
-        }
+        values: dict[str, Any] = {name: self.numbers(name, i) for name in NUMBER_COLUMNS}
         values |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
         values |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption", *_WORDS)}
         return StoreEntry.from_values(values)
@@ -216,15 +217,6 @@ class ItemTable:
         """The images that these items were made from, as columns for `fingerprint.source_changes`."""
         columns = {name: self.column(name)[rows] for name in ("source_bytes", "source_mtime_ns")}
         return columns | {"source_hash": self.table["source_hash"].take(rows)}  # stays in Arrow: few are looked at
-
-    def original_size(self, i: int) -> tuple[int, int]:
-        """(width, height) of the image of item `i` in pixels."""
-        return int(self.column("original_width")[i]), int(self.column("original_height")[i])
-
-    def crop_ltrb(self, i: int) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of the crop of item `i`, SDXL's conditioning."""
-        left, top, right, bottom = (float(self.column(name)[i]) for name in NUMBER_COLUMNS["crop_ltrb"])
-        return left, top, right, bottom
 
     def find(self, sources: Sequence[str], collection: str = "") -> npt.NDArray[np.int64]:
         """[M] positions of the items with these sources in `collection`; -1 where there is none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets.sizes import Size, as_pair
+from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.extras import argument
 from kohya_bucket.files import GroupedSync, make_folder
@@ -139,13 +139,14 @@ def npz_item(store: LatentStore, i: int, arch: Family) -> NpzLatents:
     """Item `i`, with the values that npz of this family have. Raises `LatentStoreError` if it is damaged, or has values
     that this family's npz cannot have."""
     info = store.info(i)
-    dtype, bucket = info.latents.dtype, as_pair([store.column(f"bucket_{side}")[i] for side in ("width", "height")])
+    dtype, bucket = info.latents.dtype, store.numbers("bucket_size", i)
 
     def values(flipped: bool) -> npt.NDArray[np.float32]:
         return convert_values(to_float32(store.read(i, flipped=flipped), dtype), info.space, arch)
 
     return NpzLatents(
-        values(False), store.original_size(i), store.crop_ltrb(i), values(True) if store.column("flip")[i] else None,
+        values(False), store.numbers("original_size", i), store.numbers("crop_ltrb", i),
+        values(True) if store.column("flip")[i] else None,
         mask_values(store.read_mask(i), bucket) if store.column("mask")[i] else None,
     )  # fmt: skip
 
