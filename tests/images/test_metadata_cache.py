@@ -28,11 +28,6 @@ def make(folder: Path, n: int = 6) -> list[Path]:
     return paths
 
 
-def touch_later(path: Path) -> None:
-    status = path.stat()
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
-
-
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every image file that is opened."""
@@ -100,14 +95,15 @@ def test_refresh_rereads_what_changed_adds_what_is_new_and_drops_what_is_gone(
     assert equal(cache, same)
 
     paths[1].write_bytes(encode(picture(size=(99, 98)), "PNG"))
-    touch_later(paths[2])
+    for path, when in ((paths[2], 10**18), (paths[3], 4 * 10**18)):  # before and after
+        os.utime(path, ns=(when, when))
     paths[4].unlink()
     new = tmp_path / "new.png"
     new.write_bytes(encode(picture(), "PNG"))
     listed = [p for p in paths if p.exists()] + [new]
     after = cache.refresh(listed)
-    assert sorted(opened) == ["1.png", "2.jpg", "new.png"]
-    assert after.changes == Changes(3, 2, 1, 1, 0)
+    assert sorted(opened) == ["1.png", "2.jpg", "3.png", "new.png"]
+    assert after.changes == Changes(2, 3, 1, 1, 0)
     assert after.get_dim(paths[1]) == (99, 98)
     assert equal(after, MetadataCache.build(listed))
 
