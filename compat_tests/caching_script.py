@@ -7,16 +7,13 @@ after 5 seconds, and the last rank works much longer than that.
 import argparse
 import hashlib
 import json
-import os
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
-sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from impatient_ranks import meet
+from sdscripts_rank import accelerator_of, end, sd, strategy_base, strategy_sd
+from sdscripts_support import MeanVAE, build_groups
 
 parser = argparse.ArgumentParser()
 parser.add_argument("config", type=Path)
@@ -24,24 +21,9 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--seconds", type=float, help="of work per image, on the last rank")
 options = parser.parse_args()
 
-from kohya_bucket.trainers import sdscripts  # noqa: E402
-
-sdscripts.install()
-import torch  # noqa: E402
-from impatient_ranks import meet  # noqa: E402
-from library import config_util, strategy_base, strategy_sd  # noqa: E402
-from sdscripts_support import LibraryNames, MeanVAE, build_groups  # noqa: E402
-
-train_util = LibraryNames()
-
 meet(options.out)
-arguments = argparse.ArgumentParser()
-train_util.add_training_arguments(arguments, True)
-accelerator = train_util.prepare_accelerator(
-    argparse.Namespace(**{**vars(arguments.parse_args(["--mixed_precision", "no"])), "deepspeed": False})
-)
+accelerator = accelerator_of()
 rank, ranks = accelerator.process_index, accelerator.num_processes
-sd = SimpleNamespace(train_util=train_util, config_util=config_util)
 group, _ = build_groups(sd, json.loads(options.config.read_text(encoding="utf-8")))
 
 strategy = strategy_sd.SdSdxlLatentsCachingStrategy(True, True, 2, False)
@@ -84,5 +66,4 @@ else:
     except RuntimeError:
         gave_up = True
 found = {"encoded": first, "again": encoded[len(first) :], "seconds": seconds, "seen": seen, "gave_up": gave_up}
-(options.out.parent / f"{options.out.name}.{rank}").write_text(json.dumps(found), encoding="utf-8")
-os._exit(0)  # the group is broken now: it cannot be taken down in good order
+end(options.out, rank, found)  # the group is broken now: it cannot be taken down in good order

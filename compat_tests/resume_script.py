@@ -5,16 +5,12 @@ Run by `test_sdscripts_resume.py`, alone or under `torch.distributed.run`; not a
 
 import argparse
 import json
-import os
-import sys
 from multiprocessing import Value
 from pathlib import Path
-from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
-sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from sdscripts_rank import accelerator_of, end, sd
+from sdscripts_support import build_groups
 
 parser = argparse.ArgumentParser()
 parser.add_argument("config", type=Path)
@@ -29,29 +25,14 @@ parser.add_argument("--state", type=Path, default=Path("state"))
 parser.add_argument("--resume", action="store_true")
 options = parser.parse_args()
 
-from kohya_bucket.trainers import sdscripts  # noqa: E402
-
-sdscripts.install()
-import torch  # noqa: E402
-from library import config_util, deepspeed_utils  # noqa: E402
-from sdscripts_support import LibraryNames, build_groups  # noqa: E402
-
-train_util = LibraryNames()
-
-arguments = argparse.ArgumentParser()
-train_util.add_dataset_arguments(arguments, True, True, True)
-train_util.add_training_arguments(arguments, True)
-deepspeed_utils.add_deepspeed_arguments(arguments)
-values = ["--gradient_accumulation_steps", str(options.accumulate), "--mixed_precision", "no"]
-accelerator = train_util.prepare_accelerator(arguments.parse_args(values))
+accelerator = accelerator_of("--gradient_accumulation_steps", str(options.accumulate))
 config = json.loads(options.config.read_text(encoding="utf-8"))
 config["datasets"][0]["batch_size"] = options.batch_size
-sd = SimpleNamespace(train_util=train_util, config_util=config_util)
 group, _ = build_groups(sd, config, seed=options.seed)
 for dataset in group.datasets:
     dataset.debug_dataset = True
 epoch, step = Value("i", 0), Value("i", 0)
-collator = train_util.collator_class(epoch, step, group if options.workers == 0 else None)
+collator = sd.train_util.collator_class(epoch, step, group if options.workers == 0 else None)
 loader = torch.utils.data.DataLoader(
     group, batch_size=1, shuffle=True, collate_fn=collator, num_workers=options.workers
 )
@@ -64,10 +45,8 @@ if options.resume:
 
 
 def finish() -> None:
-    (options.out.parent / f"{options.out.name}.{rank}").write_text(json.dumps(rows), encoding="utf-8")
     accelerator.wait_for_everyone()
-    sys.stdout.flush()
-    os._exit(0)  # torch's gloo threads now and then abort a process that ends in good order
+    end(options.out, rank, rows)
 
 
 for number in range(options.epochs):

@@ -5,16 +5,13 @@ Run under `torch.distributed.run` by `test_sdscripts_caching_ranks.py`; not a te
 
 import argparse
 import json
-import os
-import sys
 from multiprocessing import Value
 from pathlib import Path
-from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
-sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from sdscripts_rank import accelerator_of, end, sd, strategy_base, strategy_sd
+from sdscripts_support import MeanVAE, build_groups
+from several_sizes import at_size, sizes_of
 
 parser = argparse.ArgumentParser()
 parser.add_argument("config", type=Path)
@@ -22,23 +19,8 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--epochs", type=int, default=3)
 options = parser.parse_args()
 
-from kohya_bucket.trainers import sdscripts  # noqa: E402
-
-sdscripts.install()
-import torch  # noqa: E402
-from library import config_util, strategy_base, strategy_sd  # noqa: E402
-from sdscripts_support import LibraryNames, MeanVAE, build_groups  # noqa: E402
-from several_sizes import at_size, sizes_of  # noqa: E402
-
-train_util = LibraryNames()
-
-arguments = argparse.ArgumentParser()
-train_util.add_training_arguments(arguments, True)
-accelerator = train_util.prepare_accelerator(
-    argparse.Namespace(**{**vars(arguments.parse_args(["--mixed_precision", "no"])), "deepspeed": False})
-)
+accelerator = accelerator_of()
 rank = accelerator.process_index
-sd = SimpleNamespace(train_util=train_util, config_util=config_util)
 config = json.loads(options.config.read_text(encoding="utf-8"))
 
 
@@ -59,7 +41,7 @@ for dataset in group.datasets:
 data = group.datasets[0].image_data
 epoch = Value("i", 0)
 loader = torch.utils.data.DataLoader(
-    group, batch_size=1, shuffle=True, collate_fn=train_util.collator_class(epoch, epoch, None), num_workers=2
+    group, batch_size=1, shuffle=True, collate_fn=sd.train_util.collator_class(epoch, epoch, None), num_workers=2
 )
 loader = accelerator.prepare(loader)
 rows = []
@@ -76,7 +58,5 @@ for number in range(1, options.epochs + 1):
         keys = [Path(key).name for key in batch["image_keys"]]
         rows.append({"epoch": number, "size": size, "keys": keys, "moved": moved})
 found = {"encoded": [first.encoded, second.encoded], "rows": rows}
-(options.out.parent / f"{options.out.name}.{rank}").write_text(json.dumps(found), encoding="utf-8")
 accelerator.wait_for_everyone()
-sys.stdout.flush()
-os._exit(0)  # torch's gloo threads now and then abort a process that ends in good order
+end(options.out, rank, found)

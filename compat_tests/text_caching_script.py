@@ -7,16 +7,15 @@ after 5 seconds, and the last rank works longer than that.
 import argparse
 import hashlib
 import json
-import os
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.dont_write_bytecode = True
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-sys.path.insert(0, os.environ["SD_SCRIPTS_DIR"])
-sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from impatient_ranks import meet
+from sdscripts_rank import end, sd, strategy_base
+from sdscripts_support import build_groups
+from small_text_encoders import make_family
 
 parser = argparse.ArgumentParser()
 parser.add_argument("config", type=Path)
@@ -24,16 +23,6 @@ parser.add_argument("out", type=Path)
 parser.add_argument("--seconds", type=float, help="of work per caption, on the last rank")
 options = parser.parse_args()
 
-from kohya_bucket.trainers import sdscripts  # noqa: E402
-
-sdscripts.install()
-import torch  # noqa: E402
-from impatient_ranks import meet  # noqa: E402
-from library import config_util, strategy_base  # noqa: E402
-from sdscripts_support import LibraryNames, build_groups  # noqa: E402
-from small_text_encoders import make_family  # noqa: E402
-
-train_util = LibraryNames()
 family = make_family("sdxl")
 
 meet(options.out)
@@ -41,7 +30,6 @@ rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 accelerator = SimpleNamespace(
     num_processes=ranks, process_index=rank, device=torch.device("cpu"), wait_for_everyone=torch.distributed.barrier
 )
-sd = SimpleNamespace(train_util=train_util, config_util=config_util)
 kinds = (strategy_base.TokenizeStrategy, strategy_base.TextEncodingStrategy,
          strategy_base.TextEncoderOutputsCachingStrategy)  # fmt: skip
 encoded: list[str] = []
@@ -80,5 +68,4 @@ for dataset in group.datasets:
 first = list(encoded)
 cache()
 found = {"encoded": first, "again": encoded[len(first) :], "seen": seen, "seconds": seconds}
-Path(f"{options.out}.{rank}").write_text(json.dumps(found), encoding="utf-8")
-os._exit(0)  # torch's gloo threads now and then abort a process that ends in good order
+end(options.out, rank, found)
