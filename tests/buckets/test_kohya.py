@@ -50,7 +50,7 @@ def test_worked_cases(image, bucket, resized) -> None:
 
 
 def test_an_image_without_a_bucket_has_a_reason() -> None:
-    placement = KohyaBuckets(512, no_upscale=True).place([(50, 1000), (0, 0), (640, 480)])
+    placement = KohyaBuckets(512, no_upscale=True).place([(63, 1000), (0, 0), (64, 1000)])
     assert placement.placed.tolist() == [False, False, True]
     assert [placement.reason(i) for i in range(3)] == [Reason.TOO_SMALL, Reason.UNREADABLE, Reason.PLACED]
     assert np.isnan(placement.crop_loss[:2]).all()

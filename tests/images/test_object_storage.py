@@ -1,11 +1,6 @@
 """Images in S3, over its real protocol, from a server on this machine."""
 
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,51 +8,21 @@ import pytest
 from image_corpus import corpus
 
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
+from tests.object_storage import s3_server
 
-pytest.importorskip("moto", reason="moto[server] is not installed: no S3 server to ask")
 s3fs = pytest.importorskip("s3fs", reason="s3fs is not installed")
 
 CORPUS = [*corpus(), ("broken.png", b"no")]
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = f"http://127.0.0.1:{port}"
-    log = tmp_path_factory.mktemp("s3") / "log.txt"
-    account = {
-        "AWS_ACCESS_KEY_ID": "any",
-        "AWS_SECRET_ACCESS_KEY": "any",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": place,
-    }
-    before = dict(os.environ)
-    os.environ.update(account)
-    with log.open("w", encoding="utf-8") as file:
-        server = subprocess.Popen([sys.executable, "-m", "moto.server", "-p", str(port)], stdout=file, stderr=file)
-        try:
-            until = time.monotonic() + 300  # it imports for long where the machine is busy
-            while True:
-                try:
-                    urllib.request.urlopen(place, timeout=60).close()
-                    break
-                except OSError:
-                    assert server.poll() is None, log.read_text(encoding="utf-8")
-                    assert time.monotonic() < until
-                    time.sleep(0.2)
-            s3fs.S3FileSystem.clear_instance_cache()  # those of another place
-            storage = s3fs.S3FileSystem()
-            storage.mkdir("photos")
-            for name, data in CORPUS:
-                storage.pipe(f"photos/set/{name}", data)
-            yield "s3://photos/set"
-        finally:
-            server.terminate()
-            server.wait()
-            os.environ.clear()
-            os.environ.update(before)
+def bucket() -> Iterator[str]:
+    with s3_server():
+        storage = s3fs.S3FileSystem()
+        storage.mkdir("photos")
+        for name, data in CORPUS:
+            storage.pipe(f"photos/set/{name}", data)
+        yield "s3://photos/set"
 
 
 def test_rows_are_those_of_the_same_files_on_disk(bucket: str, tmp_path: Path) -> None:
