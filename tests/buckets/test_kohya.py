@@ -49,6 +49,11 @@ def test_worked_cases(image, bucket, resized) -> None:
     assert tuple(placement.resized_sizes[0]) == resized
 
 
+def test_only_images_above_the_area_are_reduced() -> None:
+    rule = KohyaBuckets(512, no_upscale=True)
+    assert [rule.assign(520, height).as_tuple() for height in (504, 505)] == [(512, 448), (448, 448)]
+
+
 def test_an_image_without_a_bucket_has_a_reason() -> None:
     placement = KohyaBuckets(512, no_upscale=True).place([(63, 1000), (0, 0), (64, 1000)])
     assert placement.placed.tolist() == [False, False, True]
