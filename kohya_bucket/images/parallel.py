@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, TypeVar
@@ -78,7 +79,7 @@ def _each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progr
     out: list[B] = []
     for result in [task.remote(called, item) for item in items]:
         try:
-            out.append(ray.get(result))
+            out.append(pickle.loads(ray.get(result)))
         except ray.exceptions.RayTaskError as error:
             raise_cause(error)
         if progress is not None:
@@ -86,8 +87,8 @@ def _each_on_ray(function: Callable[[A], B], items: Sequence[A], progress: Progr
     return out
 
 
-def _call(function: Callable[[A], B], item: A) -> B:  # since a task is a plain function
-    return function(item)
+def _call(function: Callable[[A], B], item: A) -> bytes:
+    return pickle.dumps(function(item))  # arrays as they are would come from Ray read-only
 
 
 def raise_cause(error: Any) -> NoReturn:
