@@ -72,6 +72,12 @@ def test_a_second_resolution_is_added(tmp_path, arch):
     assert sorted(sizes_in(path, arch)) == [other, BUCKET]
 
 
+def test_latents_named_for_another_size_are_of_none(tmp_path):
+    arch = ARCHITECTURES["flux"]
+    np.savez(tmp_path / "a.npz", **{f"latents{arch.key_suffix((64, 128))}": np.zeros(arch.shape(BUCKET), np.float32)})
+    assert sizes_in(tmp_path / "a.npz", arch) == []
+
+
 def test_latents_rewritten_by_another_program_have_no_fingerprint(tmp_path):
     for arch in ALL:
         path = tmp_path / f"a{arch.suffix}"
