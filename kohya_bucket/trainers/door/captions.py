@@ -93,7 +93,9 @@ def without_other_forms(
     captions = {unicodedata.normalize("NFC", name): name for name in names if name.endswith(ending)}
     beside = {}
     for path in bare:
-        if other := captions.get(unicodedata.normalize("NFC", Path(path).stem + ending)):
+        caption = Path(path).stem + ending
+        other = captions.get(unicodedata.normalize("NFC", caption), caption)
+        if other != caption:  # what has the very name is a folder, a pipe or a device
             beside[path] = other
     if beside:
         both = [f"{Path(path).name!a} beside {caption!a}" for path, caption in beside.items()]
