@@ -13,7 +13,7 @@ from kohya_bucket.errors import ConfigError
 def parsed(file: Path) -> ast.Module:
     """The code in a file. Raises `ConfigError` where this Python cannot read it."""
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
+        return ast.parse(file.read_bytes())  # Python knows its byte order marks and declared encodings
     except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}; it is to say what this trainer trains") from error
 

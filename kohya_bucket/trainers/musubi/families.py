@@ -93,7 +93,7 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
     begin = [node for kind in ("ImageDataset", "VideoDataset") for node in _beginning(classes.get(kind))]
     uses = _compared(code)
     uses.subtract(_compared(begin))
-    programs = {file.stem: file.read_text(encoding="utf-8") for file in sorted(package.glob("*.py"))}
+    programs = {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in sorted(package.glob("*.py"))}
     found = {}
     for key, steps in zip(steps_of.keys, steps_of.values, strict=True) if isinstance(steps_of, ast.Dict) else ():
         constant = name_of(key)

@@ -44,7 +44,7 @@ def write_checkout(folder: Path, strategy: str) -> Path:
     library.mkdir(parents=True)
     texts = {"train_util": "", "strategy_base": "", "strategy_anima": BASE, "strategy_krea2": STRATEGIES[strategy]}
     for name, text in texts.items():
-        (library / f"{name}.py").write_text(text, encoding="utf-8")
+        (library / f"{name}.py").write_text(text, encoding="utf-8-sig")  # as v0.11.1 has strategy_anima.py
     trainer = "class T:\n    def __init__(self, dataset):\n        dataset.verify_bucket_reso_steps(16)\n"
     (library.parent / "krea2_train_network.py").write_text(trainer, encoding="utf-8")
     (library.parent / "krea2_train.py").write_text("", encoding="utf-8")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kohya_bucket.errors import ConfigError
+from kohya_bucket.trainers.door.code import parsed
 from kohya_bucket.trainers.sdscripts.families import version_numbers
 
 _FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py", "controlnet_dataset.py")
@@ -97,8 +99,8 @@ _NEEDED = {"SUBSET_ASCENDABLE_SCHEMA", "DATASET_ASCENDABLE_SCHEMA", "DB_SUBSET_D
 def _schema_in(file: Path) -> Mapping[str, frozenset[str]] | None:
     """The keys of each dict called `…_SCHEMA` in a source, which is not run; None where the usual ones are lacking."""
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, SyntaxError):
+        tree = parsed(file)
+    except ConfigError:
         return None
     schemas = {
         target.id: frozenset(_keys_of(node.value))
