@@ -225,9 +225,10 @@ def test_unreadable_cache_is_left_out(pictures, tmp_path):
 def test_activated_environment_needs_neither(pictures, tmp_path):
     python = environment(tmp_path / "env")
     assert activated(python, "activate")[0] == 0
-    (rows,), _ = run(tmp_path / "out", "--dataset_config", str(config(tmp_path, pictures)), plan=False, python=python)
+    file = config(tmp_path, pictures)
+    (rows,), said = run(tmp_path / "out", "--dataset_config", str(file), plan=False, python=python)
     assert trained(rows) == Counter(NAMES * 2)
-    assert f"seen: anima_lora in {Path(CHECKOUT).resolve()}" in activated(python, "activate", "--status")[1]
+    assert "is active" in said
 
 
 def test_a_set_of_many_small_buckets_as_lora_scripts_next_trains_it(tmp_path):
