@@ -166,8 +166,7 @@ def finish(reporter: Reporter, wanted: LatentItems, refused: Refused, sink: Sink
     for path, why in refused:
         report.failed.append((path, why))
         reporter.tell(f"{path!a}: {why}")
-    for note in sink.finish(wanted):
-        reporter.tell(note)
+    sink.finish(wanted)
     keys, counts = np.unique(size_keys(wanted.bucket_sizes), return_counts=True)
     report.buckets = [(as_pair(size), int(n)) for size, n in zip(sizes_of_keys(keys), counts, strict=True)]
 
@@ -346,5 +345,5 @@ def precompute_text(
                 progress(report.encoded, len(to_do))
     finally:
         sink.flush()
-        report.notes += sink.finish(all_items)
+        sink.finish(all_items)
     return report

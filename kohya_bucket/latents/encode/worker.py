@@ -280,8 +280,8 @@ class Sink(Protocol):
     def close(self) -> None:
         """End all threads; none of them touches the folder afterwards."""
 
-    def finish(self, wanted: LatentItems) -> list[str]:
-        """Complete the output for the items of all processes; returns lines for the user."""
+    def finish(self, wanted: LatentItems) -> None:
+        """Complete the output for the items of all processes."""
 
 
 class Background:
@@ -353,11 +353,10 @@ class StoreSink:
     def close(self) -> None:
         pass  # it writes on its caller's thread
 
-    def finish(self, wanted: Wanted) -> list[str]:
+    def finish(self, wanted: Wanted) -> None:
         """Index the store, with changed captions and newly requested hashes, which need no encoding."""
         self.store.refresh()
         write_manifest(self.store, wanted.with_newer_texts(self.store))
-        return []
 
 
 def add_batch(writer: StoreWriter, batch: EncodedBatch, wanted: LatentItems, space: LatentSpace) -> None:

@@ -30,8 +30,8 @@ def _caption_row(file: str, folders_stop: bool) -> tuple[str | None, str | None]
     try:
         content = read_small(file, MAX_CAPTION_BYTES)
         if content is None:
-            is_folder = folders_stop and os.path.exists(file)  # noqa: PTH110  (a NUL)
-            return None, "it is not a file" if is_folder else None
+            stops = folders_stop and os.path.exists(file)  # noqa: PTH110  (a NUL)
+            return None, "it is not a file" if stops else None
         return content.decode("utf-8"), None
     except UnicodeDecodeError:
         return None, ""

@@ -158,8 +158,8 @@ class NpzSink:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def finish(self, wanted: LatentItems) -> list[str]:
-        return []  # each file stands for itself
+    def finish(self, wanted: LatentItems) -> None:
+        pass  # each file stands for itself
 
     def _write_one(
         self, i: int, plain: npt.NDArray[np.float32], flipped: npt.NDArray[np.float32] | None,
