@@ -105,7 +105,7 @@ def check_plan(folder: Path, ranks: int, batch_size: int, epochs: list[int], ski
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("begin", "ranks"), [(launch, 2), (start, 4)])
+@pytest.mark.parametrize(("begin", "ranks"), [pytest.param(launch, 2, marks=pytest.mark.weekly), (start, 4)])
 def test_plain_ranks_train_the_plan_and_notice_a_difference(
     tmp_path: Path, begin: Callable[..., int], ranks: int
 ) -> None:

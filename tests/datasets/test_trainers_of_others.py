@@ -47,10 +47,10 @@ def run(way: str, ranks: int, workers: int, folder: Path, part: str) -> list[lis
 @pytest.mark.parametrize(
     ("way", "ranks", "workers"),
     [
-        ("trainer", 2, 0), ("lightning", 1, 2), ("fabric", 1, 0),
+        ("trainer", 2, 0), ("lightning", 1, 2),
         *(pytest.param(*others, marks=pytest.mark.weekly) for others in (
             ("trainer", 1, 2), ("trainer, plain loader", 1, 0), ("trainer, plain loader", 2, 1), ("lightning", 2, 0),
-            ("fabric", 2, 1),
+            ("fabric", 1, 0), ("fabric", 2, 1),
         )),
     ],
 )  # fmt: skip
