@@ -224,14 +224,15 @@ def source_changes(
     length = np.asarray(stored["source_bytes"] != wanted["source_bytes"])
     time = np.asarray(stored["source_mtime_ns"] != wanted["source_mtime_ns"])
     out = np.where(length, _LENGTH, np.where(time, _TIME, 0)).astype(np.uint8)
+    # Only a hash can clear an image whose stamp differs; a file of another length needs none, it has changed.
     for k in np.flatnonzero((inside | ~length) & (length | time | always)).tolist():
         stored_hash = str(stored["source_hash"][k])
         if stored_hash:
             try:
                 current_hash = hash_of(k)
-            except UnreadableError:
+            except UnreadableError:  # it may be the same image
                 raise
-            except (OSError, KohyaBucketError):
+            except (OSError, KohyaBucketError):  # gone, or damaged
                 out[k] = _CONTENT
                 continue
             if current_hash:

@@ -358,21 +358,21 @@ def prune(
     done.dropped = len(dropped)
     done.copied = sum(len(live[name]) for name in rewritten)
     # Everything else that goes: leftovers, damaged manifests, and shards of which nothing can be read.
-    old: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
+    others: list[StorePath] = [path for path in map(Path, temporary_files(store)) if _is_left_over(path)]
     unusable = (store.layout.own_file(name) for name in set(bad_files) - set(rewritten))
-    old += [path for path in unusable if path is not None]  # not store.json, which is written again or stays
+    others += [path for path in unusable if path is not None]  # not store.json, which is written again or stays
     # A missing store.json is made first: the writer would make one without the root. A damaged one, if it is ours, is
     # replaced once all else is done.
-    lost_root = damaged and images_root is not None
-    replace_store_file = lost_root and store.layout.store_file.name in bad_files
+    mend_root = damaged and images_root is not None
+    replace_store_file = mend_root and store.layout.store_file.name in bad_files
     if replace_store_file:
         store.layout.check_own()
-    elif lost_root:
+    elif mend_root:
         store.layout.create(images_root)
     # First the copies, then a manifest without the old shards, then these go.
     with StoreWriter(store.layout.root) as writer:
         copy_items(store, [i for name in rewritten for i in live[name]], writer)
-    remove_shards(store, rewritten, done, old, bad_files)
+    remove_shards(store, rewritten, done, others, bad_files)
     if replace_store_file:
         remove_file(store.layout.store_file, done)
         store.layout.create(images_root)

@@ -112,7 +112,7 @@ class _Task:
     deaths: int = 0  # of actors that worked on it
 
     @property
-    def load(self) -> int:
+    def places(self) -> int:
         """A piece that may have killed an actor gets the next one to itself, so that it takes no other piece along."""
         return _AT_ONCE if self.deaths else 1
 
@@ -120,9 +120,9 @@ class _Task:
 @dataclass(eq=False)
 class _Member:
     actor: Any
-    loading: Any
+    loading: Any  # the reference to its `Facts`
     facts: Facts | None = None
-    load: int = 0
+    taken: int = 0  # of its `_AT_ONCE` places
     dead: bool = False
 
 
@@ -195,12 +195,12 @@ class Actors:
             # Give every loaded actor one piece, then those with room a second one. A retry needs an idle actor.
             for depth in range(_AT_ONCE):
                 for member in self._members:
-                    if member.facts is None or member.load > depth:
+                    if member.facts is None or member.taken > depth:
                         continue
-                    task = retries.popleft() if retries and not member.load else next(tasks, None)
+                    task = retries.popleft() if retries and not member.taken else next(tasks, None)
                     if task is not None:
                         running[member.actor.encode.remote(task.piece, run)] = member, task
-                        member.load += task.load
+                        member.taken += task.places
             # Nothing runs although an actor is loaded: all pieces are done.
             if not running and not retries and any(member.facts is not None for member in self._members):
                 return
@@ -223,7 +223,7 @@ class Actors:
                 self._loaded(loading[reference], result)
                 continue
             member, task = running.pop(reference)
-            member.load -= task.load
+            member.taken -= task.places
             if result is None:
                 task.deaths += 1
                 self._replace(member)
