@@ -44,7 +44,8 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
     Args:
         planner: the group's images.
         seed: the datasets' seed; rank 0's is used everywhere.
-        current_epoch: the counter that the trainer advances before it iterates; None keeps epoch 0's order.
+        current_epoch: the counter that the trainer advances before it iterates; None for validation, which keeps epoch
+            0's order.
         clock: a counter for what depends on the epoch within a batch (captions may be left out every few epochs) where
             the order stays that of epoch 0.
         current_step: the trainer's counter of steps, for what depends on it within a batch (a caption may begin
@@ -64,7 +65,8 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.on_end: Callable[[], object] = lambda: None
         self.exhausted = False  # all batches of the present epoch are dealt out, though not all may be trained
         self._unreadable = 0, 0  # so many before the present epoch, and so many of them replaced
-        self.repeat_first = False  # the next iteration begins with each process' first batch twice
+        # The next iteration begins with each process' first batch twice, for a trainer that throws one away.
+        self.repeat_first = False
         self._shift = 0
         self._rest: EpochPosition | None = None
         self._start = EpochPosition(self.seed, self.epoch)
@@ -170,24 +172,24 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
         self.exhausted = False
         if self.current_epoch is not None:
             self.on_start(plan.first_step)
-        again, self.repeat_first = self.world_size if self.repeat_first else 0, False
-        return self._batches(plan, self.epoch, again)
+        repeated, self.repeat_first = self.world_size if self.repeat_first else 0, False
+        return self._batches(plan, self.epoch, repeated)
 
-    def _batches(self, plan: EpochPlan, epoch: int, again: int) -> Iterator[PlannedBatch]:
-        planner, begin = self.planner, plan.first_step * self.world_size
-        told = epoch if self._clock is None else int(self._clock.value)
-        for i in chain(range(again), range(plan.steps * self.world_size)):
+    def _batches(self, plan: EpochPlan, epoch: int, repeated: int) -> Iterator[PlannedBatch]:
+        planner, first_item = self.planner, plan.first_step * self.world_size
+        epoch_of_captions = epoch if self._clock is None else int(self._clock.value)
+        for i in chain(range(repeated), range(plan.steps * self.world_size)):
             self._stop_at_bad_images()
             step, rank = divmod(i, self.world_size)
             bucket = plan.bucket(step, rank)
             dataset = planner.dataset_of(bucket)
             bucket -= int(planner.first_bucket[dataset])
             images = np.asarray(plan.indices(step, rank) - planner.first_image[dataset], dtype=np.int32)
-            seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + begin + i
+            seed = (self.seed * 1_000_003 + epoch) * 1_000_003 + first_item + i
             global_step = None if self._current_step is None else int(self._current_step.value)
             self.bad_images.count_here()  # loaders without workers read in this process
             scale = plan.loss_scale(step, rank) if self.current_epoch is not None else 1.0
-            yield PlannedBatch(begin + i, told, dataset, images, seed, bucket, global_step, scale)
+            yield PlannedBatch(first_item + i, epoch_of_captions, dataset, images, seed, bucket, global_step, scale)
         self.exhausted = True
         self._stop_at_bad_images()
 

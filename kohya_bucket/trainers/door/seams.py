@@ -72,12 +72,11 @@ class Seam:
 
     def replaced(self, original: Any, door: TrainerDoor, subject: SeamGroup) -> Any:
         """What is put there."""
-        seam, replacement, takes = Replaced(original, door), self.replacement or _pass_on, self._signature
-        # What both sides take: `names` are those that the replacement understands, `first` it takes by position alone.
-        theirs, named = signature_of(original).parameters, by_name(takes, signature_of(original))
-        first = [name for name, one in named.items() if one.kind is one.POSITIONAL_ONLY]
-        names = {"self", *(self.only or named)}
-        forwards = any(one.kind is one.VAR_KEYWORD for one in named.values())
+        seam, replacement, ours = Replaced(original, door), self.replacement or _pass_on, self._signature
+        theirs, ours_by_name = signature_of(original).parameters, by_name(ours, signature_of(original))
+        by_position = [name for name, one in ours_by_name.items() if one.kind is one.POSITIONAL_ONLY]
+        understood = {"self", *(self.only or ours_by_name)}
+        forwards = any(one.kind is one.VAR_KEYWORD for one in ours_by_name.values())
 
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -88,18 +87,19 @@ class Seam:
         def bounded(*args: Any, **kwargs: Any) -> Any:
             # What the replacement does not understand must have its default, or the subject is the trainer's again.
             values = _given(signature_of(original), args, kwargs)
-            more = {} if forwards and not self.only else {name: values[name] for name in values if name not in names}
-            if said := self._unheeded(more, theirs, door):
-                door.leave(subject, said)
+            known = values.keys() if forwards and not self.only else understood
+            strange = {name: value for name, value in values.items() if name not in known}
+            if problem := self._unheeded(strange, theirs, door):
+                door.leave(subject, problem)
                 return original(*args, **kwargs)
-            if takes_all(takes):
+            if takes_all(ours):
                 return replaced(*args, **kwargs)
-            # It is called without those, whose defaults are the original's.
-            rest = {name: values[name] for name in values if name not in (*first, *more)}
-            return replaced(*(values[name] for name in first), **rest)
+            # The defaults are left out: the original has them too.
+            named = {name: value for name, value in values.items() if name not in (*by_position, *strange)}
+            return replaced(*(values[name] for name in by_position), **named)
 
         # Nothing is looked at where no call can hold what is not understood.
-        return replaced if theirs.keys() <= names or (takes_all(takes) and not self.only) else bounded
+        return replaced if theirs.keys() <= understood or (takes_all(ours) and not self.only) else bounded
 
     def _unheeded(self, arguments: dict[str, Any], theirs: Mapping[str, inspect.Parameter], door: TrainerDoor) -> str:
         """Which of some arguments has another value than its default, in words."""

@@ -162,6 +162,7 @@ def bounds_of_function(ours: inspect.Signature, theirs: Any) -> str:
     # What both have must come in one order, since callers may give it by position.
     both = [name for name in named if name in parameters]
     ordered = [name for name in both if expected[name].kind is not expected[name].KEYWORD_ONLY]
+    # Ours that takes everything needs only these in place.
     if takes_all(ours) and list(parameters)[: len(ordered)] == ordered:
         return ""
     if list(parameters)[: len(both)] != both or any(one.kind is one.VAR_POSITIONAL for one in parameters.values()):
