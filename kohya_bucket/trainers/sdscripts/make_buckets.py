@@ -83,7 +83,7 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
     infos: list[ImageRecord] = list(dataset.image_data.values())
     table = table_of(dataset, infos)
     scan = table.sizes(options.metadata_cache)
-    if not scan.read.all():
+    if not scan.read.all():  # it was interrupted
         raise KeyboardInterrupt
     # What skip_image_resolution leaves out goes from sd-scripts' tables too: below, all rows are of images to place.
     kept = _large_enough(dataset, table, scan)
@@ -95,7 +95,8 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
     placement = placing.placement
     # Each record gets its place; those of one bucket share one tuple, since there may be millions.
     buckets: dict[tuple[int, int], tuple[int, int]] = {}
-    resized_sizes = ResizedSize.from_placement(placement, table.stated_sizes.any(axis=1) & _is_listed(dataset, table))
+    is_stated = table.stated_sizes.any(axis=1) & _is_listed(dataset, table)
+    resized_sizes = ResizedSize.from_placement(placement, is_stated)
     pairs = map(_pairs, (scan.sizes, placement.bucket_sizes))
     columns = zip(placement.placed.tolist(), infos, *pairs, resized_sizes, strict=True)
     for is_placed, info, size, bucket, resized in columns:
@@ -106,10 +107,10 @@ def _place(dataset: Dataset, options: AdapterOptions) -> tuple[PlacedDataset, li
         _take_out(dataset, infos[i])
     if placing.trained.mode == "all":
         # sd-scripts prints these counts and writes them into metadata: there an image counts once per resolution.
-        more = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
-        regular = table.is_reg[placement.placed]
-        dataset.num_train_images += int(more[~regular].sum())
-        dataset.num_reg_images += int(more[regular].sum())
+        uncounted = ((placing.trained.bucket_ids >= 0).sum(axis=1) - 1) * placing.trained.repeats
+        is_reg = table.is_reg[placement.placed]
+        dataset.num_train_images += int(uncounted[~is_reg].sum())
+        dataset.num_reg_images += int(uncounted[is_reg].sum())
     return placing.trained, [(table.keys[i], reason) for i, reason in placing.left_out]
 
 

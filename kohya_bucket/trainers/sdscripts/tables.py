@@ -162,7 +162,7 @@ class _Rows(MutableMapping[str, Any]):
         self._gone.discard(key)
 
     def __delitem__(self, key: str) -> None:
-        self[key]
+        self[key]  # KeyError where it is not
         self._later.pop(key, None)
         self._gone.add(str(key))
 

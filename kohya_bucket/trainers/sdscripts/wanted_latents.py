@@ -160,23 +160,23 @@ def _cached_sizes(
         ConfigError, BucketSettingsError: settings that exclude each other, or from which no buckets follow.
     """
     placing = images.place(scan, dataset.config.batch_size, dataset.config.dataset_keys, options)
-    columns, trained = placing.placements, placing.trained
+    trained = placing.trained
     names = [f"{width}x{height}" for width, height in options.resolutions or ()] or [collection]
     # At the first resolution with a bucket for it, an image is in sd-scripts' usual file; at others in further ones.
-    placed_at = np.stack([column.placed for column in columns])
+    placed_at = np.stack([placement.placed for placement in placing.placements])
     usual = np.where(placed_at.any(axis=0), np.argmax(placed_at, axis=0), -1)
-    for number, column in enumerate(columns):
-        here = usual == number
-        elsewhere = column.placed & ~here
-        if number == 0:
-            here |= usual < 0  # images without any bucket, of which the first part tells
-        for rows, further in ((here, False), (elsewhere, True)):
+    for resolution, placement in enumerate(placing.placements):
+        in_usual_file = usual == resolution
+        in_further_file = placement.placed & ~in_usual_file
+        if resolution == 0:
+            in_usual_file |= usual < 0  # images without any bucket, of which the first part tells
+        for rows, further in ((in_usual_file, False), (in_further_file, True)):
             if rows.any():
-                yield _CachedSize(np.flatnonzero(rows), column.select(rows), names[number], further)
+                yield _CachedSize(np.flatnonzero(rows), placement.select(rows), names[resolution], further)
     if not options.moving:
         return
     # Sizes that remainders are moved to in some epoch, each in a collection of its own.
-    placed = np.flatnonzero(placing.placement.placed)
+    placed = np.flatnonzero(placing.placement.placed)  # the rows of `trained`
     image, bucket = moved_images(trained, options, gpus)
     for target in np.unique(bucket).tolist():
         rows = placed[image[bucket == target]]
