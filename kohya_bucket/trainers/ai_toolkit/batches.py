@@ -33,28 +33,29 @@ class FileItems(ItemsInBuckets):
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> FileItems:
         """What a dataset has put into buckets, each item once, except for repeats that are cut otherwise."""
+        # A bucket of a plan has one layout: ai-toolkit's are parted by it.
         layouts = _layouts(dataset)
-        rows_of: dict[tuple[str, Layout], list[int]] = {}
+        rows_of_part: dict[tuple[str, Layout], list[int]] = {}
         for name, bucket in dataset.buckets.items():
             for row in bucket.file_list_idx:
-                rows_of.setdefault((name, layouts[row]), []).append(row)
-        parts = sorted(rows_of)
-        firsts = [dataset.file_list[rows_of[part][0]] for part in parts]
+                rows_of_part.setdefault((name, layouts[row]), []).append(row)
+        parts = sorted(rows_of_part)
+        firsts = [dataset.file_list[rows_of_part[part][0]] for part in parts]
         buckets = [dataset.buckets[name] for name, _ in parts]
         rows_of_item: dict[tuple[Any, ...], list[int]] = {}
         for k, part in enumerate(parts):
-            for row in rows_of[part]:
+            for row in rows_of_part[part]:
                 item = dataset.file_list[row]
                 cut = item.scale_to_width, item.scale_to_height, item.crop_x, item.crop_y
                 rows_of_item.setdefault((str(item.path), k, item.flip_x, item.flip_y, *cut), []).append(row)
         items = sorted(rows_of_item.items())
         return cls(
-            [mark[0] for mark, _ in items],
+            [path for (path, *_), _ in items],
             np.array([len(rows) for _, rows in items], dtype=np.int64),
-            np.array([mark[1] for mark, _ in items], dtype=np.int32),
-            [(bucket.width, bucket.height, one.num_frames, *layout)
-             for bucket, one, (_, layout) in zip(buckets, firsts, parts, strict=True)],
-            [one.num_frames for one in firsts],
+            np.array([k for (_, k, *_), _ in items], dtype=np.int32),
+            [(bucket.width, bucket.height, first.num_frames, *layout)
+             for bucket, first, (_, layout) in zip(buckets, firsts, parts, strict=True)],
+            [first.num_frames for first in firsts],
             int(dataset.batch_size),
             (int(dataset.dataset_config.resolution),) * 2,
             rows=[min(rows) for _, rows in items],

@@ -26,10 +26,11 @@ def control_layouts(controls: Sequence[Sequence[str]], arch: str, *, raw: bool, 
     """The layout of each item, of the files of its control images; those of an unreadable file are sizes of 0.
 
     Args:
-        raw: they are loaded in the sizes of their files; full_size: and else in that of the bucket, not at 512x512.
+        full_size: they are loaded in the size of the bucket, not at 512x512; raw: then in the sizes of their files.
     """
     if not (raw and full_size):
         return [(() if full_size else _SMALL,) * len(paths) for paths in controls]
+    # The files whose sizes count; of several that are taken one by one, only their number does.
     compared = [paths if len(paths) == 1 or arch not in _ITEM_BY_ITEM else () for paths in controls]
     files = list(dict.fromkeys(path for paths in compared for path in paths))
     scan = scan_sizes(files)

@@ -8,8 +8,8 @@ from kohya_bucket.trainers.sdscripts.resuming import InitialStep, TrainerResume
 
 
 class FirstBatch(InitialStep):
-    """Updates that are trained already, which the trainer makes batches of, and divides twice: by what an epoch has,
-    and then into updates again.
+    """Updates that are trained already. The trainer makes batches of them, and divides these twice: by those of an
+    epoch, for the epoch to begin in, and then into updates again.
     """
 
     _divisions = 0
@@ -20,7 +20,7 @@ class FirstBatch(InitialStep):
         batches.epoch, batches._updates = self.epoch, int(self)
         return batches
 
-    def __floordiv__(self, number: Any) -> int:
+    def __floordiv__(self, divisor: Any) -> int:
         self._divisions += 1
         return self.epoch if self._divisions == 1 else self._updates
 
