@@ -67,7 +67,7 @@ def print_table(
     console: Console, rows: Sequence[Mapping[str, str]], *, left: int = 1, spare: Sequence[str] = (),
     total: bool = False, **look: Any,
 ) -> None:  # fmt: skip
-    """Print all of a table: where the terminal is too narrow its lines go on in the next, and no digit is lost.
+    """Print all of a table: where the terminal is too narrow its lines wrap, and no digit is lost.
 
     Args:
         rows: cells by their headings; all but the first `left` columns are numbers.
@@ -82,21 +82,22 @@ def print_table(
         look["box"] = Box(_PLAIN_HEAD, ascii=True)
 
     def table(without: Sequence[str]) -> Table:
-        made = Table(pad_edge=False, **{"box": None, **look})
+        drawn = Table(pad_edge=False, **{"box": None, **look})
         kept = [name for name in rows[0] if name not in without]
         for i, name in enumerate(kept):
-            made.add_column(name, justify="left" if i < left else "right", no_wrap=True, vertical="bottom")
-        for number, row in enumerate(rows, 2):
-            made.add_row(*(row[name] for name in kept), end_section=total and number == len(rows))
-        return made
+            drawn.add_column(name, justify="left" if i < left else "right", no_wrap=True, vertical="bottom")
+        for number, row in enumerate(rows):
+            drawn.add_row(*(row[name] for name in kept), end_section=total and number == len(rows) - 2)
+        return drawn
 
+    # As few spare columns go as let the table fit; where even all of them do not, it is printed wider than it fits.
     tables = [table(spare[:n]) for n in range(len(spare) + 1)]
-    needed = [console.measure(one, options=console.options.update(max_width=_ANY_WIDTH)).maximum for one in tables]
-    missing = next((n for n, width in enumerate(needed) if width <= console.width), len(spare))
-    wide = console if needed[missing] <= console.width else plain_console(width=needed[missing])
-    wide.print(tables[missing])
-    if missing:
-        console.print(f"(without {', '.join(spare[:missing])}: a terminal of {needed[0]} columns shows all)")
+    widths = [console.measure(one, options=console.options.update(max_width=_ANY_WIDTH)).maximum for one in tables]
+    dropped = next((n for n, width in enumerate(widths) if width <= console.width), len(spare))
+    wide = console if widths[dropped] <= console.width else plain_console(width=widths[dropped])
+    wide.print(tables[dropped])
+    if dropped:
+        console.print(f"(without {', '.join(spare[:dropped])}: a terminal of {widths[0]} columns shows all)")
 
 
 def _in_other_words(error: UnicodeError) -> tuple[str, int]:

@@ -48,11 +48,11 @@ class _Commands(PlainGroup):
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, RuntimeError) as error:  # typer itself would end without a word
-            # Python's own lock, interrupted while a thread starts, says that it is not locked
+            # while a thread starts, Ctrl-C comes as a RuntimeError of Python's own lock
             interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
             if isinstance(error, typer.Exit) or not isinstance(interrupt, KeyboardInterrupt):
                 raise
-            # that of a scan says how far it was
+            # the interrupt of a scan says how far it was
             print(f"kohya-bucket {ctx.invoked_subcommand}: {one_line(interrupt) or 'interrupted'}", file=sys.stderr)
             raise typer.Exit(_INTERRUPTED) from None
 

@@ -75,14 +75,14 @@ def _options_of(group: type, without: Collection[str]) -> list[inspect.Parameter
     return [_option(f.name, hints[f.name], f, panel) for f in kept]
 
 
-def _option(name: str, hint: Any, made: Field[Any], panel: str | None = None) -> inspect.Parameter:
-    about, text = made.metadata, made.metadata["help"] or SHARED.get(name, "")
-    option = (typer.Option if about.get("usual") else rare)(
-        *about.get("spelled", ()), help=text() if callable(text) else text, **about.get("about", {})
+def _option(name: str, hint: Any, field: Field[Any], panel: str | None = None) -> inspect.Parameter:
+    said, text = field.metadata, field.metadata["help"] or SHARED.get(name, "")
+    option = (typer.Option if said.get("usual") else rare)(
+        *said.get("spelled", ()), help=text() if callable(text) else text, **said.get("about", {})
     )
     option.rich_help_panel = option.rich_help_panel or panel
     annotation: Any = Annotated[hint, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=made.default, annotation=annotation)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=annotation)
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:

@@ -231,15 +231,15 @@ def _read_tars(shards: list[str], options: SourceOptions, engine: Engine, quiet:
     with scan_progress("reading headers of shards", quiet=quiet) as progress:
         ending = options.caption_extension if lines is None else None
         index = TarIndex.build(shards, caption=ending, engine=engine, progress=progress)
-    images, again = Origins.of_tars(index)
+    images, left_out = Origins.of_tars(index)
     sizes = index.sizes
-    sizes[list(again)] = 0
+    sizes[list(left_out)] = 0
     if lines is None:
         captions = for_each(partial(_of_sample, index, images), range(len(index)), at_once=REQUESTS)
         for_each(Container.checked, images.containers)  # none has changed since
     else:
         captions = _lines(lines, len(index))
-    return ScannedImages(images, sizes, index.reasons | again, captions)
+    return ScannedImages(images, sizes, index.reasons | left_out, captions)
 
 
 def _of_sample(index: TarIndex, images: Origins, i: int) -> str | None:
