@@ -60,7 +60,7 @@ def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
 def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     sys.argv, name = list(arguments), Path(arguments[0]).name
     ended: SystemExit | None = None
-    # made when the first process is started that may use it; a launcher above this one has its own
+    # made when the first process is started that may use it; below another launcher it is that one's
     folder = Path(os.environ.setdefault(USED, str(Path(gettempdir(), f"kohya-bucket-{token_hex(8)}"))))
     started = _watch_started(name, folder)
     doors = [one.door() for one in trainers()]
@@ -85,7 +85,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
         )
         if ended is None or not ended.code:
             end_run(line)
-        if _watching:  # or else it is said what would have trained
+        if _watching:  # else a trainer was stopped, and named
             print(f"kohya_bucket: {line}", file=sys.stderr)
     elif not used and ended is None and is_first_process():
         print(
@@ -121,16 +121,16 @@ def _watch_started(script: str, folder: Path) -> list[str]:
         started.append(programs[0])
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
-        here = arguments[2] if event == "subprocess.Popen" and arguments[2] else "."
+        cwd = arguments[2] if event == "subprocess.Popen" and arguments[2] else "."
         if "kohya_bucket" in " ".join(words):
             return
         for program in programs:
-            if _trains_without(Path(os.fsdecode(here), program)):
+            if _trains_without(Path(os.fsdecode(cwd), program)):
                 _watching.clear()
                 end_run(f"{script} starts {program} in a process of its own, where it would train without "
                         f"kohya_bucket. {_REMEDY}")  # fmt: skip
 
-    if not _watching:
+    if not _watching:  # a hook stays for good: it asks who watches now, if anybody does
         sys.addaudithook(lambda event, arguments: _watching[-1](event, arguments) if event in _STARTS and _watching
                          else None)  # fmt: skip
     _watching[:] = [look]

@@ -113,14 +113,14 @@ _WORKERS = 8  # sd-scripts' default
 
 
 def _late_hand_over(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random, *, whole: bool) -> list[Epoch]:
-    """The first batch of each loader worker is of the order of before; each epoch has new workers."""
-    start, found = _anew(ids, size, rng, whole=whole), []
+    """Each epoch has new loader workers; the first batch of each is of the order that the run began with."""
+    first_order, out = _anew(ids, size, rng, whole=whole), []
     for _ in range(epochs):
-        drawn = _dealt(rng.permutation(len(start)).tolist(), ranks)
-        now = _anew(ids, size, rng, whole=whole)
+        drawn = _dealt(rng.permutation(len(first_order)).tolist(), ranks)
+        order = _anew(ids, size, rng, whole=whole)
         late, rest = drawn[:_WORKERS], drawn[_WORKERS:]
-        found.append([[order[i] for i in step] for order, steps in ((start, late), (now, rest)) for step in steps])
-    return found
+        out.append([[of[i] for i in step] for of, steps in ((first_order, late), (order, rest)) for step in steps])
+    return out
 
 
 def _sd_scripts(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
