@@ -94,7 +94,7 @@ def usual_where_filled(plain: OwnSizes, usual: Placement, max_area: int) -> OwnS
 
 
 def corrected_without_upscaling(plain: OwnSizes, max_area: int, largest: bool, max_crop: float | None) -> OwnSizes:
-    """No-upscale buckets, corrected in place: with `largest` or by `max_crop`, of which one is given at least.
+    """No-upscale buckets, corrected in place by `largest`, `max_crop` or both.
 
     With `largest`, each image takes the largest admissible size that crops no larger share than its bucket
     would, so no image keeps less area than before. Where it has no bucket, it takes the size that
@@ -112,24 +112,24 @@ def corrected_without_upscaling(plain: OwnSizes, max_area: int, largest: bool, m
         def write(rows: npt.NDArray[np.intp], new: IntArray) -> None:
             buckets[rows], resized[rows] = new, geometry.covering_sizes(images[rows], new)
 
-        # Which of the buckets may stay: those within `max_crop`.
+        # Buckets within `max_crop` may stay.
         placed = reasons == Reason.PLACED
         within = placed.copy()
         if max_crop is not None:
             within[placed] = geometry.crop_loss(*buckets[placed].T, *resized[placed].T) <= max_crop
-        # Another one may crop no more than such a bucket does from an image that is scaled to cover it.
-        bound = np.ones(len(images))
+        # A size that replaces one of them may crop no more than it does, each covered by the scaled image.
+        max_loss = np.ones(len(images))
         kept = buckets[within]
-        bound[within] = aspect_loss(kept[:, 0] / kept[:, 1], images[within, 0] / images[within, 1])
+        max_loss[within] = aspect_loss(kept[:, 0] / kept[:, 1], images[within, 0] / images[within, 1])
 
-        # Who takes the largest size: whoever is over `max_crop`; or all but images of exactly their bucket's size.
+        # Who looks for the largest size: images over `max_crop`; with `largest` all but those of their bucket's size.
         search = placed & ~within
         if largest:
             search = ~(within & (images == buckets).all(axis=1)) & (reasons != Reason.UNREADABLE)
-        # Without a bucket and without `max_crop` nothing bounds what may be cropped: those come last.
+        # Without a bucket and without `max_crop` nothing bounds the crop: those images come last.
         rows = np.flatnonzero(search & (placed | (max_crop is not None)))
-        largest_new = largest_sizes(images[rows], admissible, bound[rows], max_crop)
-        # A bucket within `max_crop` never becomes smaller: rounding to pixels can hide it from the search.
+        largest_new = largest_sizes(images[rows], admissible, max_loss[rows], max_crop)
+        # Rounding to pixels can hide an image's own bucket from the search: a smaller find does not replace it.
         smaller = largest_new.prod(axis=1, dtype=np.int64) < buckets[rows].prod(axis=1, dtype=np.int64)
         change = ~(smaller & within[rows])
         rows, largest_new = rows[change], largest_new[change]
@@ -137,7 +137,8 @@ def corrected_without_upscaling(plain: OwnSizes, max_area: int, largest: bool, m
         reasons[rows] = np.where((largest_new > 0).all(axis=1), Reason.PLACED, too_small)
         write(rows, largest_new)
 
-        # Where there was no bucket at all, the size that crops least.
+        # Images that had no bucket take the size that crops them least.
+
         if largest and max_crop is None:
             rows = np.flatnonzero(search & ~placed)
             least_cropped = least_crop_sizes(images[rows], admissible)
@@ -189,43 +190,44 @@ def largest_sizes(
         max_loss: [N] bound on `aspect_loss`.
         max_crop: bound on the crop loss after rounding to pixels, the one a `Placement` reports.
     """
-    steps, most = admissible.steps, admissible.max_units
+    steps, max_units = admissible.steps, admissible.max_units
     aspect = sizes[:, 0] / sizes[:, 1]
     # Rounding to pixels moves a side by up to half a pixel, so the walk starts a little outside the bound.
     bound = max_loss if max_crop is None else np.minimum(max_loss, max_crop + 0.5 / steps)
-    keep = np.maximum(1.0 - bound - 2 * _SLACK, 1e-9)
+    # To keep this share of an image, a size needs an aspect from `aspect * least_kept` to `aspect / least_kept`.
+    least_kept = np.maximum(1.0 - bound - 2 * _SLACK, 1e-9)
     cap_width, cap_height = admissible.caps(sizes)
-    widest = np.minimum(cap_width, np.sqrt(most * aspect / keep).astype(np.int64) + 1)
+    next_width = np.minimum(cap_width, np.sqrt(max_units * aspect / least_kept).astype(np.int64) + 1)
     best = np.zeros((len(sizes), 2), dtype=np.int32)
     best_area, best_loss = np.zeros(len(sizes), dtype=np.int64), np.full(len(sizes), np.inf)
-    rows = np.flatnonzero((widest >= 1) & (cap_height >= 1))
-    # From the widest size in question down, for all images at once, until no narrower one can win.
+    rows = np.flatnonzero((next_width >= 1) & (cap_height >= 1))
+    # One width a pass for all images at once, from the widest possible down, until no narrower size can win.
     while len(rows):
-        width, least, cap = widest[rows], aspect[rows] * keep[rows], cap_height[rows]
-        height = np.minimum(np.minimum((width / least + 1).astype(np.int64), cap), most // width)
-        shortest = np.maximum(width * keep[rows] / aspect[rows] - 1, 1)
+        width, narrowest_aspect, cap = next_width[rows], aspect[rows] * least_kept[rows], cap_height[rows]
+        height = np.minimum(np.minimum((width / narrowest_aspect + 1).astype(np.int64), cap), max_units // width)
+        shortest = np.maximum(width * least_kept[rows] / aspect[rows] - 1, 1)
         pending = np.flatnonzero(height >= shortest)
-        while len(pending):  # the largest allowed height for this width, if any
-            at, wide, high = rows[pending], width[pending], height[pending]
-            ratio = wide / high
-            loss = aspect_loss(ratio, aspect[at])
-            allowed = loss <= max_loss[at] + _SLACK
+        while len(pending):  # lower the height until it is allowed, or below the shortest
+            image, wide, tall = rows[pending], width[pending], height[pending]
+            ratio = wide / tall
+            loss = aspect_loss(ratio, aspect[image])
+            allowed = loss <= max_loss[image] + _SLACK
             if max_crop is not None:
-                sides = (wide * steps).astype(np.int32), (high * steps).astype(np.int32)
-                resized = geometry.cover_resize(sizes[at, 0], sizes[at, 1], aspect[at], *sides, ratio)
+                sides = (wide * steps).astype(np.int32), (tall * steps).astype(np.int32)
+                resized = geometry.cover_resize(sizes[image, 0], sizes[image, 1], aspect[image], *sides, ratio)
                 allowed &= geometry.crop_loss(*sides, *resized) <= max_crop
-            area = wide.astype(np.int64) * high
-            equal = (area == best_area[at]) & (loss <= best_loss[at] + _SLACK)
-            improved = np.flatnonzero(allowed & ((area > best_area[at]) | equal))
-            to = at[improved]
-            best[to, 0], best[to, 1] = wide[improved] * steps, high[improved] * steps
+            area = wide.astype(np.int64) * tall
+            equal = (area == best_area[image]) & (loss <= best_loss[image] + _SLACK)
+            improved = np.flatnonzero(allowed & ((area > best_area[image]) | equal))
+            to = image[improved]
+            best[to, 0], best[to, 1] = wide[improved] * steps, tall[improved] * steps
             best_area[to], best_loss[to] = area[improved], loss[improved]
             pending = pending[~allowed]
             height[pending] -= 1
             pending = pending[height[pending] >= shortest[pending]]
-        widest[rows] = narrower = width - 1
-        # No narrower size can have a larger area than its width and the tallest height for it allow.
-        tallest = np.minimum(np.minimum(narrower / least + 1, cap), most / np.maximum(narrower, 1))
+        next_width[rows] = narrower = width - 1
+        # This bound on the area falls with the width, so an image whose best is above it is done.
+        tallest = np.minimum(np.minimum(narrower / narrowest_aspect + 1, cap), max_units / np.maximum(narrower, 1))
         rows = rows[(narrower > 0) & (narrower * tallest >= best_area[rows])]
     return best
 

@@ -77,7 +77,7 @@ def least_crop_set(aspects: FloatArray, candidates: IntArray, k: int) -> tuple[I
 
 
 class _Costs:
-    """Loss of the images between two chosen candidates, and outside the first and last, in constant time each."""
+    """Loss of the images between two chosen candidates, and outside the first and last, by prefix sums."""
 
     def __init__(self, aspects: FloatArray, candidates: FloatArray) -> None:
         self.aspects, self.candidates = aspects, candidates
@@ -90,6 +90,7 @@ class _Costs:
         a, b = self.candidates[left], self.candidates[right]
         middle = np.searchsorted(self.aspects, np.sqrt(a * b), side="left")
         start, stop = self.at[left], self.at[right]
+        # Of an image of aspect x the narrower candidate a keeps a / x, the wider candidate b x / b.
         kept = a * (self.inverses[middle] - self.inverses[start]) + (self.sums[stop] - self.sums[middle]) / b
         return np.asarray((stop - start) - kept)
 
@@ -104,27 +105,27 @@ class _Costs:
 def _extend(total: FloatArray, costs: _Costs) -> tuple[FloatArray, Ints]:
     """One more bucket: for each candidate j the least `total[i] + between(i, j)` over i < j, and that i.
 
-    All midpoints of one level of the recursion are decided together; together their ranges of possible
-    predecessors overlap only at their ends.
+    One pass decides the middle candidates of all ranges; their possible predecessors overlap only where ranges meet,
+    so a pass costs O(candidates).
     """
     n = len(total)
     best = np.full(n, np.inf)
     parent = np.zeros(n, dtype=np.int64)
     # Rows: first and last undecided candidate, first and last possible predecessor. Predecessors ascend with the
-    # candidates, so that the middle one's bounds those of either half.
+    # candidates, so the middle candidate's bounds those of both halves.
     ranges = np.array([[1, n - 1, 0, n - 2]], dtype=np.int64)
     while len(ranges):
         first, last, low, high = ranges.T
         middle = (first + last) // 2
-        until = np.minimum(high, middle - 1)
-        lengths = until - low + 1
+        # Every possible predecessor of every middle, one range after another.
+        lengths = np.minimum(high, middle - 1) - low + 1
         starts = np.cumsum(lengths) - lengths
-        left = runs(lengths, low)
-        value = total[left] + costs.between(left, np.repeat(middle, lengths))
-        least = np.minimum.reduceat(value, starts)
-        # The first predecessor that reaches the least value.
-        hits = np.flatnonzero(value == np.repeat(least, lengths))
-        chosen = left[hits[np.searchsorted(hits, starts)]]
+        predecessor = runs(lengths, low)
+        loss = total[predecessor] + costs.between(predecessor, np.repeat(middle, lengths))
+        least = np.minimum.reduceat(loss, starts)
+        # The first predecessor that reaches the least loss.
+        hits = np.flatnonzero(loss == np.repeat(least, lengths))
+        chosen = predecessor[hits[np.searchsorted(hits, starts)]]
         best[middle], parent[middle] = least, chosen
         ranges = np.concatenate(
             [np.stack([first, middle - 1, low, chosen], axis=1), np.stack([middle + 1, last, chosen, high], axis=1)]
