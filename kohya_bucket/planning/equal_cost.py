@@ -38,9 +38,10 @@ class EqualCost:
 def step_count(counts: Counts, global_batch: Counts, world_size: int) -> int:
     """Steps that `equal_cost` makes of [K] images at least."""
     rest = counts % global_batch
-    batches = -(-rest // (global_batch // world_size))
-    few = batches < world_size
-    return int((counts // global_batch).sum()) + int((~few).sum()) + -(-int(batches[few].sum()) // world_size)
+    rank_batches = -(-rest // (global_batch // world_size))
+    pooled = rank_batches < world_size
+    mixed_steps = -(-int(rank_batches[pooled].sum()) // world_size)
+    return int((counts // global_batch).sum()) + int((~pooled).sum()) + mixed_steps
 
 
 def equal_cost(
@@ -51,13 +52,13 @@ def equal_cost(
     rng: np.random.RandomState | None,
     steps: int = 0,
 ) -> EqualCost:
-    """Give what fills a rank's batch of fewer ranks than there are to ranks side by side, sorted by cost.
+    """Let batches of several buckets share a step where one bucket has too few for all ranks.
 
     Every step of a bucket that has a batch for each rank stays as it is. All others are cut into batches of one rank,
-    which are sorted by cost; each step takes the next W of them. Of batches that are given, no other way has a lower
+    which are sorted by cost; each step takes the next W of them. No other way to share these batches out has a lower
     sum of the steps' largest costs. Where their number does not divide by W, the largest are split in two; where they
-    have too few images for that, a step of one bucket is cut up too. Only where that is not enough, the last step's
-    ranks train one of its images again: fewer than W in an epoch.
+    have too few images for that, a step of one bucket is cut up too. Only where that is not enough, ranks of the last
+    step train one of its images again: fewer than W in an epoch.
 
     Args:
         cut: global batches, in order of their starts.
@@ -67,24 +68,24 @@ def equal_cost(
         rng: mixes batches of equal cost; None leaves them in the order of their buckets.
         steps: at least so many are made, by splitting batches further.
     """
-    # What has a batch for each rank stays a step of one bucket; all else goes into a pool.
-    k, per_rank = len(global_batch), global_batch // world_size
-    batches = -(-cut.length // per_rank[cut.bucket])
-    few = batches < world_size
-    held = int(cut.length[few].sum())
-    # The pool must be able to give each rank of its last step an image: if it is short of images, the longest step
-    # joins it, where it can spare as many beyond the one for each rank that its own batches need.
-    if (missing := -(-int(batches[few].sum()) // world_size) * world_size - held) > 0 and not few.all():
-        longest = int(np.argmax(np.where(few, 0, cut.length)))
-        few[longest] = cut.length[longest] - world_size >= missing
-    # Cut the pool into batches of one rank, W for each of its steps; split batches until there are enough.
-    pool = _rank_batches(cut, few, batches, per_rank)
+    # A global batch that has a batch for each rank stays a step of one bucket; all others go into a pool.
+    n_buckets, per_rank = len(global_batch), global_batch // world_size
+    rank_batches = -(-cut.length // per_rank[cut.bucket])
+    pooled = rank_batches < world_size
+    held = int(cut.length[pooled].sum())
+    # The pool needs an image for each rank of its last step: if it is short of images, the longest step joins it,
+    # provided it can spare as many beyond the one for each rank that its own batches need.
+    if (missing := -(-int(rank_batches[pooled].sum()) // world_size) * world_size - held) > 0 and not pooled.all():
+        longest = int(np.argmax(np.where(pooled, 0, cut.length)))
+        pooled[longest] = cut.length[longest] - world_size >= missing
+    # Cut the pool into batches of one rank; split these until there are W for each of its steps, and `steps` in all.
+    pool = _rank_batches(cut, pooled, rank_batches, per_rank)
     mixed_steps = -(-len(pool.length) // world_size)
-    one_bucket = BatchLayout.from_columns(cut.start[~few], cut.length[~few], cut.bucket[~few], k)
+    one_bucket = BatchLayout.from_columns(cut.start[~pooled], cut.length[~pooled], cut.bucket[~pooled], n_buckets)
     kept = split_batches(one_bucket, steps - mixed_steps)
     mixed_steps = max(mixed_steps, steps - len(kept.length)) if len(pool.length) else 0
     pool = split_batches(pool, mixed_steps * world_size)
-    # Batches next to each other in cost meet in a step; ties are drawn.
+    # Sort the pool so that batches of nearly equal cost share a step; ties are drawn.
     order = np.arange(len(pool.length))
     if rng is not None:
         rng.shuffle(order)
@@ -95,7 +96,7 @@ def equal_cost(
     layout = BatchLayout(
         np.cumsum(length, dtype=np.int64) - length,
         length,
-        np.concatenate([kept.bucket, np.full(mixed_steps, k)]).astype(np.int32),
+        np.concatenate([kept.bucket, np.full(mixed_steps, n_buckets)]).astype(np.int32),
         np.concatenate([kept.turn, np.arange(mixed_steps)]),
         np.append(kept.per_bucket, mixed_steps) if mixed_steps else kept.per_bucket,
     )
@@ -103,25 +104,26 @@ def equal_cost(
     return EqualCost(take, layout, mixed)
 
 
-def _rank_batches(cut: BatchLayout, rows: npt.NDArray[np.bool_], batches: Counts, per_rank: Counts) -> BatchLayout:
+def _rank_batches(cut: BatchLayout, rows: npt.NDArray[np.bool_], rank_batches: Counts, per_rank: Counts) -> BatchLayout:
     """Some global batches cut into batches of one rank."""
-    each = batches[rows]
-    bucket = np.repeat(cut.bucket[rows], each)
-    into = runs(each) * per_rank[bucket]
-    length = np.minimum(per_rank[bucket], np.repeat(cut.length[rows], each) - into)
-    return BatchLayout.from_columns(np.repeat(cut.start[rows], each) + into, length, bucket, len(per_rank))
+    times = rank_batches[rows]
+    bucket = np.repeat(cut.bucket[rows], times)
+    offset = runs(times) * per_rank[bucket]
+    length = np.minimum(per_rank[bucket], np.repeat(cut.length[rows], times) - offset)
+    return BatchLayout.from_columns(np.repeat(cut.start[rows], times) + offset, length, bucket, len(per_rank))
 
 
 def _side_by_side(
     lengths: npt.NDArray[np.int32], buckets: npt.NDArray[np.int32], steps: int, world_size: int
 ) -> MixedSteps:
-    """Batches dealt to the ranks of `steps` steps in order: W to each, as long as one is left for every later step."""
+    """Batches dealt in order to steps, W to each, as long as one is left for every later step. A rank left over trains
+    again what another of its step trains, so it has that one's bucket."""
     n, step = len(lengths), np.arange(steps)
-    first = np.minimum(step * world_size, n - (steps - step))
-    at = np.searchsorted(first, np.arange(n), side="right") - 1
-    rank = np.arange(n) - first[at]
+    begins = np.minimum(step * world_size, n - (steps - step))
+    step_of = np.searchsorted(begins, np.arange(n), side="right") - 1
+    rank = np.arange(n) - begins[step_of]
     length = np.zeros((steps, world_size), dtype=np.int32)
-    length[at, rank] = lengths
-    per_step = np.diff(np.append(first, n))
-    bucket = buckets[first[:, None] + np.arange(world_size) % per_step[:, None]] if n else np.zeros_like(length)
+    length[step_of, rank] = lengths
+    batches_of_step = np.diff(np.append(begins, n))
+    bucket = buckets[begins[:, None] + np.arange(world_size) % batches_of_step[:, None]] if n else np.zeros_like(length)
     return MixedSteps(length, bucket.astype(np.int32))

@@ -266,7 +266,7 @@ def untrained(plan: EpochPlan, n_buckets: int, changes: Rows) -> Demand:
 
 
 def _sent_home(keys: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
-    """(bucket << 32 | image) of trainings, with those that the remainder policy moved back in their own bucket."""
+    """(bucket << 32 | image) of trainings, where each that the remainder policy moved has its own bucket again."""
     moved = rows[rows["delta"] == 0]
     if len(moved) == 0 or len(keys) == 0:
         return keys
@@ -274,9 +274,10 @@ def _sent_home(keys: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]
     away, home = (moved[name].astype(np.int64) << 32 | moved["image"] for name in ("to_bucket", "bucket"))
     order = np.argsort(away, kind="stable")
     away, home = away[order], home[order]
-    at = np.searchsorted(keys, away) + np.arange(len(away)) - np.searchsorted(away, away)
-    trained = (at < len(keys)) & (keys[np.minimum(at, len(keys) - 1)] == away)
-    keys[at[trained]] = home[trained]
+    # Of equal keys the first move takes the first, the second the next; moves that are trained already find none.
+    place = np.searchsorted(keys, away) + np.arange(len(away)) - np.searchsorted(away, away)
+    found = (place < len(keys)) & (keys[np.minimum(place, len(keys) - 1)] == away)
+    keys[place[found]] = home[found]
     return keys
 
 

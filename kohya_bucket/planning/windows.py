@@ -114,11 +114,11 @@ def windows_of_shards(
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """[shards] number of the window in which each shard is read: at most `most` shards in each, at random.
 
-    Every bucket gives each window as many of its shards, in random order, as go round. What is left over, bucket after
-    bucket, is laid in rows with one window to a column, every other row backwards. So a bucket's windows hold as many
-    of its shards, give or take two, and those of a bucket with fewer shards than there are windows are neighbours.
-    What its images leave over in one window fills a batch in the next: where each shard holds images of one bucket,
-    and enough for a global batch (of each bucket one may hold less), no image waits longer.
+    Every bucket deals its shards, in random order, round the windows in full rounds. The shards left over, bucket after
+    bucket, are laid in rows with one window to a column, every other row backwards. So any two windows hold equally
+    many of a bucket's shards, give or take two, and the windows of a bucket with fewer shards than there are windows
+    are neighbours. Images that fill no batch in one window are completed in the next: where each shard holds images of
+    one bucket, and enough for a global batch (of each bucket one may hold less), no image waits longer.
 
     Returns:
         the windows; and [shards] numbers that sort the shards by window.
@@ -128,26 +128,26 @@ def windows_of_shards(
     images = np.bincount(shard_of_row, demand.times, minlength=n_shards)
     bucket = np.zeros(n_shards, dtype=np.int64)
     bucket[shard_of_row] = demand.bucket  # of several, that of its last row
-    # Shards in the order in which they are dealt to windows: bucket after bucket, at random within.
+    # Put shards in the order in which they are dealt to windows: bucket after bucket, at random within.
     small = images < global_batch[bucket] if len(global_batch) else images < 0
     occurring = np.flatnonzero(images)
     rng.shuffle(occurring)
-    place = np.arange(demand.n_buckets)
-    rng.shuffle(place)
-    # The smallest go last: a window between others with too few images for a batch would keep those before it open.
-    line = occurring[np.lexsort((small[occurring], place[bucket[occurring]]))]
-    # Deal each bucket's shards round the windows as often as they go; lay what is left over in rows, there and back.
-    columns = max(1, -(-len(line) // most))
-    shards_of = np.bincount(bucket[line], minlength=demand.n_buckets)
-    first = np.flatnonzero(np.diff(bucket[line], prepend=-1))
-    turn = np.arange(len(line)) - np.repeat(first, np.diff(first, append=len(line)))
-    goes_round = turn < (shards_of // columns * columns)[bucket[line]]
-    row, column = np.divmod(np.cumsum(~goes_round) - 1, columns)
+    bucket_place = np.arange(demand.n_buckets)
+    rng.shuffle(bucket_place)
+    # Shards too small for a batch go last in their bucket: amid the others they would keep earlier windows open.
+    dealt = occurring[np.lexsort((small[occurring], bucket_place[bucket[occurring]]))]
+    # Deal each bucket's shards to the windows in full rounds; lay those left over in rows, there and back.
+    n_windows = max(1, -(-len(dealt) // most))
+    shards_of = np.bincount(bucket[dealt], minlength=demand.n_buckets)
+    bucket_begins = np.flatnonzero(np.diff(bucket[dealt], prepend=-1))
+    number = np.arange(len(dealt)) - np.repeat(bucket_begins, np.diff(bucket_begins, append=len(dealt)))
+    in_full_rounds = number < (shards_of // n_windows * n_windows)[bucket[dealt]]
+    row, column = np.divmod(np.cumsum(~in_full_rounds) - 1, n_windows)
     windows = np.zeros(n_shards, dtype=np.int32)
-    windows[line] = np.where(goes_round, turn % columns, np.where(row % 2, columns - 1 - column, column))
+    windows[dealt] = np.where(in_full_rounds, number % n_windows, np.where(row % 2, n_windows - 1 - column, column))
     # Number the shards so that those of one window are neighbours.
     numbers = np.zeros(n_shards, dtype=np.int32)
-    numbers[line[np.argsort(windows[line], kind="stable")]] = np.arange(len(line), dtype=np.int32)
+    numbers[dealt[np.argsort(windows[dealt], kind="stable")]] = np.arange(len(dealt), dtype=np.int32)
     return windows, numbers
 
 
