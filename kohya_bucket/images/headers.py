@@ -193,8 +193,8 @@ _FRAME = frozenset((0xC0, 0xC1, 0xC2))
 _SKIPPED = frozenset((0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 _SCAN = 0xDA
 _APP1 = 0xE1
-_MARK = b"Exif\0\0"  # precedes the block, which some programs keep in WebP
-_XMP, _XMP_BEGIN = b"tiff:Orientation", b"http:/"
+_EXIF_MARK = b"Exif\0\0"  # precedes the block, which some programs keep in WebP
+_XMP_ORIENTATION, _XMP_BEGIN = b"tiff:Orientation", b"http:/"
 _MAX_SEGMENTS = 1024
 _REFILL = 4096
 _JPEG = int(ImageFormat.JPEG)
@@ -226,10 +226,10 @@ def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
             return None
         # Segments that no pixel depends on, among them EXIF and XMP; the frame header; the scan, where the header ends.
         if marker in _SKIPPED:
-            if marker == _APP1 and head.startswith(_MARK, at + 4):
+            if marker == _APP1 and head.startswith(_EXIF_MARK, at + 4):
                 block = head[at + 10 : at + 2 + length]
-                cut = len(block) < length - 8
-                value = exif_orientation(read_at(source, base + at + 10, length - 8) if cut else block)
+                is_cut = len(block) < length - 8
+                value = exif_orientation(read_at(source, base + at + 10, length - 8) if is_cut else block)
                 if value is None or orientation >= 0:  # several segments form one block
                     return None
                 orientation = value
@@ -241,7 +241,7 @@ def read_jpeg(head: bytes, source: Opened) -> HeaderRow | None:
             width, height = head[at + 7] << 8 | head[at + 8], head[at + 5] << 8 | head[at + 6]
         elif marker == _SCAN and width >= 0 and at + 2 + length <= end:
             # An orientation in XMP counts where EXIF states none.
-            if xmp and orientation < 1 and any(_XMP in read_at(source, *part) for part in xmp):
+            if xmp and orientation < 1 and any(_XMP_ORIENTATION in read_at(source, *part) for part in xmp):
                 return None
             return width, height, orientation if orientation > 1 else 1, _JPEG
         else:
@@ -320,9 +320,9 @@ def _webp_orientation(head: bytes, source: Opened, flags: int) -> tuple[int, int
             if at + length > reached:
                 head, start = read_at(source, at, min(length, _MAX_EXIF)), at
             if name == b"XMP ":
-                return reached, None if head.find(_XMP, at - start, at - start + length) >= 0 else 1
-            if head.startswith(_MARK, at - start):
-                at, length = at + len(_MARK), length - len(_MARK)
+                return reached, None if head.find(_XMP_ORIENTATION, at - start, at - start + length) >= 0 else 1
+            if head.startswith(_EXIF_MARK, at - start):
+                at, length = at + len(_EXIF_MARK), length - len(_EXIF_MARK)
             value = exif_orientation(head[at - start : at - start + length])
             if value is None or (value == 0 and flags & _HAS_XMP):
                 return reached, None

@@ -63,7 +63,14 @@ class Outcome:
 
 
 class _Files:
-    """The paths of one step: in the folder, and in the folder of the run."""
+    """The paths of one step.
+
+    Attributes:
+        path, becomes: of the old and the fixed file, in the folder.
+        kept: of the old file, in the folder of the run.
+        new: there, of a fixed file that is being written.
+        gone: there, of a fixed file that is being undone.
+    """
 
     def __init__(self, root: Path, run: Path, number: int, step: Step) -> None:
         self.path, self.becomes = _inside(root, step.path), _inside(root, step.becomes) if step.becomes else None
@@ -287,7 +294,7 @@ def _step_in(line: bytes) -> Step:
 def _undo(files: _Files, step: Step) -> bool:
     """Undo one step; returns whether there was anything to undo."""
     _settle(files, step)
-    # Afterwards the old file is in `kept`, and nothing of ours under its new name.
+    # Before the last line the old file must be in `kept`, and nothing of ours at `becomes`.
     fixed = files.becomes
     if not _is_plain(files.kept):
         if fixed is None or not _is_there(fixed) or not _is_made(fixed, step):  # not changed yet, or undone already
@@ -305,7 +312,7 @@ def _undo(files: _Files, step: Step) -> bool:
     elif fixed is not None and os.path.lexists(fixed):
         if not _is_ours(fixed, files, step):
             raise KohyaBucketError(f"{fixed} was changed since: what it was is in {files.kept}")
-        fixed.rename(files.gone)  # first out of the way, then checked once more
+        fixed.rename(files.gone)  # where nobody changes it any more; `_settle` checks it again and removes it
         _settle(files, step)
     _put(files.kept, files.path)
     return True
@@ -321,7 +328,7 @@ def _is_made(path: Path, step: Step) -> bool:
 
 
 def _settle(files: _Files, step: Step) -> None:
-    """Remove what a step wrote and no longer needs; a file that was changed at the last moment goes back."""
+    """Remove what a step wrote and no longer needs; a fixed file that was changed at the last moment goes back."""
     files.new.unlink(missing_ok=True)
     if files.becomes is not None and os.path.lexists(files.gone):
         if not _is_ours(files.gone, files, step):
@@ -347,7 +354,7 @@ def _runs(place: Path) -> list[Path]:
 
 @contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """The place, for one run at a time: a run goes on where it sees no other's claim beside its own.
+    """Hold the place for one run at a time: a run goes on if it sees no claim beside its own.
 
     Two that come at one instant see each other and try again.
     """
@@ -365,9 +372,9 @@ def _locked(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _claimed(place: Path) -> Iterator[list[Path]]:
-    """A claim to the place for a while: a file whose name is its own and says which process it belongs to.
+    """Claim the place by a file whose name is unique and says which process it belongs to; yields the others' claims.
 
-    Claims of processes that are gone are removed, which can never hit another run's. Gives those of other runs.
+    Claims of processes that are gone are removed; a run at work never loses its own.
     """
     claim = place / f"{_CLAIM}{os.getpid()}-{_machine()}-{token_hex(4)}"
     try:

@@ -293,10 +293,11 @@ class MetadataCache:
             KohyaBucketError: not a `MetadataRow`, or one with an impossible size.
         """
         added = _columns(rows, self)
-        at, new = self.paths.find(added.paths), len(self)
-        order = np.arange(len(self))
-        order[at[at >= 0]] = new + np.flatnonzero(at >= 0)
-        return self.joined(added).take(np.concatenate([order, new + np.flatnonzero(at < 0)]))
+        known, n = self.paths.find(added.paths), len(self)
+        # Of both together: an added row takes the place of an old one of its path; those with new paths follow.
+        order = np.arange(n)
+        order[known[known >= 0]] = n + np.flatnonzero(known >= 0)
+        return self.joined(added).take(np.concatenate([order, n + np.flatnonzero(known < 0)]))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} n={len(self)} unreadable={len(self.reasons)} hashed={self.hashes is not None}>"

@@ -151,30 +151,30 @@ class Job:
 
     def _on_helpers(self, runs: list[slice], count: int) -> None:
         """Do all runs in `count` helper processes, each driven by a thread, and in this thread."""
-        thread, ended = threading.local(), threading.Event()
+        thread, closing = threading.local(), threading.Event()
         helpers: list[Helper] = []
 
         def by_helper(run: slice) -> list[Answer]:
             paths = list(self.paths[run])
             try:
                 if not hasattr(thread, "helper"):
-                    thread.helper = None
+                    thread.helper = None  # if it cannot be started, this thread does all its rows itself
                     thread.helper = Helper()
                     helpers.append(thread.helper)
-                    if ended.is_set():  # too late for the loop that closes all helpers
+                    if closing.is_set():  # too late for the loop that closes all helpers
                         thread.helper.close()
                 if thread.helper is not None:
                     return list(thread.helper.ask(self._look, paths))
-            except (OSError, EOFError, pickle.UnpicklingError):  # it never started, or died: this thread does the rows
+            except (OSError, EOFError, pickle.UnpicklingError):
                 thread.helper = None
-            if ended.is_set():
+            if closing.is_set():  # it died because the job ends
                 raise InterruptedError
             return ask(self._look, paths)
 
         try:
             self._spread(runs, count, by_helper, join_in=True)
         finally:
-            ended.set()
+            closing.set()
             for helper in helpers:
                 helper.close()
 
