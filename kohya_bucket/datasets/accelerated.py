@@ -41,7 +41,7 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
     """
     sampler = loader.batch_sampler
     if hasattr(sampler, "planned"):
-        registered: DataLoader[Any] = accelerator.prepare_data_loader(loader)  # as it is, with this accelerator
+        registered: DataLoader[Any] = accelerator.prepare_data_loader(loader)  # prepared already: only registers it
         return registered
     if not isinstance(sampler, BucketBatchSampler):
         raise PlanError(
@@ -56,29 +56,29 @@ def prepare_loader(accelerator: Any, loader: DataLoader[Any]) -> DataLoader[Any]
             )
     from accelerate import data_loader as theirs
 
-    # accelerate deals out batches of several processes, and so must tell how many and which: those of one it leaves.
-    ranks_told = accelerator.num_processes == 1
-    batches_of_ours = _batches_class(theirs)(sampler)
+    # With several processes accelerate calls its BatchSamplerShard, here `learn_ranks`, to deal batches out to them.
+    ranks_known = accelerator.num_processes == 1
+    own_batches = _batches_class(theirs)(sampler)
 
-    def dealt(batches: BucketBatchSampler, num_processes: int, process_index: int, **_: Any) -> BucketBatchSampler:
-        nonlocal ranks_told
+    def learn_ranks(batches: BucketBatchSampler, num_processes: int, process_index: int, **_: Any) -> Any:
+        nonlocal ranks_known
         batches.deal_to(num_processes, process_index)
-        batches_of_ours.num_processes, batches_of_ours.process_index, ranks_told = num_processes, process_index, True
+        own_batches.num_processes, own_batches.process_index, ranks_known = num_processes, process_index, True
         return batches
 
     sampler.accelerated = True
     try:
-        with _instead(theirs, BatchSamplerShard=dealt, DataLoaderShard=_loader_class(theirs, batches_of_ours)):
+        with _instead(theirs, BatchSamplerShard=learn_ranks, DataLoaderShard=_loader_class(theirs, own_batches)):
             prepared: DataLoader[Any] = accelerator.prepare_data_loader(loader)
     except BaseException:
         sampler.accelerated = False
         raise
-    if not ranks_told or prepared.batch_sampler is not batches_of_ours:
+    if not ranks_known or prepared.batch_sampler is not own_batches:
         raise PlanError(
             f"accelerate {version('accelerate')} prepares loaders in a way that is not known here: use a release from "
             "0.30.0 to 1.15.0"
         )
-    batches_of_ours.awake = True
+    own_batches.awake = True
     if getattr(prepared, "use_stateful_dataloader", False):
         prepared.load_state_dict({})  # forgets the iterator that was begun to ask for its state
     prepared._is_accelerate_prepared = True
@@ -128,19 +128,19 @@ def _batches_class(theirs: ModuleType) -> Any:
             return self.planned.state_as_read()
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            """Done when the loader's state was loaded, so that the sampler may be told another epoch after that."""
+            """Does nothing: `Prepared` has loaded the position; here, at the first batch, it would undo a set_epoch."""
 
     return OwnBatches
 
 
-def _loader_class(theirs: ModuleType, planned_batches: Any) -> type:
+def _loader_class(theirs: ModuleType, own_batches: Any) -> type:
     """accelerate's loader, for one sampler."""
-    sampler: BucketBatchSampler = planned_batches.planned
+    sampler: BucketBatchSampler = own_batches.planned
 
     class Prepared(theirs.DataLoaderShard):  # type: ignore[name-defined]
         def __init__(self, *arguments: Any, batch_sampler: Any, **options: Any) -> None:
             # `_drop_last`: gather_for_metrics keeps all, since nothing was added to fill a last batch.
-            super().__init__(*arguments, batch_sampler=planned_batches, **{**options, "_drop_last": True})
+            super().__init__(*arguments, batch_sampler=own_batches, **{**options, "_drop_last": True})
 
         @property
         def iteration(self) -> int:
@@ -152,13 +152,13 @@ def _loader_class(theirs: ModuleType, planned_batches: Any) -> type:
             pass
 
         def __iter__(self) -> Iterator[Any]:
-            planned_batches.counted = True
+            own_batches.counted = True
             try:
                 for trained, batch in enumerate(super().__iter__(), 1):
                     sampler.handed_out = trained
                     yield batch
             finally:
-                planned_batches.counted = False
+                own_batches.counted = False
 
         def adjust_state_dict_for_prefetch(self) -> None:
             """Adjust nothing: what is read is this process's own, and releases until 1.12 take W - 1 batches off."""

@@ -150,7 +150,7 @@ class MeetingPlace(NamedTuple):
 
 
 class Meeting:
-    """One occasion on which ranks compare notes several times: the n-th of its name on every rank.
+    """One occasion on which ranks compare notes, in rounds. A rank's n-th meeting of a name is with the others' n-th.
 
     Raises:
         PlanError: in `gather`: a rank did not come.
@@ -159,7 +159,7 @@ class Meeting:
     def __init__(self, place: MeetingPlace, name: str) -> None:
         self._ranks, self._rank = place.world
         self._patience = timedelta(seconds=place.patience)
-        # A connection of its own: what waits would hold up the process group, and a fork's is its parent's.
+        # A connection of its own: waiting would hold up the process group's, and a fork would share its parent's.
         if isinstance(place.address, tuple):
             host, port = place.address
             self._store: dist.Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
@@ -167,13 +167,14 @@ class Meeting:
             self._store = dist.FileStore(place.address)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"kohya_bucket/{attempt}/{name}"
-        self._prefix = f"{prefix}/{self._store.add(f'{prefix}/rank {self._rank}', 1)}"
-        self._times = 0
+        meetings = self._store.add(f"{prefix}/rank {self._rank}", 1)  # of this name, on this rank
+        self._prefix = f"{prefix}/{meetings}"
+        self._round = 0
 
     def gather(self, statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """What every rank gives at this occasion, by rank."""
-        self._times += 1
-        keys = [f"{self._prefix}/{self._times}/{rank}" for rank in range(self._ranks)]
+        """What every rank gives in this round, by rank."""
+        self._round += 1
+        keys = [f"{self._prefix}/{self._round}/{rank}" for rank in range(self._ranks)]
         self._store.set(keys[self._rank], json.dumps(statement))
         try:
             self._store.wait(keys, self._patience)
@@ -183,8 +184,8 @@ class Meeting:
                 f"not all ranks came to compare what they read within {self._patience.total_seconds():g} s, the "
                 f"time-out of the process group; see the other ranks' logs for what stopped them ({error})"
             ) from error
-        if self._times > 2 and isinstance(self._store, dist.TCPStore):  # all ranks have read what is two times old
-            self._store.delete_key(f"{self._prefix}/{self._times - 2}/{self._rank}")
+        if self._round > 2 and isinstance(self._store, dist.TCPStore):  # all ranks have read it
+            self._store.delete_key(f"{self._prefix}/{self._round - 2}/{self._rank}")
         return notes
 
 

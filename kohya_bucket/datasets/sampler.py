@@ -154,8 +154,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._arguments = (batch_size, options)
         self._planners: dict[int, EpochPlanner] = {}
         # Where the next iteration starts, and how far the last one was read.
-        self._start = self._live = EpochPosition(integer("seed", seed), 0)
-        self._first_step = self._live_steps = 0  # of the last one's epoch: steps before it, and at its end; 0: none yet
+        self._start = self._read_to = EpochPosition(integer("seed", seed), 0)
+        self._steps_before = self._epoch_steps = 0  # of its epoch: steps before it, and in all; 0: none was begun
         self.accelerated = False  # by prepare_loader, whose loader counts:
         self.handed_out: int | None = None  # batches of this iteration
         planner = self._planner(1 if self._replicas is None else self._replicas[0])
@@ -228,13 +228,13 @@ class BucketBatchSampler(Sampler[list[int]]):
         plan = planner.plan_at(start)
         if replicas > 1:
             agree_on(plan)
-        self._start = self._live = start
-        self._first_step, self._live_steps = plan.first_step, plan.first_step + plan.steps
+        self._start = self._read_to = start
+        self._steps_before, self._epoch_steps = plan.first_step, plan.first_step + plan.steps
         if not plan.steps:
             self._start = start.next_epoch()
         for step, batch in enumerate(rank_indices(plan, rank), plan.first_step + 1):
-            self._live = planner.position(start, step)
-            if step == self._live_steps:  # not after it: many a loop asks for no batch beyond the last
+            self._read_to = planner.position(start, step)
+            if step == self._epoch_steps:  # not after it: many a loop asks for no batch beyond the last
                 self._start = start.next_epoch()
             yield batch
 
@@ -250,14 +250,14 @@ class BucketBatchSampler(Sampler[list[int]]):
             PlanError: the epoch has fewer steps, as when steps were counted over all epochs; or a loader of
                 accelerate's `skip_first_batches`, which reads ahead, is in the middle of an epoch.
         """
-        if step is None and self.accelerated and self._live_steps:
+        if step is None and self.accelerated and self._epoch_steps:
             if self.handed_out is None:
                 raise PlanError(
                     "a loader that is not of prepare_loader reads this sampler, and has read more steps than are "
                     "trained: save state_dict(step=…) with the steps of this epoch that are trained, or go on with "
                     "load_state_dict in place of accelerate's skip_first_batches"
                 )
-            step = self._first_step + self.handed_out
+            step = self._steps_before + self.handed_out
         return self._state(step)
 
     def state_as_read(self) -> dict[str, Any]:
@@ -266,11 +266,11 @@ class BucketBatchSampler(Sampler[list[int]]):
 
     def _state(self, step: int | None) -> dict[str, Any]:
         planner = self._planner(self._ranks[0])
-        position = self._live
+        position = self._read_to
         read_to_its_end = self._start.epoch == position.epoch + 1
         if step is not None:
             step = whole("step", step, 0)
-            steps = self._live_steps or len(self)
+            steps = self._epoch_steps or len(self)
             if step > steps:
                 raise PlanError(
                     f"step is {step}, but epoch {position.epoch} has {steps} steps: count from the start of the epoch, "
@@ -297,8 +297,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         self._move_to(position.next_epoch() if ended else position)
 
     def _move_to(self, position: EpochPosition) -> None:
-        self._start = self._live = position
-        self._live_steps = 0
+        self._start = self._read_to = position
+        self._epoch_steps = 0
 
     @property
     def _ranks(self) -> tuple[int, int]:
