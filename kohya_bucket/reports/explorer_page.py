@@ -156,17 +156,21 @@ def render_explorer(
 
 
 def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> dict[str, Any]:
-    """All images as columns: short, and quick to read for a browser."""
+    """All images as columns, which are short, and quick to read for a browser.
+
+    A group is [folder, repeats, its dataset's number in a list, caption ending]: with a config there is no ending, and
+    without one no dataset.
+    """
     shared, names = _named(tables)
-    groups: dict[tuple[str, int, int], int] = {}
+    numbers: dict[tuple[str, int, int], int] = {}
     out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
     row = 0
-    for number, images in zip(datasets or [0], tables, strict=True):
+    for dataset, images in zip(datasets or [0], tables, strict=True):
         not_read = images.not_read
         for i in range(len(images)):
             folder, _, name = names[row].rpartition("/")
-            key = folder, int(images.repeats[i]), number
-            out["group"].append(groups.setdefault(key, len(groups)))
+            key = folder, int(images.repeats[i]), dataset
+            out["group"].append(numbers.setdefault(key, len(numbers)))
             out["names"].append(name)
             if images.orientation[i] > 1:
                 out["turned"][row] = int(images.orientation[i])
@@ -174,10 +178,10 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
                 out["failures"][row] = not_read[i]
             row += 1
         out["sizes"] += images.sizes.reshape(-1).tolist()
-    out["groups"] = [[folder, repeats, None if datasets is None else [number]] for folder, repeats, number in groups]
+    out["groups"] = [[folder, repeats, None if datasets is None else [dataset]] for folder, repeats, dataset in numbers]
     for number, group in enumerate(out["groups"] if datasets is None else ()):
-        names = [name for name, its_group in zip(out["names"], out["group"], strict=True) if its_group == number]
-        group.append(_caption_ending(shared / group[0], names))
+        members = [name for name, its_number in zip(out["names"], out["group"], strict=True) if its_number == number]
+        group.append(_caption_ending(shared / group[0], members))
     return out | {"root": shared.as_posix(), "base": f"{shared.as_uri().rstrip('/')}/"}
 
 

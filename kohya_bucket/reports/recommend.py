@@ -399,14 +399,14 @@ def most_worth(analysis: Analysis, recommendations: Sequence[Recommendation]) ->
 
 def _about_settings(analysis: Analysis) -> list[Recommendation]:
     subject, images = analysis.subject, analysis.images
-    # Settings are tried on the images that are no matter of the files.
-    odd = misfits(analysis)
-    count = int(odd.sum())
-    few = 0 < count <= _MANY * analysis.summary.placed
-    kept = ~odd if few else np.ones(len(images), dtype=np.bool_)
-    before = _summary_of(analysis, kept, subject.rule) if few else analysis.summary
-    beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if few else ""
-    # Those that are worth it, each measured.
+    # Settings are tried without the images that are to be split, replaced or left out, if these are few.
+    unfit = misfits(analysis)
+    count = int(unfit.sum())
+    leaves_out = 0 < count <= _MANY * analysis.summary.placed
+    kept = ~unfit if leaves_out else np.ones(len(images), dtype=np.bool_)
+    before = _summary_of(analysis, kept, subject.rule) if leaves_out else analysis.summary
+    beside = f"; measured without the {'file' if count == 1 else f'{count:,} files'} above" if leaves_out else ""
+    # Measure each change, and keep those that are worth it.
     worthwhile: list[Recommendation] = []
     programs = subject.programs or usual_trainer().programs(Asked())
     for change in changes(subject.rule, programs, images.sizes[kept], before.enlarged):
@@ -420,9 +420,9 @@ def _about_settings(analysis: Analysis) -> list[Recommendation]:
             worthwhile.append(Recommendation(*texts, before, after, must=change.must))
     worthwhile = [one for one in worthwhile if one.must or not _covered_by_limits(one, worthwhile)]
     out: list[Recommendation] = []
-    # The best for each setting, and of several that come to the same the first, which is the simplest.
+    # Keep the best for each setting, and of several with one outcome, however many buckets stand empty, the simplest,
+    # which is the first.
     for advice in sorted(worthwhile, key=_weight, reverse=True):
-        # They gain and cost the same, however many buckets stand empty.
         same = replace(advice.after, buckets=0)
         if not any(other.setting == advice.setting or replace(other.after, buckets=0) == same for other in out):
             out.append(advice)

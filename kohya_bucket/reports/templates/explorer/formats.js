@@ -67,7 +67,7 @@ async function readPng(pieces) {
   return { width: big(head, 16, 4), height: big(head, 20, 4), orientation: telling ? await pngOrientation(pieces, chunks) : 1 };
 }
 
-/* The same of its EXIF or texts: as Pillow, the last of a name counts, and no checksum may be wrong. */
+/* The orientation in a PNG's EXIF or texts. As in Pillow, the last of a name counts, and no checksum may be wrong. */
 async function pngOrientation(pieces, chunks) {
   const found = {};
   for (const { name, at, length } of chunks) {
@@ -75,10 +75,12 @@ async function pngOrientation(pieces, chunks) {
     if (whole.length < length + 8 || !/^[a-z]{4}$/i.test(name) || crc32(whole.subarray(0, 4 + length)) !== big(whole, 4 + length, 4)) damaged("PNG");
     if (name === "eXIf") found.exif = data;
     if (!TEXTS.includes(name) || end < 1) continue;
-    const packed = name === "iTXt" ? data[end + 1] : name !== "tEXt", start = name === "iTXt" ? data.indexOf(0, data.indexOf(0, end + 3) + 1) : end + packed;
-    const value = packed ? await unpacked(data.subarray(start + 1)) : data.subarray(start + 1);
+    // The text's name ends at `end`. What follows up to its value: of iTXt two bytes and two ends, of packed kinds a byte.
+    const packed = name === "iTXt" ? data[end + 1] : name !== "tEXt", from = (name === "iTXt" ? data.indexOf(0, data.indexOf(0, end + 3) + 1) : end + packed) + 1;
+    const value = packed ? await unpacked(data.subarray(from)) : data.subarray(from);
     if (name !== "iCCP") found[text(data.subarray(0, end))] = value;
   }
+  // A raw profile is its kind and its length, then the block in lines of hexadecimal digits.
   const { exif, "Raw profile type exif": raw, "XML:com.adobe.xmp": xmp } = found, hex = raw && text(raw).split("\n").slice(3).join("");
   if (raw && !/^(?:\s*[\da-f]{2})*\s*$/i.test(hex)) return exif ? orientationOf(exif, xmp) : 1;
   return orientationOf(exif || Uint8Array.from((hex || "").match(/[\da-f]{2}/gi) || [], (two) => parseInt(two, 16)), xmp);

@@ -156,11 +156,11 @@ function largestSize(rule, imageWidth, imageHeight, bound) {
   const { steps, max_crop: maxCrop } = rule, aspect = imageWidth / imageHeight, maxLoss = bound + SLACK;
   const [maxUnits, capWidth, capHeight] = caps(rule, imageWidth, imageHeight);
   const reachable = maxCrop === null ? bound : Math.min(bound, maxCrop + 0.5 / steps);
-  const keep = Math.max(1.0 - reachable - 2 * SLACK, 1e-9);
+  const leastKept = Math.max(1.0 - reachable - 2 * SLACK, 1e-9);
   let best = [0, 0], bestArea = 0, bestLoss = Infinity;
-  let width = Math.min(capWidth, Math.trunc(Math.sqrt((maxUnits * aspect) / keep)) + 1);
+  let width = Math.min(capWidth, Math.trunc(Math.sqrt((maxUnits * aspect) / leastKept)) + 1);
   while (width >= 1 && capHeight >= 1) {
-    const tallest = Math.trunc(width / (aspect * keep) + 1), shortest = Math.max((width * keep) / aspect - 1, 1);
+    const tallest = Math.trunc(width / (aspect * leastKept) + 1), shortest = Math.max((width * leastKept) / aspect - 1, 1);
     for (let height = Math.min(tallest, capHeight, Math.floor(maxUnits / width)); height >= shortest; height--) {
       const loss = aspectLoss(width / height, aspect), size = [width * steps, height * steps];
       if (loss > maxLoss) continue;
@@ -170,7 +170,7 @@ function largestSize(rule, imageWidth, imageHeight, bound) {
       break;
     }
     const next = width - 1;
-    const reach = next * Math.min(next / (aspect * keep) + 1, capHeight, maxUnits / Math.max(next, 1));
+    const reach = next * Math.min(next / (aspect * leastKept) + 1, capHeight, maxUnits / Math.max(next, 1));
     if (!(width > 1 && reach >= bestArea)) break;
     width = next;
   }
