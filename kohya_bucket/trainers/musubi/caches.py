@@ -191,7 +191,7 @@ class Caches:
 
     def latents(self, source: Source) -> ItemCaches:
         """What there is of an item's latents: of a clip's video all of its files, or none."""
-        # The files that serve. Those that say what they were made from come first, and leave the others out.
+        # The files that serve.
         reasons = [StaleReason(Stale.MISSING)]
         good: list[tuple[CacheName, TensorFile, Note | None]] = []
         for name in self.named.get(source.stem, ()):
@@ -201,6 +201,7 @@ class Caches:
             if header is not None and not why:
                 good.append((name, header, note))
             reasons = why or reasons
+        # Those that say what they were made from leave the others out.
         good.sort(key=lambda one: one[2] is None)
         if notes := [note for _, _, note in good if note is not None]:
             self._remember(source, notes[0].made_by, text=False)
@@ -225,20 +226,20 @@ class Caches:
         bucket = self.selector.get_bucket_resolution(name.size)
         if self.clips and bucket != name.size:  # the size is that of the resized frames, and a bucket's is its own
             return [_other_bucket(name.size, bucket)]
-        at, focus = None if self.clips else bucket, self.focus.get(source.number)
+        cropped_to, focus = None if self.clips else bucket, self.focus.get(source.number)
         if note is None or note.fingerprint is None:
             why = self._why_unmarked_clip if self.clips else self._why_unmarked_image
             if reasons := why(source, name, header, bucket):
                 return reasons
-            # what does not say what it was made from is of the middle
-            middle, kept = (fingerprint_of((0, 0, ""), name.size, at, "", "", one) for one in (None, focus))
-            reasons = why_stale(middle, kept)
+            # a file that does not say what it was made from is supposed to be cropped in the middle
+            middle, wanted = (fingerprint_of((0, 0, ""), name.size, cropped_to, "", "", one) for one in (None, focus))
+            reasons = why_stale(middle, wanted)
             reasons += _why_set_otherwise({_FOCUS: None}, self.settings_of(source, text=False))
             return reasons or _why_older(name.path, source.files)
         stored = note.fingerprint
         if min(bucket) < 1:
             return [_other_bucket(stored.bucket_size, bucket)]
-        wanted = fingerprint_of(identity_in(stored), name.size, at, stored.vae, stored.dtype, focus)
+        wanted = fingerprint_of(identity_in(stored), name.size, cropped_to, stored.vae, stored.dtype, focus)
         reasons = why_changed(source.files, note.files)
         reasons += why_stale(stored, wanted, ignoring=(Stale.SOURCE, Stale.DTYPE, Stale.VAE))
         reasons += _why_set_otherwise(_IMPLIED_DEFAULTS | note.settings, self.settings_of(source, text=False))

@@ -54,23 +54,22 @@ class Session:
         self.left_out: dict[int, str] = {}
         self.clips: dict[int, list[tuple[int, int]]] = {}
         self._identities: dict[int, list[Identity]] = {}  # of the files, as they were before they were read
-        self._kept: set[str] = set()
-        self._passes = -1
-        self._taken: set[int] = set()
-        self._earlier: set[int] = set()  # of these, those that an earlier pass made
+        self._kept_files: set[str] = set()  # names of those that serve
+        self._pass = -1  # number of the present one: captions may be gone through several times
+        self._taken: set[int] = set()  # items that came in a batch
+        self._earlier: set[int] = set()  # of these, those of an earlier pass, to which a further one may add
         self._begin_pass()
 
     def _begin_pass(self) -> None:
-        # captions may be gone through several times
         self._kept_items: set[int] = set()
-        self._wanted: set[int] = set()  # and not in a batch yet
+        self._wanted: set[int] = set()  # items that are handed out and came in no batch yet
         self._reasons: dict[str, list[StaleReason]] = {}
 
     @contextmanager
     def picking(self, dataset: Any) -> Iterator[None]:
         """The dataset hands out what must be made; then a line says what was."""
-        self._passes += 1
-        if self.caches.family.passes is None:  # what a pass has made, further ones may add to
+        self._pass += 1
+        if self.caches.family.passes is None:  # it is unknown what each pass makes
             self._earlier |= self._taken
         self._begin_pass()
         datasource = dataset.datasource
@@ -91,16 +90,16 @@ class Session:
         reasons = self._why(source)
         if reasons:
             self._wanted.add(number)
-        unfinished = bool(self._begin) and bool(reasons) and reasons[0].kind is Stale.PART
+        unfinished = bool(self._tensor_prefix) and bool(reasons) and reasons[0].kind is Stale.PART
         if reasons and reasons[0].kind is not Stale.MISSING and not unfinished:
             self._reasons[source.name] = reasons
         return bool(reasons)
 
     @property
-    def _begin(self) -> str:
-        """How the names of the tensors begin that this pass makes."""
+    def _tensor_prefix(self) -> str:
+        """How the names of the tensors begin that this pass makes; empty where there is one pass, or it is unknown."""
         passes = self.caches.family.passes or ()
-        return passes[self._passes] if 0 <= self._passes < len(passes) else ""
+        return passes[self._pass] if 0 <= self._pass < len(passes) else ""
 
     def _why(self, source: Source) -> list[StaleReason]:
         if self.text:
@@ -108,10 +107,10 @@ class Session:
                 caption = self.caches.dataset.datasource.get_caption(source.number)[1]
             except Exception:  # the fetch will say it
                 return [StaleReason(Stale.MISSING)]
-            caches = self.caches.text(source, caption, self._begin)
+            caches = self.caches.text(source, caption, self._tensor_prefix)
         else:
             caches = self.caches.latents(source)
-        self._kept |= set(caches.files)
+        self._kept_files |= set(caches.files)
         if not caches.reasons:
             self._kept_items.add(source.number)
         return list(caches.reasons)
@@ -150,14 +149,14 @@ class Session:
         if not sources:
             return []
         if self.text:
-            if self.caches.per_clip:  # asked for before the captions are gone through
+            if self.caches.per_clip:  # to find the files to keep: the captions are gone through only after this
                 for source in sources:
                     self._why(source)
             keep = {self.caches.text_path(source).name for source in sources}
         else:
             broken = {self.caches.table.at[number].stem for number in self.left_out}
             keep = {os.path.basename(f.path) for stem in broken for f in self.caches.named.get(stem, ())}
-        return [path for path in paths if os.path.basename(path) not in self._kept | keep]
+        return [path for path in paths if os.path.basename(path) not in self._kept_files | keep]
 
     def _report(self) -> None:
         """One line for what was kept, made and left out; the end of the run where nothing is left."""

@@ -166,16 +166,18 @@ class SourceTable:
     def __init__(self, dataset: CachedDataset) -> None:
         family = ARCHITECTURES.get(dataset.architecture, ANY)
         rows = list(_listed(dataset.datasource, family.per_clip))
-        # One file may be written in several ways.
-        lines = [(tuple(map(os.path.abspath, files)), caption, more) for _, caption, files, more in rows]
+        # One file may be written in several ways. Of lines that say the same the first counts.
+        lines = [(tuple(map(os.path.abspath, files)), caption, further) for _, caption, files, further in rows]
         unique = sorted({line: number for number, line in reversed(list(enumerate(lines)))}.values())
-        of_file = Counter(lines[number][0][0] for number in unique)
-        of_caption = Counter((lines[number][0][0], lines[number][1]) for number in unique)
+        lines_of_file = Counter(lines[number][0][0] for number in unique)
+        lines_of_caption = Counter((lines[number][0][0], lines[number][1]) for number in unique)
+        # Items of one file are told apart by their captions; those of one caption too by all else in their lines.
         told_apart = []
         for number in unique:
-            (file, *others), caption, more = lines[number]
-            text = caption if of_file[file] > 1 else None
-            told_apart.append((file, text, ()) if of_caption[file, caption] < 2 else (file, f"{text}{more}", others))
+            (file, *others), caption, further = lines[number]
+            text = caption if lines_of_file[file] > 1 else None
+            shared = lines_of_caption[file, caption] > 1
+            told_apart.append((file, f"{text}{further}", others) if shared else (file, text, ()))
         self.sources = [
             Source(number, *rows[number][:2], stem, *rows[number][2:])
             for number, stem in zip(unique, stems_of(told_apart, folder_of(dataset)), strict=True)
