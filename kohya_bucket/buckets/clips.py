@@ -194,14 +194,14 @@ class Spans:
 
     def covered(self, clips: int) -> Counts:
         """[N] how many frames of each clip are in at least one run."""
-        ends = self.start + self.length
-        stride = int(ends.max(initial=0)) + 1
+        # All clips on one line, each with room for the longest; then each run adds what lies behind all before it.
+        room = int((self.start + self.length).max(initial=0)) + 1
         order = np.lexsort((self.start, self.clip))
-        base = self.clip[order] * stride
-        starts, ends = base + self.start[order], base + ends[order]
-        reached = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
-        new = np.maximum(ends - np.maximum(starts, reached), 0)
-        return np.bincount(self.clip[order], weights=new, minlength=clips).astype(np.int64)
+        starts = self.clip[order] * room + self.start[order]
+        ends = starts + self.length[order]
+        covered_to = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
+        added = np.maximum(ends - np.maximum(starts, covered_to), 0)
+        return np.bincount(self.clip[order], weights=added, minlength=clips).astype(np.int64)
 
 
 def take_spans(frames: Counts, how: ClipBuckets) -> Spans:

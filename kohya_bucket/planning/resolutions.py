@@ -103,12 +103,12 @@ def choose_columns(
     elif everywhere:
         chosen = (places + epoch) % max(r, 1)
     else:
-        # Among the resolutions that an image has, so that each of them gets the same number of epochs.
-        turn = (places + epoch) % np.maximum(sum(has, np.zeros(n, dtype=np.int64)), 1)
+        # Count only the resolutions that an image has, so that each of them gets the same number of epochs.
+        to_skip = (places + epoch) % np.maximum(sum(has, np.zeros(n, dtype=np.int64)), 1)
         chosen = np.full(n, -1, dtype=np.intp)
         for number, column in enumerate(has):
-            chosen[column & (turn == 0)] = number
-            turn -= column
+            chosen[column & (to_skip == 0)] = number
+            to_skip -= column
     if not everywhere:
         chosen = np.where(np.logical_or.reduce(has), chosen, -1)
     return chosen.astype(np.intp)

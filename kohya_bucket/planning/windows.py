@@ -55,11 +55,11 @@ class Windows:
     def grouped(
         self, items: npt.NDArray[np.int32], cut: BatchLayout, rng: np.random.RandomState
     ) -> tuple[BatchLayout, npt.NDArray[np.int64]]:
-        """Deal `items` out to the nodes, in place; the batches with a bucket's of each window as a bucket of their own.
+        """Deal `items` out to the nodes, in place, and make what a bucket has in one window a bucket of its own.
 
         Returns:
-            the batches; and [S] by which steps are to be sorted: batches of one window after those of another, and what
-            joins two windows first, so that the shards of the one before are done with.
+            the batches with these buckets; and [S] by which steps are to be sorted: window after window, in each the
+            batches first that begin in an earlier one, so that the shards of that one are done with.
         """
         first, last = self.of_images(items[cut.start]), self.of_images(items[cut.start + cut.length - 1])
         joins = last > first

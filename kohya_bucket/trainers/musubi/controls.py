@@ -60,7 +60,7 @@ def controls_in_folder(
 
 
 def _of_images(paths: Sequence[str], images: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """One that begins as several images are called goes to that of the longest name."""
+    """Each control image goes to the image whose name it begins with; of several, to the one with the longest name."""
     stems: dict[str, str] = {}
     for path in sorted(paths, key=lambda path: len(os.path.basename(path)), reverse=True):
         stems.setdefault(os.path.splitext(os.path.basename(path))[0], path)

@@ -91,8 +91,9 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
     steps_of = dict(assigned(nodes)).get("ARCHITECTURE_STEPS_MAP")
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     begin = [node for kind in ("ImageDataset", "VideoDataset") for node in _beginning(classes.get(kind))]
-    uses = _compared(code)
-    uses.subtract(_compared(begin))
+    # Code that compares with a family's constant anywhere else does more for that family than is known.
+    compared_elsewhere = _compared(code)
+    compared_elsewhere.subtract(_compared(begin))
     programs = {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in sorted(package.glob("*.py"))}
     found = {}
     for key, steps in zip(steps_of.keys, steps_of.values, strict=True) if isinstance(steps_of, ast.Dict) else ():
@@ -110,8 +111,8 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
         grid = FrameGrid(said.get("vae_frame_stride") or 4, said.get("vae_frame_base") or 1)
         found[name] = Family(
             name, full_name, full_name.replace("_", "-"), trainers, step, said.get("target_fps"), grid,
-            defined_in=package, plain=not uses[constant], latents=latents, text=text, stride=0, passes=None,
-            sees_controls=True, controls=said.get("control_count_per_image", 1), keeps_controls=True,
+            defined_in=package, plain=not compared_elsewhere[constant], latents=latents, text=text, stride=0,
+            passes=None, sees_controls=True, controls=said.get("control_count_per_image", 1), keeps_controls=True,
         )  # fmt: skip
     return found
 
