@@ -135,18 +135,18 @@ def path_meant(path: str | os.PathLike[str], endings: Collection[str] = ()) -> s
     if of_windows := _of_windows(os.fspath(path)):
         return of_windows
     named = Path(path)
-    wrong = next((one for one in (named, *named.parents) if os.path.isdir(one.parent)), named)  # noqa: PTH112  (a NUL)
+    first_wrong = next((one for one in (named, *named.parents) if os.path.isdir(one.parent)), named)  # noqa: PTH112  (a NUL)
 
     def counts(one: Path) -> bool:
-        return one.is_dir() if wrong != named else not endings or one.suffix.lower() in endings
+        return one.is_dir() if first_wrong != named else not endings or one.suffix.lower() in endings
 
     try:
         if named.exists():  # and is something else than was wanted
             return "correct the path"
-        by_stem = {one.stem.lower(): one for one in wrong.parent.iterdir() if counts(one)}
-        near = [by_stem[stem] for stem in difflib.get_close_matches(wrong.stem.lower(), by_stem, 1)]
+        by_stem = {one.stem.lower(): one for one in first_wrong.parent.iterdir() if counts(one)}
+        near = [by_stem[stem] for stem in difflib.get_close_matches(first_wrong.stem.lower(), by_stem, 1)]
         plain = _as_pasted(os.fspath(path))
-        meant = next(iter([*plain, *near, *wrong.parent.glob(f"*/{glob.escape(wrong.name)}")]), None)
+        meant = next(iter([*plain, *near, *first_wrong.parent.glob(f"*/{glob.escape(first_wrong.name)}")]), None)
     except (OSError, ValueError):
         return "correct the path"
     return f"did you mean {quoted(meant)}?" if meant else "correct the path"

@@ -47,27 +47,27 @@ class GroupPlanner:
         if options.arrangement.uses_shards and shards is None:
             self._of_epochs |= {"order": "shuffled", "open_shards": EpochOptions.open_shards, "step_shapes": "one"}
         if options.by_datasets:
-            self._of_epochs["stages"] = np.repeat(_stages(images, options), [len(i.keys) for i in images])
+            self._of_epochs["stages"] = np.repeat(_stages(images, options), [len(one.keys) for one in images])
         # [N] of the images: images and buckets are numbered on from dataset to dataset, so a bucket is of one of them.
-        self._keys = [i.keys for i in images]
-        self._focus = [focus for i in images if (focus := getattr(i, "focus", None)) is not None]
-        self.repeats = np.concatenate([i.repeats for i in images])
-        buckets_of = [len(i.buckets) for i in images]
-        self.first_image = np.cumsum([0, *(len(i.keys) for i in images)])
+        self._keys = [one.keys for one in images]
+        self._focus = [focus for one in images if (focus := getattr(one, "focus", None)) is not None]
+        self.repeats = np.concatenate([one.repeats for one in images])
+        buckets_of = [len(one.buckets) for one in images]
+        self.first_image = np.cumsum([0, *(len(one.keys) for one in images)])
         self.first_bucket = np.cumsum([0, *buckets_of])
-        numbered = zip((i.bucket_ids for i in images), self.first_bucket, strict=False)
+        numbered = zip((one.bucket_ids for one in images), self.first_bucket, strict=False)
         self.bucket_ids = np.concatenate([np.where(ids < 0, -1, ids + n) for ids, n in numbered]).astype(np.int32)
         # [K] of the buckets.
-        self._no_upscale = np.repeat([i.no_upscale for i in images], buckets_of)
-        self.bucket_sizes = np.array([size for i in images for size in i.buckets], dtype=np.int32).reshape(-1, 2)
+        self._no_upscale = np.repeat([one.no_upscale for one in images], buckets_of)
+        self.bucket_sizes = np.array([size for one in images for size in one.buckets], dtype=np.int32).reshape(-1, 2)
         # Nothing moves from one dataset to another, nor from one resolution, length or layout to another.
-        groups = max([1, *(int(i.group_of_bucket.max(initial=0)) + 1 for i in images)])
+        most_groups = max([1, *(int(one.group_of_bucket.max(initial=0)) + 1 for one in images)])
         self.bucket_groups = np.concatenate(
-            [number * groups + i.group_of_bucket for number, i in enumerate(images)]
+            [number * most_groups + one.group_of_bucket for number, one in enumerate(images)]
         ).astype(np.int64)
-        self.batch_sizes = np.repeat([i.batch_size for i in images], buckets_of)
-        self.frames = [n for i in images for n in i.frames]
-        self._bucket_keys = [key for i in images for key in getattr(i, "bucket_keys", i.buckets)]
+        self.batch_sizes = np.repeat([one.batch_size for one in images], buckets_of)
+        self.frames = [n for one in images for n in one.frames]
+        self._bucket_keys = [key for one in images for key in getattr(one, "bucket_keys", one.buckets)]
         if options.model is None:  # pixels, of one frame in four, as in the latents of most video models
             pixels = self.bucket_sizes.astype(np.int64).prod(axis=1)
             self._tokens = pixels * ((np.array(self.frames, dtype=np.int64) + 3) // 4)

@@ -107,13 +107,13 @@ class PlacedDataset:
     def trained(self) -> PlacedDataset:
         """Those of the images that have a bucket."""
         kept = self.placement.placed
-        columns = self.per_resolution if kept.all() else tuple(column.select(kept) for column in self.per_resolution)
+        placements = self.per_resolution if kept.all() else tuple(one.select(kept) for one in self.per_resolution)
         return replace(
             self,
             keys=TextColumn.from_texts([key for key, keep in zip(self.keys, kept.tolist(), strict=True) if keep]),
             repeats=self.repeats[kept],
-            placement=first_placed(columns) if columns else self.placement.select(kept),
-            per_resolution=columns,
+            placement=first_placed(placements) if placements else self.placement.select(kept),
+            per_resolution=placements,
             sizes=None if self.sizes is None else self.sizes[kept],
             focus=None if self.focus is None else self.focus[kept],
             left_out=(),
@@ -273,18 +273,18 @@ InBuckets = PlacedDataset | ItemsInBuckets
 """What a plan can be made of."""
 
 
-def first_placed(columns: tuple[Placement, ...]) -> Placement:
+def first_placed(placements: tuple[Placement, ...]) -> Placement:
     """Each image's placement at the first resolution at which it has one."""
-    if len(columns) == 1:
-        return columns[0]
-    which = np.argmax(np.stack([column.placed for column in columns]), axis=0)
-    if any(column.crops is not None for column in columns):
-        columns = tuple(replace(column, crops=column.cuts[:, :2]) for column in columns)
+    if len(placements) == 1:
+        return placements[0]
+    first = np.argmax(np.stack([placement.placed for placement in placements]), axis=0)
+    if any(placement.crops is not None for placement in placements):
+        placements = tuple(replace(placement, crops=placement.cuts[:, :2]) for placement in placements)
     names = [field.name for field in fields(Placement) if field.name != "bucket_set"]
     rows: dict[str, Any] = {
-        name: np.stack([getattr(column, name) for column in columns])[which, np.arange(len(which))]
+        name: np.stack([getattr(placement, name) for placement in placements])[first, np.arange(len(first))]
         for name in names
-        if getattr(columns[0], name) is not None
+        if getattr(placements[0], name) is not None
     }
     placed = rows["bucket_index"] >= 0
     rows["bucket_index"] = np.where(placed, 0, -1).astype(np.int32)

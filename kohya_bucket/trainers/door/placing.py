@@ -64,21 +64,21 @@ def place_all(
     """
     if not options.resolutions:
         return (place(rule_for(keys, options, sizes), sizes, focus),)
-    columns: list[Placement] = []
+    placements: list[Placement] = []
     for one in at_resolutions(keys, options):
         try:
             placement = place(rule_for(one, options, sizes), sizes, focus)
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error
-        columns.append(placement)
-    return each_once(columns)
+        placements.append(placement)
+    return each_once(placements)
 
 
-def each_once(columns: Sequence[Placement]) -> tuple[Placement, ...]:
+def each_once(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """Placements of the same images at several resolutions; an image has the same bucket at the first of them only."""
     out: list[Placement] = []
-    for placement in columns:
+    for placement in placements:
         again = np.zeros(len(placement), dtype=np.bool_)
         for earlier in out:
             again |= earlier.placed & (earlier.bucket_sizes == placement.bucket_sizes).all(axis=1)
@@ -105,8 +105,8 @@ def place_images(
     refuse_conflicts(keys, options)
     warn_once(without_effect_on(keys, options))
     focus = focus_of(options, names if paths is None else paths)
-    columns = place_all(keys, options, sizes, focus)
-    placement = first_placed(columns)
+    placements = place_all(keys, options, sizes, focus)
+    placement = first_placed(placements)
     left_out = tuple(
         (i, (unreadable or {}).get(i) or f"{sizes[i][0]}x{sizes[i][1]}: {placement.reason(i).text}")
         for i in np.flatnonzero(~placement.placed).tolist()
@@ -118,7 +118,7 @@ def place_images(
         placement,
         batch_size,
         keys.resolution,
-        per_resolution=columns if several else (),
+        per_resolution=placements if several else (),
         sizes=sizes if options.several_sizes else None,
         of_resolutions={name: of_epochs[name] for name in OF_RESOLUTIONS if several},
         no_upscale=bool(keys.enable_bucket and keys.bucket_no_upscale),

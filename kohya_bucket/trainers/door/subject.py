@@ -249,11 +249,11 @@ class Epoch:
 
     def _placed_anew(self, placement: Placement, no_upscale: bool) -> PlacedDataset:
         dataset, at = cast("PlacedDataset", self.datasets[self.number]), self.resolution
-        columns, first = dataset.per_resolution, placement
-        if columns:
-            columns = each_once([*columns[:at], placement, *columns[at + 1 :]])
-            first = first_placed(columns)
-        return replace(dataset, placement=first, per_resolution=columns, no_upscale=no_upscale).trained
+        placements, first = dataset.per_resolution, placement
+        if placements:
+            placements = each_once([*placements[:at], placement, *placements[at + 1 :]])
+            first = first_placed(placements)
+        return replace(dataset, placement=first, per_resolution=placements, no_upscale=no_upscale).trained
 
 
 @dataclass(frozen=True)

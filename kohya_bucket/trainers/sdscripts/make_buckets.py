@@ -198,9 +198,9 @@ def table_of(dataset: Dataset, infos: Sequence[ImageRecord]) -> DatasetTable:
         elif info.image_size is not None and getattr(subset, "cache_info", False):
             noted.append(i)
     written = {folder: written_ns(os.path.join(folder, CACHE_FILE)) for folder in {_folder(subsets[i]) for i in noted}}  # noqa: PTH118
-    truly = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
-    for i, true in zip(noted, truly, strict=True):
-        if true:
+    are_true = are_stated_truly([infos[i].absolute_path for i in noted], [written[_folder(subsets[i])] for i in noted])
+    for i, is_true in zip(noted, are_true, strict=True):
+        if is_true:
             sizes[i] = infos[i].image_size or (0, 0)
     numbers: dict[int, int] = {}
     return DatasetTable(

@@ -240,13 +240,13 @@ def mends_of(keys: DatasetKeys, options: AdapterOptions, sizes: IntArray, progra
     tried: list[dict[str, Any]] = [{"bucket_reso_steps": step} for step in fitting]
     tried = [{"bucket_no_upscale": False}, *tried] if keys.bucket_no_upscale else tried
     for mend in tried:
-        open_ = [i for i, mend_of_image in enumerate(mends) if not mend_of_image]
+        rest = [i for i, mend_of_image in enumerate(mends) if not mend_of_image]
         try:
-            placed = np.logical_or.reduce([p.placed for p in place_all(replace(keys, **mend), options, sizes[open_])])
+            placed = np.logical_or.reduce([p.placed for p in place_all(replace(keys, **mend), options, sizes[rest])])
         except KohyaBucketError:
             continue
         for k in np.flatnonzero(placed).tolist():
-            mends[open_[k]] = mend
+            mends[rest[k]] = mend
     return mends
 
 
