@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -154,7 +154,7 @@ def _chosen(
     return NamedImages(path, images, options, rule)
 
 
-def _run_until_encoded(context: typer.Context, arguments: list[str]) -> None:
+def _run_until_encoded(context: typer.Context, arguments: list[str]) -> NoReturn:
     from kohya_bucket.launch import run_trainer
     from kohya_bucket.trainers.door.registry import usual_trainer
 

@@ -86,8 +86,8 @@ def _contents_of(layout: Layout, seen: Shards, without: Set[str]) -> Contents:
         _describe(layout, {name: sizes[name] for name in unnamed}, described, parts)
         if layout.shard_sizes() == sizes:
             break
-    # Sort the shards into usable, damaged and missing ones. A shard that has no rows in the manifest was packed or
-    # pruned, and is not missed.
+    # Sort the shards into usable, damaged and missing ones; one of another length than the manifest says is missing,
+    # too. A shard that has no rows in the manifest was packed or pruned, and is not missed.
     missing = dict.fromkeys((named.keys() & _shards_with_rows(manifest)) - sizes.keys(), _GONE)
     for name, nbytes in sorted(sizes.items()):
         if name in without:

@@ -162,7 +162,7 @@ class EncodingLoop:
         readable by the training, it would have no latents.
         """
         loading: deque[tuple[Any, Condition, Future[_Loaded]]] = deque()
-        refused: set[int] = set()
+        put_off: set[int] = set()
 
         def load_ahead(most: int) -> None:
             """Begin to load what a batch of `most` still lacks, and a few images beyond it, as far as memory allows."""
@@ -194,11 +194,11 @@ class EncodingLoop:
                     if not may_pass(why):
                         leave_out(info, why, self.options)
                         self._left_out += 1
-                    elif id(info) in refused:  # for the second time: the run ends
+                    elif id(info) in put_off:  # for the second time: the run ends
                         with reading(info.absolute_path):
                             raise
                     else:
-                        refused.add(id(info))
+                        put_off.add(id(info))
                         to_do.append((info, condition))
             if infos:
                 yield self._staged(_Batch(infos, condition, _joined(loaded)))

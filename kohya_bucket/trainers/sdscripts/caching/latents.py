@@ -177,9 +177,9 @@ class CachingSession:
                 further=isinstance(info.absolute_path, SizedPath),
                 path=path,
             )
-            file = file_key(image), bucket
-            requested_here[file] = item.flip, item.alpha_mask
-            if before := [requested[file] for requested in earlier if file in requested]:
+            key = file_key(image), bucket
+            requested_here[key] = item.flip, item.alpha_mask
+            if before := [requested[key] for requested in earlier if key in requested]:
                 self.shared[path, bucket] = any(flip for flip, _ in before), any(mask for _, mask in before)
         self.cache: NpzCache | ShardCache
         if in_shards:

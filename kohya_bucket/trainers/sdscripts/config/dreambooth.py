@@ -103,8 +103,8 @@ def _images_of(
     images, _ = large_enough(images, dataset, subset, registry, reading)
     paths = [image.path for image in images]
     if not from_folder:  # the sizes in the file decide what is left out, but not all are believed beyond
-        truly = are_stated_truly(paths, [written_ns(cache)] * len(paths))
-        images = [image if true else replace(image, size=None) for image, true in zip(images, truly, strict=True)]
+        are_true = are_stated_truly(paths, [written_ns(cache)] * len(paths))
+        images = [image if true else replace(image, size=None) for image, true in zip(images, are_true, strict=True)]
         if reading.captions:
             check_captions(dataset, subset, [(image.path, image.caption) for image in images], (), findings)
     elif reading.captions:

@@ -93,7 +93,7 @@ def _add_latents(
     sizes: dict[Size, tuple[NpzLatents, Fingerprint | None, str]] = {}
     try:
         with OpenNpz(cache.path) as file:
-            for bucket, keys in sorted(sizes_in(file, arch), key=lambda size: not size[1]):
+            for bucket, keys in sorted(sizes_in(file, arch), key=lambda found: not found[1]):  # plain keys last
                 noted, reasons = made_from(file, keys, Path(image))
                 # Of two kinds of keys for one bucket those that are to be trusted, or else those that are read first.
                 if bucket not in sizes or (sizes[bucket][2] and not reasons):
@@ -105,7 +105,7 @@ def _add_latents(
     if not is_text(source):
         return ["the image's name is not UTF-8, and a store cannot hold such names: rename it"]
     # The largest has the collection's own name, so that a store holds no image twice in one.
-    by_area = sorted(sizes.items(), key=lambda size: -size[0][0] * size[0][1])
+    by_area = sorted(sizes.items(), key=lambda found: -found[0][0] * found[0][1])
     for rank, (bucket, (item, noted, why)) in enumerate(by_area):
         if why:
             continue

@@ -379,18 +379,19 @@ def _put(path: Path, parts: dict[str, npt.NDArray[Any]], bucket_size: Size, arch
     new_keys = arch.key_suffix(bucket_size)
 
     def plan(file: OpenNpz | None) -> tuple[dict[str, str], dict[str, Array]]:
-        plain = () if file is None else _plain_shape(file)
-        renamed: dict[str, str] = {}
+        plain_shape = () if file is None else _plain_shape(file)
+        renamed: dict[str, str] = {}  # "" for what goes
         # What the file has of this size goes, with keys of either kind.
         for keys in arch.key_suffixes(bucket_size):
-            if keys or plain == arch.shape(bucket_size):
+            if keys or plain_shape == arch.shape(bucket_size):
                 renamed |= {f"{part}{keys}.npy": "" for part in _PARTS}
         # Plain keys are taken: those of another size get keys that say it, unless there are such already.
         if not new_keys and file is not None:
-            keys = f"_{plain[-2]}x{plain[-1]}" if len(plain) == 3 and plain[0] == arch.channels else ""
-            kept = keys if "latents" in file.names and f"latents{keys}" not in file.names else ""
+            is_latent = len(plain_shape) == 3 and plain_shape[0] == arch.channels
+            sized_keys = f"_{plain_shape[-2]}x{plain_shape[-1]}" if is_latent else ""
+            are_kept = is_latent and f"latents{sized_keys}" not in file.names
             for part in _PARTS:
-                renamed.setdefault(f"{part}.npy", kept and f"{part}{kept}.npy")
+                renamed.setdefault(f"{part}.npy", f"{part}{sized_keys}.npy" if are_kept else "")
         return renamed, {part + new_keys: parts[part] for part in _PARTS if part in parts}
 
     _rewrite(path, plan, sync=sync)
