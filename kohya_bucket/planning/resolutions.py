@@ -99,7 +99,7 @@ def choose_columns(
         # As often as there are resolutions, an image that does not have the chosen one goes on to the next.
         chosen = cycle[(places + epoch) % len(cycle)]
         for _ in range(0 if everywhere else r):
-            chosen = np.where(np.choose(chosen, has), chosen, (chosen + 1) % r)
+            chosen = np.where(bucket_ids[np.arange(n), chosen] >= 0, chosen, (chosen + 1) % r)
     elif everywhere:
         chosen = (places + epoch) % max(r, 1)
     else:

@@ -130,6 +130,15 @@ def test_all_resolutions_train_each_image_once_where_it_has_a_bucket(seed: int, 
     assert sorted(seen) == sorted((int(i), int(ids[i, c])) for i, c in zip(*np.nonzero(ids >= 0), strict=True))
 
 
+def test_more_resolutions_than_numpy_takes_choices() -> None:
+    ids = np.arange(4 * 70).reshape(4, 70)
+    ids[:3, :69] = -1
+    plan = plan_epoch(ids, 1, resolution_mode="weighted", resolution_weights=[1] * 70)
+    of_image = {plan.indices(step, 0)[0]: int(plan.bucket_of_step[step]) for step in range(plan.steps)}
+    assert [of_image[i] for i in range(3)] == ids[:3, 69].tolist()
+    assert of_image[3] in ids[3]
+
+
 def test_an_epoch_that_leaves_everything_out() -> None:
     """Another epoch has a whole batch, this one none, and nothing to split."""
     case = {"bucket_ids": np.array([[0, 1], [0, 2]]), "resolution_mode": "weighted", "resolution_weights": [3, 1]}
