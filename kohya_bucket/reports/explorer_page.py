@@ -162,7 +162,7 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
     without one no dataset.
     """
     shared, names = _named(tables)
-    numbers: dict[tuple[str, int, int], int] = {}
+    groups: dict[tuple[str, int, int], tuple[int, list[str]]] = {}  # number of each, and the names in it
     out: dict[str, Any] = {"group": [], "names": [], "sizes": [], "turned": {}, "failures": {}}
     row = 0
     for dataset, images in zip(datasets or [0], tables, strict=True):
@@ -170,7 +170,9 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
         for i in range(len(images)):
             folder, _, name = names[row].rpartition("/")
             key = folder, int(images.repeats[i]), dataset
-            out["group"].append(numbers.setdefault(key, len(numbers)))
+            number, members = groups.setdefault(key, (len(groups), []))
+            members.append(name)
+            out["group"].append(number)
             out["names"].append(name)
             if images.orientation[i] > 1:
                 out["turned"][row] = int(images.orientation[i])
@@ -178,10 +180,12 @@ def _columns(tables: Sequence[ImageTable], datasets: Sequence[int] | None) -> di
                 out["failures"][row] = not_read[i]
             row += 1
         out["sizes"] += images.sizes.reshape(-1).tolist()
-    out["groups"] = [[folder, repeats, None if datasets is None else [dataset]] for folder, repeats, dataset in numbers]
-    for number, group in enumerate(out["groups"] if datasets is None else ()):
-        members = [name for name, its_number in zip(out["names"], out["group"], strict=True) if its_number == number]
-        group.append(_caption_ending(shared / group[0], members))
+    out["groups"] = [
+        [folder, repeats, None, _caption_ending(shared / folder, members)]
+        if datasets is None
+        else [folder, repeats, [dataset]]
+        for (folder, repeats, dataset), (_, members) in groups.items()
+    ]
     return out | {"root": shared.as_posix(), "base": f"{shared.as_uri().rstrip('/')}/"}
 
 
