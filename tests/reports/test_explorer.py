@@ -414,6 +414,23 @@ def test_the_command_puts_a_folder_or_a_config_into_the_page(browser, images, tm
     assert toml.loads(downloaded(browser, "save")[1])["datasets"][0]["subsets"][0]["num_repeats"] == 9
 
 
+def test_a_picture_taken_away_while_it_loads_makes_room_for_the_next(browser, tmp_path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    open_explorer(browser, tmp_path)
+    browser.execute_script(
+        """
+        const thumbs = new Thumbs(1), next = thumbs.next.bind(thumbs), boxes = [h("span"), h("span")];
+        const item = { path: "a.png", file: new File([Uint8Array.from(arguments[0])], "a.png") };
+        thumbs.next = () => { next(); if (thumbs.shown.has(boxes[0])) thumbs.remove(boxes[0]); };
+        document.body.prepend(...boxes);
+        for (const box of boxes) thumbs.add(box, item, 8, 8);
+        window.second = boxes[1];
+        """,
+        list((tmp_path / "a.png").read_bytes()),
+    )
+    until(browser, "return second.querySelector('img')?.naturalWidth === 8")
+
+
 def test_it_asks_nothing_from_the_network(browser, tmp_path) -> None:
     page = render_explorer()
     assert set(re.findall(r"https?://[^\s\"'`]+", page)) == {

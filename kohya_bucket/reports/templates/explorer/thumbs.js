@@ -54,8 +54,9 @@ class Thumbs {
       this.wanted.delete(box);
       this.busy++;
       const { node, img, release } = storedPicture(item, width, height);
-      this.shown.set(box, release);
-      const ready = () => { this.busy--; this.next(); };
+      let loading = true;
+      const ready = () => { if (loading) loading = false, this.busy--, this.next(); };
+      this.shown.set(box, () => { release(); ready(); }); // what is released while it loads fires no event
       if (!img.src) ready();
       else img.addEventListener("load", ready, { once: true }), img.addEventListener("error", ready, { once: true });
       box.prepend(node);
