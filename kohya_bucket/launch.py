@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import gettempdir
@@ -60,22 +60,19 @@ def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
 def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
     sys.argv, name = list(arguments), Path(arguments[0]).name
     ended: SystemExit | None = None
-    # made when the first process is started that may use it; below another launcher it is that one's
-    folder = Path(os.environ.setdefault(USED, str(Path(gettempdir(), f"kohya-bucket-{token_hex(8)}"))))
-    started = _watch_started(name, folder)
     doors = [one.door() for one in trainers()]
-    try:
-        for door in doors:
-            door.open(at_once=True)
-        trainer()
-    except KohyaBucketError as error:
-        print(f"kohya_bucket: {one_line(_message(error))}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except SystemExit as end:
-        ended = end
-    used = any(door.is_active() for door in doors) or (folder.is_dir() and any(folder.iterdir()))
-    if started:
-        shutil.rmtree(folder, ignore_errors=True)
+    with _noted_uses() as folder:
+        started = _watch_started(name, folder)
+        try:
+            for door in doors:
+                door.open(at_once=True)
+            trainer()
+        except KohyaBucketError as error:
+            print(f"kohya_bucket: {one_line(_message(error))}", file=sys.stderr)
+            raise SystemExit(2) from error
+        except SystemExit as end:
+            ended = end
+        used = any(door.is_active() for door in doors) or (folder.is_dir() and any(folder.iterdir()))
     whose = listed([one.name for one in trainers()], "or")
     if not used and (started or any(module in sys.modules for module in _SPAWNED)):
         line = (
@@ -96,6 +93,24 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
         raise ended
 
 
+@contextmanager
+def _noted_uses() -> Iterator[Path]:
+    """Where processes below this one note that they use the adapter: made for the first, and removed at the end.
+
+    Below another launcher it is that one's, which looks into it later.
+    """
+    if USED in os.environ:
+        yield Path(os.environ[USED])
+        return
+    folder = Path(gettempdir(), f"kohya-bucket-{token_hex(8)}")
+    os.environ[USED] = str(folder)
+    try:
+        yield folder
+    finally:
+        del os.environ[USED]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 # Processes that a script behind the launcher starts: they begin without the adapter.
 
 _REMEDY = "Start the trainer itself with `-m kohya_bucket.launch`, or activate this Python with `kohya-bucket activate`"
@@ -104,6 +119,7 @@ _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn"
 _SPAWNED = tuple(f"multiprocessing.popen_{kind}" for kind in ("spawn_posix", "spawn_win32", "forkserver"))
 """Modules that are imported when multiprocessing starts a process that is not a copy of this one."""
 _PYTHON = re.compile(r"(python[\d.]*w?|accelerate(-launch)?|torchrun|deepspeed)(\.exe)?", re.IGNORECASE)
+_WITH_ADAPTER = re.compile(r"(-m)?kohya_bucket\.(launch|precompute)|(.*[/\\])?kohya_bucket[/\\](launch|precompute)\.py")
 _PROGRAM = re.compile(r"\.py$|train|fine_tune|musubi", re.IGNORECASE)
 
 _watching: list[Callable[[str, tuple[Any, ...]], None]] = []
@@ -122,7 +138,7 @@ def _watch_started(script: str, folder: Path) -> list[str]:
         with suppress(OSError):
             folder.mkdir(exist_ok=True)
         cwd = arguments[2] if event == "subprocess.Popen" and arguments[2] else "."
-        if "kohya_bucket" in " ".join(words):
+        if any(_WITH_ADAPTER.fullmatch(word) for word in words):
             return
         for program in programs:
             if _trains_without(Path(os.fsdecode(cwd), program)):

@@ -10,7 +10,8 @@ import pytest
 from torch._utils import ExceptionWrapper
 
 from kohya_bucket.errors import StorageError
-from kohya_bucket.launch import _message
+from kohya_bucket.launch import _message, _noted_uses
+from kohya_bucket.trainers.door.ranks import USED, note_use
 
 
 def environment():
@@ -176,7 +177,7 @@ _SPAWN = (
         "subprocess.call([sys.executable, 'train_network.py'])",
         "subprocess.call([sys.executable, 'flux_train.py'], cwd='elsewhere')",
         "subprocess.call(['accelerate', 'launch', '--cpu', 'train_network.py'])",
-        "os.system(sys.executable + ' train_network.py --x')",
+        "os.system(sys.executable + ' train_network.py --dataset_config kohya_bucket/kohya_bucket.toml')",
         "os.execv(sys.executable, [sys.executable, 'train_network.py'])",
     ],
 )
@@ -211,6 +212,18 @@ def test_a_process_that_may_have_trained_without_the_adapter_is_said_at_the_end(
     assert (done.returncode, (tmp_path / "trained").exists()) == (2, True), done.stderr
     assert "none of the processes that it started" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_below_another_leaves_its_notes_to_it(monkeypatch):
+    monkeypatch.delenv(USED, raising=False)
+    with _noted_uses() as outer:
+        outer.mkdir()
+        with _noted_uses() as inner:
+            assert inner == outer
+        note_use()
+        assert [file.name for file in outer.iterdir()] == [str(os.getpid())]
+    assert not outer.exists()
+    assert USED not in os.environ
 
 
 def test_processes_that_are_no_trainers_change_nothing(tmp_path):
