@@ -6,6 +6,7 @@ URLs are read through the package `fsspec`. A header nearly always takes one req
 from __future__ import annotations
 
 import datetime
+import errno
 import functools
 import io
 import os
@@ -148,6 +149,7 @@ class HeaderFile(io.BufferedReader):
 
 
 _Answer = TypeVar("_Answer")
+_ANSWERS = FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError
 _FIRST = 1 << 16
 _BLOCK = 1 << 22
 _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
@@ -272,10 +274,14 @@ def _info(system: Any, path: str) -> Any:
 
 
 def as_os_error(ask: Callable[[], _Answer]) -> _Answer:
-    """Turns whatever a storage library raises into an `OSError`."""
+    """Turns whatever a storage library raises into an `OSError`, with a number unless it says what is there: only
+    errors of parsers, which have read a file, have none.
+    """
     try:
         return ask()
-    except OSError:
-        raise
     except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, _ANSWERS)):
+            raise
+        number = errno.EACCES if isinstance(error, PermissionError) else errno.EIO
+        says_it_all = isinstance(error, OSError) and str(error)
+        raise OSError(number, says_it_all or f"{type(error).__name__}: {error}") from error

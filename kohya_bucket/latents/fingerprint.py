@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
+from kohya_bucket.errors import KohyaBucketError, may_pass, reading
 from kohya_bucket.images.resize import IMITATED
 from kohya_bucket.images.stamps import hash_file
 
@@ -230,10 +230,10 @@ def source_changes(
         if stored_hash:
             try:
                 current_hash = hash_of(k)
-            except UnreadableError:  # it may be the same image
-                raise
-            except (OSError, KohyaBucketError):  # gone, or damaged
-                out[k] = _CONTENT
+            except (OSError, KohyaBucketError) as error:
+                if may_pass(error):  # it may be the same image
+                    raise
+                out[k] = _CONTENT  # gone, or damaged
                 continue
             if current_hash:
                 out[k] = 0 if current_hash == stored_hash else _CONTENT

@@ -12,9 +12,11 @@ from image_corpus import corpus, encode, picture
 from PIL import Image
 from typer.testing import CliRunner
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
+from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.remote import is_url
+from kohya_bucket.latents.fingerprint import source_changes
 
 CORPUS = [*corpus(), ("broken.png", b"no"), ("empty.jpg", b"")]
 
@@ -90,6 +92,28 @@ def test_a_dataset_of_urls(folder: Path) -> None:
     far = BucketedDataset([f"file://{folder}/RGB.png"], rule)
     near = BucketedDataset([folder / "RGB.png"], rule)
     assert torch.equal(far[0]["image"], near[0]["image"])
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("disconnected"), TimeoutError(), PermissionError("denied"), BlockingIOError(11, "busy")]
+)
+def test_storage_that_does_not_answer_changes_no_image(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With numbers, without, and of types of their own, as libraries of storages raise them."""
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/same/a.png", b"12345")
+    image = Origins.named(["memory://same/a.png"])
+    stored = {"source_bytes": np.array([5]), "source_mtime_ns": np.array([1]), "source_hash": [image.hash(0)]}
+    touched = {"source_bytes": np.array([5]), "source_mtime_ns": np.array([2])}
+    assert source_changes(stored, touched, image.hash).tolist() == [0]
+
+    def refuse(*_: object, **__: object) -> bytes:
+        raise error
+
+    monkeypatch.setattr(type(memory), "cat_file", refuse)
+    with pytest.raises(UnreadableError, match=f"cannot be read now .*{error.args[-1] if error.args else 'Timeout'}"):
+        source_changes(stored, touched, image.hash)
+    error = FileNotFoundError("/same/a.png")
+    assert source_changes(stored, touched, image.hash).tolist() != [0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")

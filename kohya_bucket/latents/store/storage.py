@@ -185,7 +185,7 @@ def _until_answered(problem: str, ask: Callable[[], _Answer]) -> _Answer:
         except _ANSWERS:
             raise
         except OSError as error:
-            why = " ".join(str(error).split())[:300] or type(error).__name__
+            why = " ".join(str(error.strerror or error).split())[:300] or type(error).__name__
             if isinstance(error, PermissionError) or "Credential" in type(error.__cause__).__name__:
                 raise StorageError(f"{problem}: {why}: check your access to it") from error
             if turn == _TRIES - 1:
