@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from io import StringIO
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -276,11 +277,11 @@ def _lines(file: Path | None, images: int) -> list[str | None]:
     if file is None:
         return [None] * images
     try:
-        lines: list[str | None] = [*read_text(file, MAX_TABLE_BYTES).splitlines()]
+        lines = [line.removesuffix("\n") for line in StringIO(read_text(file, MAX_TABLE_BYTES))]
     except ConfigError as error:
         raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
     if len(lines) != images:
         raise ConfigError(
             f"{file} has {counted(len(lines), 'line')} for {counted(images, 'image')}: give one per image, in order"
         )
-    return lines
+    return [*lines]

@@ -54,7 +54,7 @@ def here(tmp_path):
     make_tar(tmp_path / "json.tar", [("a.png", images[0].read_bytes()), ("a.json", b'{"text": "a"}')])
     make_tar(tmp_path / "twice.tar", [("a.png", images[0].read_bytes())] * 2)
     write(tmp_path / "saved" / "train" / "data-00000-of-00001.arrow", "of Dataset.save_to_disk")
-    write(tmp_path / "three.txt", "a\nb\nc\n")
+    write(tmp_path / "three.txt", "a\nb\u2028\nc\n")
     write(tmp_path / "tables" / "t.parquet", table.read_bytes())
     return tmp_path
 
