@@ -169,7 +169,6 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
     process = processes[0]
     sections = (process.get(name) for name in ("train", "model"))
     train, model = (one if isinstance(one, Mapping) else {} for one in sections)
-    batch_size, steps = train.get("batch_size", 1), train.get("steps")
     arch = _arch(model)
     step = STEPS.get(arch)
     if step is None:
@@ -177,13 +176,14 @@ def read_job(path: str | os.PathLike[str]) -> JobConfig:
         message = f"the model is {arch!r}, whose step is not known: buckets are shown in steps of 16"
         findings.warning("unknown-model", "", message, "ai-toolkit prints the sizes of its buckets: compare them")
     source = ConfigSource(file, data)
+    numbers = _numbers(train, source, findings)
     tables = [holder[TABLE] for holder in (data, data["config"]) if TABLE in holder]
     options = AdapterOptions.of_config(ConfigSource(file, {TABLE: tables[0]} if tables else {}), findings)
     datasets = [keys for i, one in enumerate(_list(process["datasets"]))
-                for keys in _datasets(one, i + 1, batch_size, arch, source, findings)]  # fmt: skip
+                for keys in _datasets(one, i + 1, numbers.get("batch_size", 1), arch, source, findings)]  # fmt: skip
     return JobConfig(
-        file, tuple(datasets), arch, _raw_controls(arch, model), step, _whole(train.get("gradient_accumulation")),
-        JobLength(steps) if isinstance(steps, int) else None, options, findings,
+        file, tuple(datasets), arch, _raw_controls(arch, model), step, max(1, numbers.get("gradient_accumulation", 1)),
+        JobLength(numbers["steps"]) if "steps" in numbers else None, options, findings,
     )  # fmt: skip
 
 
@@ -205,8 +205,14 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 1
+def _numbers(train: Mapping[str, Any], source: ConfigSource, findings: Findings) -> dict[str, int]:
+    """What decides batches and steps of all datasets; a dataset may have a batch size of its own."""
+    types = dict.fromkeys(("batch_size", "gradient_accumulation", "steps"), WHOLE)
+    stated = {key: train[key] for key in types if key in train}
+    numbers = read_table(stated, types, ("config",), "train", source, findings, lambda key: ("unknown-key", key, ""))
+    for key in numbers.keys() - {"batch_size"}:  # that is checked with each dataset's
+        check_range(key, numbers[key], ONE_OR_MORE, "train", findings)
+    return numbers
 
 
 _LEGACY = {"is_v2": "sd2", "is_v3": "sd3", "is_xl": "sdxl", "is_pixart": "pixart", "is_pixart_sigma": "pixart_sigma",
@@ -228,7 +234,7 @@ def _raw_controls(arch: str, model: Mapping[str, Any]) -> bool:
 
 
 def _datasets(
-    table: Any, number: int, batch_size: Any, arch: str, source: ConfigSource, findings: Findings
+    table: Any, number: int, batch_size: int, arch: str, source: ConfigSource, findings: Findings
 ) -> Iterator[JobKeys]:
     """One dataset at each of its resolutions."""
     name = f"dataset {number}"
@@ -247,7 +253,7 @@ def _datasets(
     if path is None:
         findings.error("no-source", name, "it names no images", "set folder_path")
         return
-    values["batch_size"] = values.get("batch_size", _whole(batch_size))
+    values.setdefault("batch_size", batch_size)
     values["caption_ext"] = caption_ending(values.get("caption_ext"), table.get("caption_type"))
     companions = companions_in(table, name, findings)
     if not values.get("is_reg"):

@@ -79,6 +79,15 @@ def test_a_model_that_edits_needs_control_images(job, command_line, tmp_path):
     assert found("flux", control_path=5) == ["wrong-type"]
 
 
+@pytest.mark.parametrize(
+    ("train", "code"),
+    [({"batch_size": "2"}, "wrong-type"), ({"batch_size": 0}, "batch-size"), ({"steps": "9"}, "wrong-type"),
+     ({"gradient_accumulation": 0}, "gradient-accumulation")],
+)  # fmt: skip
+def test_numbers_that_end_a_training_are_found(job, command_line, train, code):
+    assert code in command_line("plan", job(train=train), "--json")[1]
+
+
 def test_each_resolution_and_turn_is_planned(job, command_line):
     file = job({"resolution": [128, 64], "flip_x": True, "num_repeats": 3}, model={"arch": "zimage"})
     code, out, err = command_line("plan", file, "--json", "--images", "--gpus", "1,2")
