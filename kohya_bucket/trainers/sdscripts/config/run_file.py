@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import ConfigSource
+from kohya_bucket.trainers.door.config_source import WHOLE, ConfigSource
 from kohya_bucket.trainers.door.findings import Findings
-from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, config_name
+from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, KEYS, config_name
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 FOLDERS = ("train_data_dir", "reg_data_dir", "in_json")
@@ -203,7 +203,7 @@ def _value(source: ConfigSource, name: str, value: Any, preset: bool) -> Any:
             raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {shape}")
     if isinstance(usual, bool) or not isinstance(usual, (int, float)):
         return value
-    return _number(source, name, value, preset, usual)
+    return _number(source, name, value, preset, usual if KEYS[config_name(name)].type is WHOLE else float(usual))
 
 
 def _number(source: ConfigSource, name: str, value: Any, preset: bool, usual: _Number) -> _Number:
@@ -213,6 +213,8 @@ def _number(source: ConfigSource, name: str, value: Any, preset: bool, usual: _N
             number = float(value)
     if not -1e9 < number < 1e9:
         raise ConfigError(f"{source.path}: {name} is {value!r}, but must be a number like {usual}")
+    if isinstance(usual, int) and not number.is_integer():
+        raise ConfigError(f"{source.path}: {name} is {value!r}, but must be a whole number like {usual}")
     return type(usual)(number)
 
 

@@ -134,10 +134,18 @@ def test_values_are_refused_where_the_trainer_takes_them_as_they_are(folder):
     for line, message in (
         ("max_bucket_reso = '1024'", "max_bucket_reso is '1024', but must be a number like 1024"),
         ("resolution = 1024", "resolution is 1024, but must be a size like '512' or '512,768', in quotes"),
+        ("train_batch_size = 4.7", "train_batch_size is 4.7, but must be a whole number like 1"),
+        ("max_train_epochs = 2.5", "max_train_epochs is 2.5, but must be a whole number like 0"),
     ):
         (folder / "run.toml").write_text(f"train_data_dir = 'img'\n{line}\n", encoding="utf-8")
         with pytest.raises(ConfigError, match=message):
             read_config(folder / "run.toml")
+
+
+def test_a_share_of_all_steps_is_no_whole_number(folder):
+    text = f"train_data_dir = '{folder / 'img'}'\nresolution = '512'\ntoken_warmup_step = 0.5\n"
+    (folder / "run.toml").write_text(text, encoding="utf-8")
+    assert read_config(folder / "run.toml").datasets[0].config.subsets[0].token_warmup_step == 0.5
 
 
 def test_what_is_neither_is_told_so(folder):
