@@ -10,7 +10,7 @@ import io
 import os
 import stat
 
-from kohya_bucket.errors import OddFileError, TooLongError
+from kohya_bucket.errors import OddFileError, TooLongError, may_pass
 
 MAX_CAPTION_BYTES = 1 << 20
 MAX_CONFIG_BYTES = 1 << 26
@@ -64,12 +64,12 @@ def read_small(path: Name, limit: int) -> bytes | None:
     """The same of one of many small files, with few calls of the system; None where there is no regular file.
 
     Raises:
-        OSError: it cannot be read, or is longer than `limit`.
+        OSError: it cannot be read, it cannot be told whether it is there, or it is longer than `limit`.
     """
     try:
         fd = os.open(path, READING)
     except (OSError, ValueError):
-        if os.path.isfile(path):
+        if _may_be_file(path):
             raise
         return None
     try:
@@ -84,6 +84,16 @@ def read_small(path: Name, limit: int) -> bytes | None:
     finally:
         os.close(fd)
     return read_input(path, limit)
+
+
+def _may_be_file(path: Name) -> bool:
+    """Whether a regular file lies there, or it cannot be told now."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except ValueError:  # a name that no file can have
+        return False
+    except OSError as error:
+        return may_pass(error) and error.errno not in (errno.ENOTDIR, errno.EINVAL)
 
 
 def too_long(path: Name, size: int, limit: int) -> TooLongError:
