@@ -308,12 +308,14 @@ def environment_table() -> list[tuple[str, Mapping[str, Any]]]:
         return []
     path = Path(name)
     place = f"{ENVIRONMENT_VARIABLE}={name}"
-    if not path.exists():
-        raise ConfigError(f"{place}: there is no such file; correct the variable or unset it")
     try:
         table = (parse_json if path.suffix.lower() == ".json" else parse_toml)(read_text(path))
     except KohyaBucketError as error:
         raise ConfigError(f"{place}: {error}") from error
+    except FileNotFoundError as error:
+        raise ConfigError(f"{place}: there is no such file; correct the variable or unset it") from error
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be read: {error.strerror}; correct the variable or unset it") from error
     except ValueError as error:
         raise ConfigError(f"{place}: cannot be parsed: {error}") from error
     if not isinstance(table, dict):

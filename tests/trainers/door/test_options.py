@@ -1,9 +1,12 @@
 """The `[kohya_bucket]` table."""
 
+import errno
+
 import pytest
 
 from kohya_bucket import ConfigError
 from kohya_bucket.trainers.door.options import AdapterOptions, environment_table
+from tests.faults import Faults
 
 
 def test_later_tables_win():
@@ -59,6 +62,17 @@ def test_an_unusable_file_is_named(tmp_path, monkeypatch, text, message):
         file.write_text(text, encoding="utf-8")
     monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(file))
     with pytest.raises(ConfigError, match=message):
+        environment_table()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENAMETOOLONG, errno.EIO], ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, code):
+    file = tmp_path / "a.toml"
+    file.write_text('remainder = "pad"', encoding="utf-8")
+    monkeypatch.setenv("KOHYA_BUCKET_CONFIG", str(file))
+    faults = Faults(tmp_path)
+    faults.install(monkeypatch)
+    with faults.at(range(1, 100), code), pytest.raises(ConfigError, match=r"a\.toml: cannot be read: .*unset it"):
         environment_table()
 
 
