@@ -21,7 +21,7 @@ logger = logging.getLogger("kohya_bucket")
 
 def is_first_process() -> bool:
     """Whether this is rank 0, the process that speaks (the launchers say so in the environment)."""
-    return os.environ.get("RANK", "0") == "0"
+    return os.environ.get("RANK", "") in ("", "0")  # set to nothing, it counts as not set, as for all who read it
 
 
 _told: set[str] = set()

@@ -84,3 +84,12 @@ def test_a_state_that_does_not_say_its_focus_is_named(tmp_path, caplog):
     sampler.planner.focus = "a"
     assert read_position(tmp_path, sampler.planner, 1).step == 2
     assert "does not say with which focus it was saved" in caplog.text
+
+
+@pytest.mark.parametrize("rank", [None, "", "0"])
+def test_a_run_without_ranks_saves_its_place(tmp_path, monkeypatch, rank):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    run_at(3).on_save([], [], str(tmp_path))
+    assert json.loads((tmp_path / STATE_FILE).read_text(encoding="utf-8"))["step"] == 3
