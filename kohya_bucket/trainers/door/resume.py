@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import write_file
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.planning.resume import OtherDataError, ResumePoint
 from kohya_bucket.texts import one_line, parse_json, read_text
 from kohya_bucket.trainers.door.group import GroupPlanner
-from kohya_bucket.trainers.door.ranks import exit_with_message, is_first_process, warn_once
+from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, warn_once
 from kohya_bucket.trainers.door.sampler import PlanSampler
 from kohya_bucket.trainers.door.seams import Replaced, Seam
 from kohya_bucket.trainers.door.shapes import Offers
@@ -49,23 +49,27 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
 
     Raises:
         NoPlaceError: that is not known, or was another dataset's epoch.
+        UnreadableError: it cannot be read now.
     """
     file = folder / STATE_FILE
-    if not file.is_file():
-        raise NoPlaceError(f"{folder} was saved without kohya_bucket")
     try:
-        state = parse_json(read_text(file))
+        with reading(file):
+            state = parse_json(read_text(file))
         position = EpochPosition.from_state_dict(state, planner.fingerprint(ranks))
         planner.planner(ranks).plan_at(position)  # refuses more steps than the epoch has
         _say_focus_changed(folder, state, planner.focus)
         return position
+    except FileNotFoundError as error:
+        raise NoPlaceError(f"{folder} was saved without kohya_bucket") from error
+    except UnreadableError:
+        raise
     except OtherDataError as error:
         raise NoPlaceError(
             f"the dataset or its options changed since {folder} was saved ({'; '.join(error.changed)})"
         ) from error
     except KohyaBucketError as error:
         raise NoPlaceError(f"{folder}: {error}") from error
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise NoPlaceError(f"{file} is damaged ({type(error).__name__}: {error})") from error
 
 
@@ -185,6 +189,8 @@ class ResumeHooks:
         self._loaded = None
         try:
             position = read_position(folder, sampler.planner, sampler.world_size)
+        except UnreadableError as error:  # the epoch's first images would be trained again
+            end_run(str(error))
         except NoPlaceError as error:
             self.on_no_place(sampler, folder, error)
         else:

@@ -1,5 +1,6 @@
 """The place in the epoch that a saved state remembers: where it cannot be written, and whether it still holds."""
 
+import errno
 import json
 import re
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from kohya_bucket.planning import EpochPosition
 from kohya_bucket.trainers.door.resume import STATE_FILE, NoPlaceError, read_position, write_position
 from kohya_bucket.trainers.sdscripts.resuming import TrainerResume
+from tests.faults import PASSING, Faults
 from tests.trainers.door.test_sampler_positions import sampler_of
 
 
@@ -93,3 +95,15 @@ def test_a_run_without_ranks_saves_its_place(tmp_path, monkeypatch, rank):
         monkeypatch.setenv("RANK", rank)
     run_at(3).on_save([], [], str(tmp_path))
     assert json.loads((tmp_path / STATE_FILE).read_text(encoding="utf-8"))["step"] == 3
+
+
+@pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
+def test_a_place_that_cannot_be_read_now_ends_the_run(tmp_path, monkeypatch, code):
+    sampler = sampler_of({}, 3)
+    write_position(tmp_path, EpochPosition(5, 1).at_step(2, 3), sampler.fingerprint)
+    run = TrainerResume()
+    run.sampler = sampler
+    faults = Faults(tmp_path)
+    faults.install(monkeypatch)
+    with faults.at(range(1, 100), code), pytest.raises(SystemExit, match=f"{STATE_FILE}: cannot be read now"):
+        run.on_load([], str(tmp_path))
