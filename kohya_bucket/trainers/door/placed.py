@@ -234,8 +234,8 @@ class ItemsInBuckets:
     @property
     def group_of_bucket(self) -> npt.NDArray[np.intp]:
         """[K] number of what must be equal besides the size: nothing moves from one such group to another."""
-        parts = [key[2:] for key in self.bucket_keys]
-        return np.array([parts.index(part) for part in parts], dtype=np.intp)
+        first: dict[tuple[Any, ...], int] = {}
+        return np.array([first.setdefault(key[2:], k) for k, key in enumerate(self.bucket_keys)], dtype=np.intp)
 
 
 @dataclass(frozen=True)
