@@ -319,10 +319,14 @@ def remove_leftovers(paths: Iterable[Path]) -> int:
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made again."""
+    """The user's folder for what can be made again; `KohyaBucketError` for a user without a home, as in containers."""
     windows = os.name == "nt"
-    base = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME")
-    return Path(base or Path.home() / ("AppData/Local" if windows else ".cache")) / "kohya_bucket"
+    variable = "LOCALAPPDATA" if windows else "XDG_CACHE_HOME"
+    try:
+        base = os.environ.get(variable) or Path.home() / ("AppData/Local" if windows else ".cache")
+    except RuntimeError:
+        raise KohyaBucketError(f"this user has no home folder: name one for caches with {variable}") from None
+    return Path(base) / "kohya_bucket"
 
 
 def _rename_over(source: Path, target: Path) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import as_sizes
 from kohya_bucket.checks import as_flag
-from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.errors import KohyaBucketError, as_damage, reading
 from kohya_bucket.files import replace_file
 from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import ImageFormat
@@ -206,18 +208,23 @@ class MetadataCache:
         Raises:
             KohyaBucketError: the file is missing, damaged, of a newer version, or holds impossible values; or pyarrow
                 is missing.
+            UnreadableError: it cannot be read now.
         """
         file = os.fspath(path)
         arrow_files.pyarrow_modules()
-        if not os.path.isfile(file):
+        is_there = False
+        with suppress(FileNotFoundError), reading(file):
+            is_there = Path(file).is_file()
+        if not is_there:
             raise KohyaBucketError(
                 f"{file}: no such metadata cache; make one with: kohya-bucket cache sizes … --output"
             )
         with as_damage(
             f"{file}: not a metadata cache, or damaged", "name another, or build it again", error=KohyaBucketError
         ):
-            # Read in full and closed: on Windows a mapped file could not be replaced.
-            table = arrow_files.bounded_table(arrow_files.parquet_bytes(file), _COLUMNS)
+            with reading(file):  # in full, and closed: on Windows a mapped file could not be replaced
+                data = arrow_files.parquet_bytes(file)
+            table = arrow_files.bounded_table(data, _COLUMNS)
             version = int((table.schema.metadata or {}).get(_VERSION_KEY, b"0"))
             if not version:
                 raise ValueError("it has no version")

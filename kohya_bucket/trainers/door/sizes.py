@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
 from kohya_bucket.texts import one_line
-from kohya_bucket.trainers.door.ranks import is_first_process
+from kohya_bucket.trainers.door.ranks import is_first_process, warn_once
 
 logger = logging.getLogger("kohya_bucket")
 AUTOMATIC_FROM = 5_000
@@ -39,11 +39,16 @@ def scan_sizes(paths: Sequence[str], setting: str = "auto", progress: Progress |
         return read_sizes(paths, progress=progress)
     cache, writable = None, True
     try:
-        cache = MetadataCache.load(file) if file.is_file() else None
+        with reading(file):
+            is_empty = file.stat().st_size == 0
+            cache = MetadataCache.load(file) if file.is_file() else None
     except KohyaBucketError as error:
-        writable = setting == "auto" or file.stat().st_size == 0 or is_metadata_cache(str(file))
+        passes = isinstance(error, UnreadableError)
+        writable = not passes and (setting == "auto" or is_empty or is_metadata_cache(str(file)))
         then = "it is created again" if writable else "it stays as it is, and no sizes are kept"
         logger.warning("%s; %s", one_line(error), then)
+    except (FileNotFoundError, ValueError):  # there is none yet, or it is a name that no file can have
+        pass
     fresh = MetadataCache.build(paths, progress=progress) if cache is None else cache.refresh(paths, progress=progress)
     changes = fresh.changes
     changed = cache is None or changes is None or bool(changes.reread or changes.added)
@@ -77,5 +82,10 @@ def cache_file(paths: Sequence[str], setting: str) -> Path | None:
     if len(paths) < AUTOMATIC_FROM or importlib.util.find_spec("pyarrow") is None:
         return None
     folders = sorted({os.path.abspath(folder) for folder in {os.path.dirname(path) for path in paths}})  # noqa: PTH100, PTH120
+    try:
+        folder = user_cache() / "sizes"
+    except KohyaBucketError as error:
+        warn_once(f"no image sizes are kept: {error}")
+        return None
     name = hashlib.sha256("\n".join(folders).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    return user_cache() / "sizes" / f"{name}.parquet"
+    return folder / f"{name}.parquet"

@@ -1,5 +1,6 @@
 """Sizes kept between runs."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.trainers.door import sizes as size_cache
+from tests.faults import PASSING, Faults
 from tests.pictures import make_pictures
 
 
@@ -69,6 +71,22 @@ def test_a_file_of_another_kind_stays_as_it_is(paths, tmp_path, caplog):
         assert file in caplog.text
 
 
+@pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
+@pytest.mark.parametrize("failing", [range(1, 100), range(2, 100), range(3, 4)], ids=["all", "later", "once"])
+def test_sizes_that_cannot_be_read_now_stay(paths, tmp_path, monkeypatch, caplog, code, failing):
+    file = tmp_path / "kept" / "sizes.parquet"
+    size_cache.scan_sizes(paths, str(file))
+    before = file.read_bytes()
+    faults = Faults(file.parent)
+    faults.install(monkeypatch)
+    with faults.at(failing, code):
+        assert size_cache.scan_sizes(paths[:2], str(file)).sizes.tolist() == [[10, 20], [11, 20]]
+        assert faults.failed
+    assert file.read_bytes() == before
+    assert "cannot be read now" in caplog.text
+    assert "it stays as it is" in caplog.text
+
+
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "."])
 def test_no_file_can_have_such_a_name(paths, name):
     assert size_cache.scan_sizes(paths, name).sizes[0].tolist() == [10, 20]
@@ -88,3 +106,15 @@ def test_small_data_sets_are_not_kept_unasked(paths, tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_does_not_stop_training(paths, tmp_path):
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     assert size_cache.scan_sizes(paths, str(tmp_path / "file" / "sizes.parquet")).sizes[0].tolist() == [10, 20]
+
+
+def test_a_user_without_a_home_trains_without_kept_sizes(paths, monkeypatch, caplog):
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setattr(size_cache, "AUTOMATIC_FROM", 6)
+    assert size_cache.scan_sizes(paths).sizes[0].tolist() == [10, 20]
+    assert "no image sizes are kept: this user has no home folder" in caplog.text
