@@ -10,6 +10,7 @@ import numpy as np
 
 from kohya_bucket.buckets.geometry import covering_sizes
 from kohya_bucket.buckets.sizes import Size, as_pair
+from kohya_bucket.errors import reading
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason, source_identity, why_stale
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -173,13 +174,17 @@ def made_from(file: OpenNpz, keys: str, image: Path) -> tuple[Fingerprint | None
     """What the note of latents says that they were made from, and why that is not `image`.
 
     Latents without a note are believed, unless their file is older than the image.
+
+    Raises:
+        UnreadableError: when the image was changed cannot be told now.
     """
     note = read_note(file, keys)
     if note is not None:
         fingerprint, source = note
         return fingerprint, [] if source in ("", image.name) else [StaleReason(Stale.OTHER_SOURCE, source)]
     try:
-        older = file.path.stat().st_mtime_ns < source_identity(image)[1]
-    except OSError:
+        with reading(image):
+            older = file.path.stat().st_mtime_ns < source_identity(image)[1]
+    except FileNotFoundError:
         return None, [StaleReason(Stale.GONE)]
     return None, [StaleReason(Stale.OLDER)] if older else []

@@ -1,5 +1,6 @@
 """Keys with a size and plain ones: each reader finds what it asks for, and nothing is encoded for their sake."""
 
+import errno
 import os
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
@@ -16,6 +17,7 @@ from kohya_bucket.trainers.sdscripts.npz import read_write as npz
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, npz_entry
 from kohya_bucket.trainers.sdscripts.npz.names import further_path
 from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz
+from tests.faults import PASSING, Faults
 from tests.latents.latent_helpers import PRINT, why_npz_bad
 from tests.trainers.sdscripts.npz.test_npz import equal, item
 
@@ -99,6 +101,18 @@ def test_plain_keys_of_the_right_shape_stay_as_they_are(tmp_path, image):
     before = path.read_bytes()
     assert ensure_current(path, wanted(image), SIZED, image) == ([], False)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
+def test_latents_of_an_image_that_cannot_be_reached_now_are_not_stale(tmp_path, image, monkeypatch, code):
+    path = tmp_path / "b.npz"
+    write(path, image, SIZED, note=False)
+    entry, faults = wanted(image), Faults(image)
+    faults.install(monkeypatch)
+    with faults.at(range(1, 100), code), pytest.raises(UnreadableError, match=r"a\.png: cannot be read now"):
+        npz_entry(path, entry, SIZED, image)
+    image.unlink()
+    assert StaleReason(Stale.GONE) in npz_entry(path, entry, SIZED, image).reasons
 
 
 @pytest.mark.parametrize("note", [True, False])
