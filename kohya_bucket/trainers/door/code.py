@@ -18,6 +18,11 @@ def parsed(file: Path) -> ast.Module:
         raise ConfigError(f"{file} cannot be read: {error}; it is to say what this trainer trains") from error
 
 
+def files_in(folder: Path, pattern: str) -> list[Path]:
+    """The files in a folder whose names match, without hidden ones: an editor's lock is a link that leads nowhere."""
+    return sorted(file for file in folder.glob(pattern) if file.is_file() and not file.name.startswith("."))
+
+
 def assigned(nodes: Iterable[ast.AST]) -> list[tuple[str, ast.expr]]:
     """The name and value of each plain assignment among nodes."""
     return [(name_of(node.targets[0]), node.value) for node in nodes if isinstance(node, ast.Assign)]

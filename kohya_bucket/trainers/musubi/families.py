@@ -17,7 +17,7 @@ from pathlib import Path
 from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.code import assigned, constants_in, name_of, parsed, value_of
+from kohya_bucket.trainers.door.code import assigned, constants_in, files_in, name_of, parsed, value_of
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout
 
@@ -85,7 +85,7 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
     """
     if package is None:
         return {}
-    code = [node for file in sorted((package / "dataset").glob("*.py")) for node in parsed(file).body]
+    code = [node for file in files_in(package / "dataset", "*.py") for node in parsed(file).body]
     nodes = [node for top in code for node in ast.walk(top)]
     values = constants_in(nodes)
     steps_of = dict(assigned(nodes)).get("ARCHITECTURE_STEPS_MAP")
@@ -94,7 +94,7 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
     # Code that compares with a family's constant anywhere else does more for that family than is known.
     compared_elsewhere = _compared(code)
     compared_elsewhere.subtract(_compared(begin))
-    programs = {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in sorted(package.glob("*.py"))}
+    programs = {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in files_in(package, "*.py")}
     found = {}
     for key, steps in zip(steps_of.keys, steps_of.values, strict=True) if isinstance(steps_of, ast.Dict) else ():
         constant = name_of(key)

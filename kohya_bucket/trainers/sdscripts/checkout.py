@@ -12,7 +12,7 @@ from pathlib import Path
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
-from kohya_bucket.trainers.door.code import constants_in, name_of, parsed, value_of
+from kohya_bucket.trainers.door.code import constants_in, files_in, name_of, parsed, value_of
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, NEEDED, Family
 
@@ -106,7 +106,7 @@ def npz_version(root: Path) -> str:
 def steps_in(root: Path) -> dict[str, int]:
     """{trainer's file: what `bucket_reso_steps` must be a multiple of there}, by its source; nothing is imported."""
     steps_of = {}
-    for file in root.glob("*.py"):
+    for file in files_in(root, "*.py"):
         steps = map(int, _VERIFIED.findall(file.read_text(encoding="utf-8", errors="replace")))
         least = math.lcm(*(step for step in steps if step))
         if least > 1:
@@ -120,7 +120,7 @@ def own_programs(root: Path, word: str) -> Programs | None:
     steps = steps_in(root)
     files = {
         file.name: steps.get(file.name, 1)
-        for file in root.glob("*train*.py")
+        for file in files_in(root, "*train*.py")
         if file.stem == name or file.name.startswith(f"{name}_train")
     }
     return Programs(f"{name}, of the checkout {root}", files) if files else None
@@ -133,7 +133,7 @@ def own_families(root: Path) -> list[Family]:
     """
     strides: dict[str, int | None] = {}  # of each class; one that names none has that of its base
     known, found = {family.suffix for family in ARCHITECTURES.values()}, []
-    for file in sorted((root / "library").glob("strategy_*.py")):
+    for file in files_in(root / "library", "strategy_*.py"):
         tree = parsed(file)
         constants = constants_in(ast.walk(tree))
         for kind in (node for node in tree.body if isinstance(node, ast.ClassDef)):

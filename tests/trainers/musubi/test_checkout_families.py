@@ -106,6 +106,14 @@ def test_what_the_code_says_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert architecture_named(f"model-{name}") == family == family_of(name, package)
 
 
+@pytest.mark.posix("links of POSIX")
+def test_a_checkout_that_is_open_in_an_editor(tmp_path: Path) -> None:
+    package = write_checkout(tmp_path, drawn(0))
+    for folder in (package, package / "dataset"):
+        (folder / ".#bucket.py").symlink_to("somebody@somewhere.1234")
+    assert defined_in(package).keys() == set(NAMES)
+
+
 def test_the_table_comes_first(tmp_path: Path) -> None:
     package = write_checkout(tmp_path, {"wan": drawn(0)["ltx2"]})
     assert family_of("wan", package) is ARCHITECTURES["wan"]

@@ -69,6 +69,13 @@ def test_their_trainers(tmp_path: Path) -> None:
     assert own_programs(root, "krea") is None
 
 
+@pytest.mark.posix("links of POSIX")
+def test_a_checkout_that_is_open_in_an_editor(tmp_path: Path) -> None:
+    root = write_checkout(tmp_path, "number")
+    (root / ".#krea2_train.py").symlink_to("somebody@somewhere.1234")
+    assert own_programs(root, "krea2").steps == {"krea2_train.py": 1, "krea2_train_network.py": 16}  # type: ignore[union-attr]
+
+
 def test_a_config_is_planned_and_its_caches_are_checked(tmp_path: Path, command_line) -> None:  # type: ignore[no-untyped-def]
     """Of four caches one is of another bucket, one is cut off, and one has no key of its size."""
     root, images = write_checkout(tmp_path, "number"), tmp_path / "images"
