@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from kohya_bucket.checks import quoted
+from kohya_bucket.errors import may_pass
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.findings import Findings, note_subfolders
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
     CACHE_FILE,
+    READ_AGAIN,
     Folder,
     are_stated_truly,
     check_stems,
@@ -145,6 +147,7 @@ def _cached(
             listed.append(Entry(image, image, size=size, caption=str(entry["caption"])))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"{path} is not usable ({type(error).__name__}: {error}), and sd-scripts stops at it"
+        remedy = READ_AGAIN if may_pass(error) else remedy
         findings.error("broken-cache", where, message, remedy, (path,))
         return [Entry(image, image) for image in folder.images]
     in_file, present = ({os.path.abspath(p) for p in paths} for paths in ([e.path for e in listed], folder.images))

@@ -282,6 +282,8 @@ def skipped_images(
 
 
 CACHE_FILE = "metadata_cache.json"
+READ_AGAIN = "leave it as it is, and run again once it can be read"
+"""What to do about a file that cannot be read now, whatever is in it."""
 
 
 def written_ns(file: str) -> int:

@@ -12,10 +12,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kohya_bucket.checks import path_meant, quoted
+from kohya_bucket.errors import may_pass
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
 from kohya_bucket.texts import json_mistake, parse_json, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
-from kohya_bucket.trainers.sdscripts.config.files import check_stems, image_named, missing_folder, remedy_for_missing
+from kohya_bucket.trainers.sdscripts.config.files import (
+    READ_AGAIN,
+    check_stems,
+    image_named,
+    missing_folder,
+    remedy_for_missing,
+)
 from kohya_bucket.trainers.sdscripts.config.keys import DatasetConfig, SubsetConfig
 from kohya_bucket.trainers.sdscripts.config.model import Entry, ReadContext, Registry, is_used, large_enough
 from kohya_bucket.trainers.sdscripts.config.releases import Feature, Release
@@ -87,7 +94,8 @@ def _read_metadata(subset: SubsetConfig, reading: ReadContext) -> dict[str, Any]
         findings.error("broken-metadata", where, message, "save it as UTF-8", (path,))
         return {}
     except (ValueError, OSError, RecursionError) as error:
-        findings.error("broken-metadata", where, f"metadata_file {quoted(path)}: {error}", "correct the file", (path,))
+        remedy = READ_AGAIN if may_pass(error) else "correct the file"
+        findings.error("broken-metadata", where, f"metadata_file {quoted(path)}: {error}", remedy, (path,))
         return {}
     if not metadata:
         message = f"metadata_file {quoted(path)} lists no image, so sd-scripts skips it"

@@ -1,5 +1,6 @@
 """What is said about configs: every slip is named, with the place, the nearest key and the remedy, all at once."""
 
+import errno
 import json
 import os
 from functools import partial
@@ -11,6 +12,7 @@ from PIL import Image
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.scan import Job
 from kohya_bucket.trainers.sdscripts.config import Config, Finding, Release, Severity, files, read_config, read_folders
+from tests.faults import PASSING, Faults
 
 
 @pytest.fixture(autouse=True)
@@ -427,6 +429,20 @@ def test_metadata_that_cannot_be_used(content: bytes, why: str) -> None:
     config = read(GOOD.replace("caption_extension = '.txt'", "metadata_file = 'meta.json'"))
     finding = found(config, "broken-metadata")
     assert why in finding.code + finding.text
+
+
+@pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
+@pytest.mark.parametrize("name", ["meta.json", os.path.join("images", "metadata_cache.json")])
+def test_a_file_that_cannot_be_read_now_is_not_to_be_deleted(
+    monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    Path(name).write_text("{}", encoding="utf-8")
+    text = GOOD.replace("caption_extension = '.txt'", "metadata_file = 'meta.json'") if name == "meta.json" else GOOD
+    faults = Faults(Path(name))
+    faults.install(monkeypatch)
+    with faults.at(range(2, 100), code):  # it is there
+        findings = read(text + "cache_info = true\n" * (text is GOOD)).findings
+    assert "leave it as it is, and run again" in next(f for f in findings if f.code.startswith("broken-")).remedy
 
 
 @pytest.mark.parametrize("side", ["99999999999", "1e400"])
