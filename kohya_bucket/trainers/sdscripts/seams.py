@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, reading
 from kohya_bucket.images.resize import INTERPOLATIONS, resize_and_crop
 from kohya_bucket.trainers.door.batches import PlannedBatch
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys, rule_for
@@ -66,10 +67,10 @@ def _glob_images(seam: Replaced, directory: str, base: str = "*") -> list[str]:
     if base != "*" or glob.has_magic(directory):
         paths: list[str] = seam.original(directory, base)
         return paths
-    try:
+    # As theirs, nothing of a folder that is not there. One that cannot be listed now ends the run.
+    with suppress(FileNotFoundError), reading(directory), suppress(NotADirectoryError):
         return read_folder(directory, seam.door.owners.named("IMAGE_EXTENSIONS")).images
-    except OSError:
-        return []
+    return []
 
 
 def _size_by_cache_name(seam: Replaced, self: Any, absolute_path: str, npz_path: str) -> tuple[Any, Any]:
