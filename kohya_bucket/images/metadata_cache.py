@@ -160,23 +160,21 @@ class MetadataCache:
             old, new = getattr(self, name), getattr(scan, name)
             columns[name] = np.empty((n, *new.shape[1:]), new.dtype)
             columns[name][reused], columns[name][stale] = old[old_rows[reused]], new
+        # A cache that has hashes keeps them: those of unchanged files; those of the others are computed last.
+        hashes = np.zeros(n, dtype=f"S{HASH_LENGTH}") if hash or self.hashes is not None else None
+        if hashes is not None and self.hashes is not None:
+            hashes[reused] = self.hashes[old_rows[reused]]
         n_reused, added = int(reused.sum()), int((old_rows < 0).sum())
         dropped = 0 if same_paths else len(self) - len(np.unique(old_rows[old_rows >= 0]))
         reasons = {int(stale[i]): reason for i, _, reason in scan.failures}
         changes = Changes(n_reused, n - n_reused - added, added, dropped, len(scan.failures))
-        cache = replace(self, paths=texts, hashes=None, reasons=reasons, changes=changes, **columns)
+        cache = replace(self, paths=texts, hashes=hashes, reasons=reasons, changes=changes, **columns)
         if interrupted is not None:
             finished = reused.copy()
             finished[stale[scan.read]] = True
             interrupted.cache = cache.where(finished)
             raise interrupted
-        # A cache that has hashes keeps them: those of unchanged files, and new ones of the others.
-        if not hash and self.hashes is None:
-            return cache
-        hashes = np.zeros(n, dtype=f"S{HASH_LENGTH}")
-        if self.hashes is not None:
-            hashes[reused] = self.hashes[old_rows[reused]]
-        return cache._with_hashes(hashes, **how, progress=progress)
+        return cache if hashes is None else cache._with_hashes(hashes, **how, progress=progress)
 
     def _unchanged(self, rows: npt.NDArray[np.int64], stat: Job) -> npt.NDArray[np.bool_]:
         """[M] whether the rows here (-1: none) hold for the files of which `stat` has the time and length."""

@@ -15,7 +15,9 @@ from kohya_bucket import cli
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import Changes, ImageFormat, MetadataCache, ScanInterrupted, TextColumn, read_sizes
 from kohya_bucket.images import headers as header_module
+from kohya_bucket.images import metadata_cache as cache_module
 from kohya_bucket.images import scan as pool_module
+from kohya_bucket.images.sizes import SizeScan
 
 
 def make(folder: Path, n: int = 6) -> list[Path]:
@@ -236,6 +238,21 @@ def test_ctrl_c_keeps_the_finished_rows(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(cache) == 20
     cache.save(tmp_path / "c.parquet")
     assert MetadataCache.load(tmp_path / "c.parquet").refresh(paths).changes == Changes(20, 0, 20, 0, 0)
+
+
+def test_ctrl_c_in_a_refresh_keeps_the_hashes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = make(tmp_path)
+    hashed = MetadataCache.build(paths, hash=True)
+    os.utime(paths[5], ns=(1, 1))
+
+    def interrupt(paths: list[str], **_: object) -> None:
+        raise ScanInterrupted(SizeScan.unread(paths))
+
+    monkeypatch.setattr(cache_module, "read_sizes", interrupt)
+    with pytest.raises(ScanInterrupted) as caught:
+        hashed.refresh()
+    assert hashed.hashes is not None
+    assert caught.value.cache.hashes.tolist() == hashed.hashes[:5].tolist()
 
 
 def test_the_command_builds_and_refreshes(tmp_path: Path) -> None:
