@@ -25,7 +25,7 @@ from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import ImageFormat
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import Engine, Progress
-from kohya_bucket.images.scan import STAT, Job, ScanTask
+from kohya_bucket.images.scan import ABSENT, STAT, Job, ScanTask
 from kohya_bucket.images.sizes import ScanInterrupted, SizeScan, read_sizes
 from kohya_bucket.images.stamps import HASH_LENGTH, hash_file
 from kohya_bucket.images.text_column import TextColumn
@@ -137,25 +137,29 @@ class MetadataCache:
         """
         hash = as_flag("hash", hash)
         how: dict[str, Any] = {"workers": workers, "engine": engine}
-        listed = absolute_paths([path for path in self.paths if os.path.exists(path)] if paths is None else paths)
-        texts, n = TextColumn.from_texts(listed), len(listed)
+        listed = absolute_paths(self.paths if paths is None else paths)
         # Times are taken before headers are read: a file that changes in between is read again next time.
         stat = Job(STAT, listed, **how)
         try:
             stat.run()
         except KeyboardInterrupt:
-            raise ScanInterrupted(SizeScan.unread(texts)) from None
+            raise ScanInterrupted(SizeScan.unread(listed)) from None
+        times = stat.rows
+        if paths is None:  # a file that cannot be looked at now may still exist
+            kept = [i for i in range(len(listed)) if stat.failures.get(i) not in ABSENT]
+            listed, times = [listed[i] for i in kept], times[kept]
+        texts, n = TextColumn.from_texts(listed), len(listed)
         # Each path's old row, -1 for a new path; rows of unchanged files are reused, the others read.
         same_paths = texts == self.paths
         old_rows = np.arange(n) if same_paths else self.paths.find(texts)
-        reused = self._unchanged(old_rows, stat)
+        reused = self._unchanged(old_rows, times)
         stale = np.flatnonzero(~reused)
         interrupted: ScanInterrupted | None = None
         try:
             scan = read_sizes([listed[i] for i in stale.tolist()], **how, progress=progress)
         except ScanInterrupted as interrupt:
             scan, interrupted = interrupt.scan, interrupt
-        columns: dict[str, Any] = {"mtime_ns": stat.rows["mtime_ns"], "bytes": stat.rows["bytes"]}
+        columns: dict[str, Any] = {"mtime_ns": times["mtime_ns"], "bytes": times["bytes"]}
         for name in ("sizes", "formats", "orientation"):
             old, new = getattr(self, name), getattr(scan, name)
             columns[name] = np.empty((n, *new.shape[1:]), new.dtype)
@@ -176,12 +180,12 @@ class MetadataCache:
             raise interrupted
         return cache if hashes is None else cache._with_hashes(hashes, **how, progress=progress)
 
-    def _unchanged(self, rows: npt.NDArray[np.int64], stat: Job) -> npt.NDArray[np.bool_]:
-        """[M] whether the rows here (-1: none) hold for the files of which `stat` has the time and length."""
+    def _unchanged(self, rows: npt.NDArray[np.int64], times: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """[M] whether the rows here (-1: none) hold for the files of which `times` has the time and length."""
         cached = rows >= 0
         if not cached.any():
             return cached
-        same = (self.mtime_ns[rows] == stat.rows["mtime_ns"]) & (self.bytes[rows] == stat.rows["bytes"])
+        same = (self.mtime_ns[rows] == times["mtime_ns"]) & (self.bytes[rows] == times["bytes"])
         # Unreadable files are tried again: a missing plugin may be installed by now.
         return np.asarray(cached & same & (self.sizes[rows, 0] > 0))
 

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
-from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.image_rows import (
     IMAGE_COLUMN,
     ScannedRows,
@@ -28,7 +27,7 @@ from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels
 from kohya_bucket.images.remote import fetched, is_url
-from kohya_bucket.images.scan import STAT, Job
+from kohya_bucket.images.scan import ABSENT, STAT, Job
 from kohya_bucket.images.stamps import (
     Stamp,
     check_unchanged,
@@ -112,7 +111,6 @@ def _places(tar: str, stamp: Stamp) -> dict[str, tuple[int, int]]:
 
 _WINDOW = 256 << 20
 _NOWHERE: Stamp = (-1, -1)
-_ABSENT = [explain_os_error(error) for error in (FileNotFoundError(), NotADirectoryError(20, os.strerror(20)))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +224,7 @@ class Origins:
         job = Job(STAT, [self.names[i] for i in single.tolist()]).run()
         of_files = np.stack([job.rows["bytes"], job.rows["mtime_ns"]])
         for i, why in job.failures.items():
-            if why not in _ABSENT:
+            if why not in ABSENT:
                 raise UnreadableError(
                     f"{job.paths[i]}: cannot be read now ({why}), so whether it changed is unknown: run again"
                 )

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images.formats import explain_os_error
 from kohya_bucket.images.parallel import Engine, Progress, for_each
 from kohya_bucket.images.remote import is_url, stat_remote
 from kohya_bucket.images.scan_worker import Answer, Helper, Look, ask
@@ -58,6 +59,8 @@ def _stat(path: str) -> tuple[int, int]:
 
 
 STAT = ScanTask(_stat, [("mtime_ns", "i8"), ("bytes", "i8")])
+ABSENT = [explain_os_error(error) for error in (FileNotFoundError(), NotADirectoryError(20, os.strerror(20)))]
+"""Reasons of its failures where there is no file; with all others there may be one."""
 
 
 class Job:

@@ -1,5 +1,6 @@
 """The metadata cache: rows follow the files, and what has not changed is not opened."""
 
+import errno
 import os
 import pickle
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_unreadable_files_are_tried_again(tmp_path: Path) -> None:
     assert set(cache.reasons) == {0, 1}
     assert cache.is_stale(path)
     assert cache.refresh().changes == Changes(0, 1, 0, 1, 1)
+
+
+def test_only_what_is_certainly_gone_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = make(tmp_path)
+    cache, real = MetadataCache.build(paths), os.stat
+
+    def stat(path: object, *rest: object, **options: object) -> os.stat_result:
+        if str(path) == str(paths[2]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *rest, **options)  # type: ignore[arg-type]
+
+    paths[4].unlink()
+    monkeypatch.setattr(os, "stat", stat)
+    after = cache.refresh()
+    assert list(after.paths) == [str(path) for path in paths if path != paths[4]]
+    assert after.changes == Changes(4, 1, 0, 1, 0)
 
 
 def test_hashes_are_kept_and_filled_in(tmp_path: Path) -> None:
