@@ -34,6 +34,7 @@ _NUMBERS = ("sizes", "mtime_ns", "bytes", "formats", "orientation")
 _VERSION_KEY = b"kohya_bucket_metadata_version"
 _VERSION = 1
 _COLUMNS = ["path", "width", "height", "mtime_ns", "bytes", "format", "orientation", "hash", "reason"]
+_FORMATS = frozenset(ImageFormat)
 _HASH_TEXT = re.compile(rf"([0-9a-f]{{{HASH_LENGTH}}})?")
 
 
@@ -345,6 +346,18 @@ def _columns(rows: Sequence[MetadataRow], like: MetadataCache) -> MetadataCache:
     if sizes.min(initial=0) < 0:
         bad = list(last)[int(sizes.min(axis=1).argmin())]
         raise KohyaBucketError(f"the row of {bad} has a side below 0: 0 by 0 stands for unreadable")
+    for path, row in last.items():  # no file could be read back that holds such a row
+        if (not row.width) != (not row.height):
+            why = f"is {row.width}x{row.height}: give both sides, or 0 by 0, which stands for unreadable"
+        elif row.orientation not in range(1, 9):
+            why = f"has the orientation {row.orientation!r}, but must have one from 1 to 8; 1 is upright"
+        elif row.format not in _FORMATS:
+            why = f"has the format {row.format!r}, but must have an ImageFormat"
+        elif not _HASH_TEXT.fullmatch(row.hash or ""):
+            why = f"has the hash {row.hash!r}, but must have {HASH_LENGTH} hexadecimal digits, as `hash_file` gives"
+        else:
+            continue
+        raise KohyaBucketError(f"the row of {path} {why}")
 
     def column(name: str, kind: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.array([getattr(row, name) for row in last.values()], dtype=kind)

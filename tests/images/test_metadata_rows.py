@@ -28,7 +28,10 @@ def row_of(path, width: int, height: int) -> MetadataRow:
 def test_rows_are_replaced_in_their_place_and_new_ones_follow(folder, hashed) -> None:
     paths = sorted(folder.glob("*.png"))
     before = MetadataCache.build(paths, hash=hashed)
-    changed, new = row_of(paths[1], 640, 480), MetadataRow(str(folder / "x.png"), 7, 8, 1, 1, ImageFormat.PNG, 6, "ab")
+    changed, new = (
+        row_of(paths[1], 640, 480),
+        MetadataRow(str(folder / "x.png"), 7, 8, 1, 1, ImageFormat.PNG, 6, "ab" * 16),
+    )
     cache = before.with_rows(MetadataRow(str(paths[1]), 1, 1, 1, 1), new, changed)
     rows, old = list(cache), list(before)
     assert [row.path for row in rows] == [*map(str, paths), str(folder / "x.png")]
@@ -63,6 +66,11 @@ def test_rows_that_cannot_be_are_refused(folder) -> None:
         (("a.png", 1, 2), "must be a MetadataRow"),
         (MetadataRow("a.png", -1, 2, 0, 0), "a side below 0"),
         (MetadataRow("a.png", 1.5, 2, 0, 0), "whole numbers"),
+        (MetadataRow("a.png", 0, 2, 0, 0), "a.png is 0x2: give both sides"),
+        (MetadataRow("a.png", 1, 2, 0, 0, orientation=0), "the orientation 0, but"),
+        (MetadataRow("a.png", 1, 2, 0, 0, orientation=300), "the orientation 300, but"),
+        (MetadataRow("a.png", 1, 2, 0, 0, format=200), "the format 200, but"),
+        (MetadataRow("a.png", 1, 2, 0, 0, hash="ab"), "the hash 'ab', but must have 32"),
     ]:
         with pytest.raises(KohyaBucketError, match=why):
             cache.with_rows(bad)
