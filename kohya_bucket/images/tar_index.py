@@ -102,6 +102,8 @@ class TarIndex:
         stamps = for_each(stamp_or_refuse, texts)
         indexed = {shard: i for i, shard in enumerate(zip(before.shards, before.stamps, strict=True))}
         new = [shard for shard in zip(texts, stamps, strict=True) if shard not in indexed]
+        order = np.argsort(before.rows["shard"], kind="stable")
+        begins = np.searchsorted(before.rows["shard"][order], np.arange(len(before.shards) + 1))
         scans = iter(for_each(partial(scan_shard, caption, image), [path for path, _ in new], engine, progress))
         keys: list[str] = []
         parts: list[npt.NDArray[Any]] = []
@@ -112,7 +114,8 @@ class TarIndex:
                 part, names, why, odd = next(scans)
                 odd.warn(shard[0])
             else:
-                at = np.flatnonzero(before.rows["shard"] == indexed[shard])
+                known = indexed[shard]
+                at = order[begins[known] : begins[known + 1]]
                 part, names = before.rows[at], [before.keys[i] for i in at.tolist()]
                 why = {row: before.reasons[i] for row, i in enumerate(at.tolist()) if i in before.reasons}
             part["shard"] = number

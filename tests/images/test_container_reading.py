@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import image_rows, parallel, remote
+from kohya_bucket.images import TextColumn, image_rows, parallel, remote
 from kohya_bucket.images.image_rows import scan_rows
 from kohya_bucket.images.origins import Container, Origins, apart, container_of
 from kohya_bucket.images.parallel import check_cancelled, for_each
 from kohya_bucket.images.stamps import stamp_of
-from kohya_bucket.images.tar_index import TarIndex
+from kohya_bucket.images.tar_index import ROW, TarIndex
 from kohya_bucket.latents.store.layout import absolute, paths_of, relative_source
 from tests.latents.containers import make_table, make_tar
 from tests.object_storage import s3_server
@@ -325,3 +325,30 @@ def test_a_table_that_claims_more_rows_than_its_bytes_can_hold_is_refused(tmp_pa
     pa.parquet.write_table(pa.table({"image": pa.nulls(3_000_000, pa.binary())}), path)
     with pytest.raises(KohyaBucketError, match=r"x\.parquet: claims 3,000,000 rows in"):
         scan_rows("image", None, str(path))
+
+
+class CountedRows(np.ndarray):
+    """Rows that count how often a whole column of them is taken."""
+
+    taken = 0
+
+    def __getitem__(self, key):
+        CountedRows.taken += key == "shard" if isinstance(key, str) else 0
+        return super().__getitem__(key)
+
+
+def test_an_earlier_index_is_gone_through_once_and_not_once_a_shard(tmp_path):
+    files = [tmp_path / f"{i}.tar" for i in range(30)]
+    for file in files:
+        file.write_bytes(b"not opened")
+    stamps = [stamp_of(str(file)) for file in files]
+    rows = np.zeros(60, ROW)
+    rows["shard"], rows["offset"] = np.repeat(np.arange(30), 2), np.arange(60)
+    keys = TextColumn.from_texts(map(str, range(60)))
+    before = TarIndex([*map(str, files)], stamps, keys, rows.view(CountedRows), {59: "broken"}, "txt")
+    again = TarIndex.build(files[:0:-1], caption="txt", before=before)
+    assert again.rows["offset"].tolist() == [i for shard in range(29, 0, -1) for i in (2 * shard, 2 * shard + 1)]
+    assert list(again.keys) == list(map(str, again.rows["offset"].tolist()))
+    assert again.rows["shard"].tolist() == np.repeat(np.arange(29), 2).tolist()
+    assert again.reasons == {1: "broken"}
+    assert CountedRows.taken < 10
