@@ -300,8 +300,9 @@ class LatentItems:
         stored = np.flatnonzero(at >= 0)
         rows = at[stored]
         newer = {"caption": _changed_texts(store, "caption", rows, [self.captions[i] for i in stored])}
-        if self.source_hashes is not None:
-            same = store.column("source_bytes")[rows] == self.source_bytes[stored]
+        if self.source_hashes is not None:  # "" where a file could not be read: the stored hash stays
+            same = np.array([bool(self.source_hashes[i]) for i in stored], dtype=np.bool_)
+            same &= store.column("source_bytes")[rows] == self.source_bytes[stored]
             same &= store.column("source_mtime_ns")[rows] == self.source_mtime_ns[stored]
             hashes = [self.source_hashes[i] for i in stored[same]]
             newer["source_hash"] = _changed_texts(store, "source_hash", rows[same], hashes)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, may_pass, reading
+from kohya_bucket.images import origins, stamps
 from kohya_bucket.latents import LatentStore, precompute_latents
 from tests.faults import PASSING, Faults
 from tests.latents.stub_encoders import MeanEncoder, dataset_of
@@ -110,6 +111,21 @@ def test_a_fault_that_passes_takes_nothing_out(good, tmp_path, images, command, 
             assert all(item in (before.get(name), after.get(name)) for name, item in found.items()), case
         else:
             assert items(root) == after, (seed, first, faults.failed[:2])
+
+
+def test_a_hash_stays_where_its_image_cannot_be_read_now(tmp_path, images, monkeypatch):
+    def precompute():
+        precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "store", content_hash=True)
+        return LatentStore(tmp_path / "store").strings("source_hash")
+
+    def hash_file(path):
+        if path == str(images[1]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return stamps.hash_file(path)
+
+    hashes = precompute()
+    monkeypatch.setattr(origins, "hash_file", hash_file)
+    assert precompute() == hashes
 
 
 @pytest.mark.parametrize("code", [errno.ELOOP, errno.ENODEV, *PASSING])
