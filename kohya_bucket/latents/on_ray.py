@@ -28,7 +28,7 @@ import numpy as np
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.images.parallel import joined_ray, raise_cause
-from kohya_bucket.latents.encode.precompute import check_kind, distinct, finish
+from kohya_bucket.latents.encode.precompute import check_kind, check_numbers, distinct, finish
 from kohya_bucket.latents.encode.worker import (
     DecodedBatch,
     PrecomputeReport,
@@ -392,6 +392,7 @@ def encode_on_ray(
     Raises:
         KohyaBucketError: as `encode_items`; or raised by an actor.
     """
+    check_numbers(batch_size)
     check_kind(wanted.encoding.kind, crew.facts().has_posterior, crew.facts().kind)
     wanted, refused = distinct(wanted)
     output = place_of(output_dir)

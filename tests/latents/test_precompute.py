@@ -84,6 +84,9 @@ def test_processes_encode_each_image_once_and_what_one_process_does(tmp_path, im
     assert all(np.array_equal(store.read(i), alone.read(i)) for i in range(len(alone)))
     with pytest.raises(KohyaBucketError, match="rank is 3 of 3"):
         precompute_latents(data, MeanEncoder(), tmp_path / "out", rank=3, processes=3)
+    for batch_size in (0, -3, "4", 2.5):
+        with pytest.raises(KohyaBucketError, match=f"batch_size is {batch_size!r}, but must be a whole number, 1"):
+            precompute_latents(data, MeanEncoder(), tmp_path / "out", batch_size=batch_size)
 
 
 @pytest.mark.parametrize("arch", ["sd", "flux"])

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.encode import text_encoder
 from kohya_bucket.latents.encode.precompute import precompute_text
 from kohya_bucket.latents.items import Caption
@@ -80,6 +80,16 @@ def test_processes_share_the_captions(tmp_path):
         found += encoded(tmp_path, rank=rank, processes=2)
         assert encoded(tmp_path, rank=rank, processes=2) == []
     assert sorted(found) == ["", *(f"caption of {name}" for name in NAMES)]
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"batch_size": -1}, "batch_size is -1, but must be a whole number, 1"), ({"batch_size": 0}, "batch_size is 0"),
+    ({"rank": 2, "processes": 2}, "rank is 2 of 2"), ({"processes": 0}, "rank is 0 of 0"),
+])  # fmt: skip
+def test_numbers_with_which_too_little_would_be_encoded_are_refused(tmp_path, wrong, said):
+    fill(tmp_path, NAMES)
+    with pytest.raises(KohyaBucketError, match=said):
+        precompute_text(tmp_path, Stub(), **wrong)
 
 
 def test_without_latents_there_are_no_captions(tmp_path):

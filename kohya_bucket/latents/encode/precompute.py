@@ -16,7 +16,7 @@ import numpy as np
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
-from kohya_bucket.checks import as_flag, known_keyword, number_of_launch
+from kohya_bucket.checks import as_flag, known_keyword, number_of_launch, refuse_other, whole_number
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.dtypes import dtype_name
 from kohya_bucket.latents.encode.worker import (
@@ -110,8 +110,7 @@ def encode_items(
     """
     if workers is not None and workers < 1:
         raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for one per processor")
-    if not 0 <= rank < processes:
-        raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
+    check_numbers(batch_size, rank, processes)
     wanted, refused = output.accept(wanted, encoder, images_root)
     report = PrecomputeReport(output.folder, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
     read_together = batch_size or MOST_TOGETHER  # equal in all processes: it decides which items are whose
@@ -129,6 +128,14 @@ def encode_items(
     report.seconds = time.monotonic() - started
     finish(reporter, wanted, refused if rank == 0 else [], sink)
     return report
+
+
+def check_numbers(batch_size: int | None, rank: int = 0, processes: int = 1) -> None:
+    """Refuse a batch size or a process with which nothing, or too little, would be encoded."""
+    if batch_size is not None:
+        refuse_other("batch_size", batch_size, whole_number(1), KohyaBucketError)
+    if not 0 <= rank < processes:
+        raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
 
 
 def launched() -> tuple[int, int]:
@@ -322,8 +329,10 @@ def precompute_text(
         rank, processes: this is process `rank` of so many.
 
     Raises:
+        KohyaBucketError: a batch size below 1, or a rank that is none of the processes.
         LatentStoreError: there is no store, its folder cannot be written, or an output cannot be stored.
     """
+    check_numbers(batch_size, rank, processes)
     latents = LatentStore(store)
     root = latents.layout.root
     if not len(latents.table):
