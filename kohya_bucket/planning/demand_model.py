@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -287,11 +288,18 @@ class Repeats:
     def _phase(self, seed: int) -> Counts:
         numerator, denominator = self.numerator, self.denominator
         phase = np.zeros(len(numerator), dtype=np.int64)
-        for q in np.unique(denominator[denominator > 1]):
-            for p in np.unique(numerator[denominator == q]):
-                rows = np.flatnonzero((denominator == q) & (numerator == p))
-                stream(Purpose.PHASES, seed).shuffle(rows)
-                phase[rows] = np.arange(len(rows), dtype=np.int64) * q // len(rows)
+        # The images of one ratio share out its phases; one alone has phase 0.
+        order = np.flatnonzero(denominator > 1)
+        order = order[np.lexsort((numerator[order], denominator[order]))]
+        begins = np.flatnonzero(np.diff(numerator[order], prepend=-1) | np.diff(denominator[order], prepend=-1))
+        drawn = stream(Purpose.PHASES, seed)
+        fresh = drawn.get_state()
+        for begin, end in pairwise([*begins.tolist(), len(order)]):
+            if end - begin > 1:
+                rows = order[begin:end]
+                drawn.set_state(fresh)
+                drawn.shuffle(rows)
+                phase[rows] = np.arange(len(rows), dtype=np.int64) * denominator[rows] // len(rows)
         return phase
 
     def before(self, epoch: int, seed: int) -> Counts:

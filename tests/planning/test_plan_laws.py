@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
 from kohya_bucket import PlanError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, demand_model
+from kohya_bucket.planning.demand_model import Repeats
 from kohya_bucket.planning.options import STEP_SHAPES
 from kohya_bucket.planning.plan import rank_costs
 from kohya_bucket.planning.resolutions import weighted_cycle
+from kohya_bucket.planning.stream import Purpose, stream
 
 every_policy = pytest.mark.parametrize("remainder", list(REMAINDERS))
 any_order = st.sampled_from(list(ORDERS))
@@ -334,3 +336,18 @@ def test_an_epoch_of_a_stage_reads_few_shards_at_a_time() -> None:
         plan = plan_epoch([0] * 120, 2, epoch=stage, order="local", shards=shards, open_shards=2, **options)
         assert (trained(plan) == (stages == stage)).all()
         assert max(len(np.unique(shards[plan.step_indices(step)])) for step in range(plan.steps)) <= 2
+
+
+def test_images_of_many_ratios_are_gone_through_once_and_not_once_a_ratio(monkeypatch):
+    drawn = []
+
+    def counted(purpose, *rest):
+        drawn.append(purpose)
+        return stream(purpose, *rest)
+
+    monkeypatch.setattr(demand_model, "stream", counted)
+    numerator, denominator = np.arange(400) // 2, 1 + np.arange(400) // 2 % 7
+    phase = Repeats(400, numerator, denominator)._phase(5)
+    assert drawn.count(Purpose.PHASES) == 1
+    for pair in range(200):  # two images of one ratio stand half a cycle apart
+        assert sorted(phase[2 * pair : 2 * pair + 2].tolist()) == [0, (1 + pair % 7) // 2]
