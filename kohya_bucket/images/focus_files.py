@@ -25,7 +25,7 @@ import numpy.typing as npt
 from kohya_bucket.buckets.focus import NO_FOCUS
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.checks import path_meant, quoted
-from kohya_bucket.errors import ConfigError, as_damage
+from kohya_bucket.errors import ConfigError, UnreadableError, as_damage, reading
 from kohya_bucket.images.arrow_files import bounded_table
 from kohya_bucket.images.formats import in_short
 from kohya_bucket.images.listing import are_there, file_key
@@ -51,6 +51,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
 
     Raises:
         ConfigError: a file that cannot be read, or a row that is not a rectangle, with file, line and value.
+        UnreadableError: the folder of an image cannot be listed now.
     """
     try:
         if where == BESIDE:
@@ -59,7 +60,7 @@ def read_focus(where: str, paths: Sequence[str]) -> tuple[FloatArray, list[str]]
         if not stat.S_ISREG(status.st_mode):
             raise OSError("it is not a file")
         folder, names, rectangles, keys = _table(os.path.abspath(where), status.st_size, status.st_mtime_ns)
-    except ConfigError:
+    except (ConfigError, UnreadableError):
         raise
     except (OSError, ValueError) as error:  # ValueError: an impossible file name
         at = getattr(error, "filename", None) if where == BESIDE else None
@@ -216,8 +217,10 @@ def _beside(paths: Sequence[str]) -> FloatArray:
         stem = os.path.splitext(name)[0]
         if folder not in listed:
             listed[folder] = frozenset()
-            with suppress(OSError):  # an address, or gone: reading the image will say so
-                listed[folder] = frozenset(os.listdir(folder or "."))
+            if not is_url(path):
+                # A folder that is gone: reading the image will say so.
+                with suppress(FileNotFoundError), reading(folder), suppress(NotADirectoryError):
+                    listed[folder] = frozenset(os.listdir(folder or "."))
         if stem + _OWN in listed[folder]:
             file = os.path.join(folder, stem + _OWN)
             data = _parsed(read_text(file), file)

@@ -1,13 +1,15 @@
 """Focus rectangles from files: what is read, and what is refused with line and value."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, UnreadableError
 from kohya_bucket.images import focus_files
 from kohya_bucket.images.focus_files import read_focus
 
@@ -109,6 +111,18 @@ def test_what_is_no_file_is_refused(tmp_path, monkeypatch, where) -> None:
 def test_a_file_beside_an_image_that_cannot_be_read_is_named(tmp_path) -> None:
     (tmp_path / "a.focus.json").symlink_to("gone")
     with pytest.raises(ConfigError, match=r"a\.focus\.json"):
+        read_focus("beside", [str(tmp_path / "a.jpg")])
+
+
+def test_a_folder_that_cannot_be_listed_now_is_not_one_without_focus(tmp_path, monkeypatch) -> None:
+    def listdir(folder):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+
+    (tmp_path / "file").touch()
+    without = [str(tmp_path / "gone" / "a.jpg"), str(tmp_path / "file" / "a.jpg"), "memory://x/a.jpg"]
+    assert np.isnan(read_focus("beside", without)[0]).all()
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(UnreadableError, match=re.escape(str(tmp_path))):
         read_focus("beside", [str(tmp_path / "a.jpg")])
 
 
