@@ -260,6 +260,6 @@ class Origins:
 
 
 def _stamp(container: Container) -> Stamp:
-    with suppress(FileNotFoundError, NotADirectoryError), reading(container.path):
+    with suppress(FileNotFoundError), reading(container.path), suppress(NotADirectoryError):
         return container.stamp or stamp_of(container.path)
     return _NOWHERE

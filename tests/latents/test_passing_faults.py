@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kohya_bucket.errors import KohyaBucketError, UnreadableError, may_pass, reading
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError, may_pass, reading
 from kohya_bucket.images import origins, stamps
 from kohya_bucket.latents import LatentStore, precompute_latents
+from kohya_bucket.latents.store import storage
 from tests.faults import PASSING, Faults
 from tests.latents.stub_encoders import MeanEncoder, dataset_of
 from tests.thinned import one_in
@@ -133,6 +134,16 @@ def test_what_does_not_pass_is_not_said_to_pass(code):
     with pytest.raises(UnreadableError) as refused, reading("a"):
         raise OSError(code, os.strerror(code))
     assert ("run again" in str(refused.value)) == may_pass(OSError(code, "")) == (code in PASSING)
+
+
+@pytest.mark.posix("Windows says that there is no such path")
+def test_what_would_lie_in_a_file_is_not_there(tmp_path):
+    (tmp_path / "file").touch()
+    assert not storage.is_there(tmp_path / "file" / "store")
+    with pytest.raises(LatentStoreError, match="is not a latent store"):
+        LatentStore(tmp_path / "file")
+    images = origins.Origins.named([tmp_path / "file" / name for name in ("a.png", "a.tar#a", "a.parquet#1")])
+    assert images.stamps()[0].tolist() == [-1, -1, -1]
 
 
 @pytest.mark.posix("names of 255 bytes")
