@@ -32,7 +32,8 @@ from kohya_bucket.inputs import open_input
 
 Pixels = npt.NDArray[np.uint8]
 _FORMATS = ("JPEG", "MPO")
-NO_IMAGE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # raised by Pillow for damaged files
+NO_IMAGE = (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError)
+"""Raised by Pillow for damaged files: `RuntimeError` for AVIF."""
 
 
 def load_pixels(source: str | PathLike[str] | bytes, *, alpha: bool = False, obey_exif: bool = False) -> Pixels:

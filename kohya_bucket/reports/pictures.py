@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.parallel import Progress, for_each
-from kohya_bucket.images.pixels import decode_all, upright
+from kohya_bucket.images.pixels import NO_IMAGE, decode_all, upright
 from kohya_bucket.inputs import open_input
 from kohya_bucket.reports.analysis import Analysis
 
@@ -123,7 +123,7 @@ def _thumbnail(kind: str, turned: Collection[str], path: str) -> tuple[str, int,
             as_seen = upright(image) if path in turned else image
             size = size if as_seen.size == image.size else size[::-1]
             return _encode(as_seen, size, kind), *size
-    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError):
+    except (*NO_IMAGE, MemoryError):
         return None
 
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import read_sizes
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.pixels import decode_all
+from kohya_bucket.reports.pictures import make_thumbnails
 
 
 def noise(size, seed):
@@ -23,6 +24,21 @@ def test_each_format_cut_behind_its_header(tmp_path, ending):
     assert path == str(cut)
     assert reason.startswith("cannot be read as an image (")
     assert "repair" not in reason
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "DDS"])
+def test_formats_whose_decoders_raise_what_others_do_not(tmp_path, kind):
+    """`RuntimeError` and `NotImplementedError`."""
+    if kind == "AVIF" and not features.check("avif"):
+        pytest.skip("a Pillow without AVIF")
+    path = tmp_path / "a.png"
+    noise((60, 40), 0).save(path, kind)
+    content = bytearray(path.read_bytes())
+    at, length = (content.index(b"mdat") + 4, 64) if kind == "AVIF" else (80, 4)  # its data; flags of its pixels
+    content[at : at + length] = bytes(length)
+    path.write_bytes(content)
+    assert list(decode_all([str(path)]).broken) == [str(path)]
+    assert make_thumbnails([str(path)]) == [None]
 
 
 def test_all_are_counted_in_their_order(tmp_path):
