@@ -55,7 +55,7 @@ class TrainerDoor(ABC):
     def __init__(self) -> None:
         self.patches = Patches()
         self.watch = ImportWatch(lambda name: name == _LOADER or name.startswith(f"{self.package}."), self.proceed)
-        self.root = Path()
+        self.root, self._folders = Path(), tuple[str, ...]()
         self.refusal = ""
         self.unknown: dict[str, str] = {}
         self.quiet = self.at_once = self._entering = False
@@ -175,7 +175,10 @@ class TrainerDoor(ABC):
 
     def _enter(self, home: ModuleType) -> None:
         """Check everything, then replace everything."""
-        self.root = Path(home.__file__ or ".").resolve().parent.parent
+        file = Path(home.__file__ or ".")
+        self.root = file.resolve().parent.parent
+        # A checkout may be reached by a link, by which its modules then know their files.
+        self._folders = tuple(f"{folder}{os.sep}" for folder in (self.root, file.absolute().parent.parent))
         self.owners = Owners(self.package, home, self.complete())
         subjects = self.subjects()
         wrong = {subject: "; ".join(reasons) for subject in subjects if (reasons := subject.problems(self.owners))}
@@ -226,8 +229,7 @@ class TrainerDoor(ABC):
         """The trainer's own modules, its programs among them, however they were started."""
         if module.__name__.split(".")[0] == self.package or module.__name__ in ("__main__", "__mp_main__"):
             return True
-        file = getattr(module, "__file__", None)
-        return bool(file) and str(file).startswith(str(self.root) + os.sep)
+        return str(getattr(module, "__file__", None) or "").startswith(self._folders)
 
 
 def _open_in(module: str) -> None:

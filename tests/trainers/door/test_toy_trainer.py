@@ -105,6 +105,28 @@ def test_ranks_train_every_picture_as_often_as_asked(toys, tmp_path):
         assert trained(ranks[0], epoch) + trained(ranks[1], epoch) == ASKED
 
 
+@pytest.mark.posix("links of POSIX")
+def test_a_program_of_a_checkout_that_is_reached_by_a_link(toys, tmp_path, tmp_path_factory, monkeypatch):
+    """It was imported before the door is opened, and has names of the trainer's bound."""
+    door = sys.modules["toy_door"].DOOR
+    door.close()
+    (tmp_path / "train_toys.py").write_text("from toys.trainer import make_accelerator\n", encoding="utf-8")
+    link = tmp_path_factory.mktemp("elsewhere") / "link"
+    link.symlink_to(tmp_path)
+    monkeypatch.syspath_prepend(str(link))
+    for name in ("toys", "toys.trainer"):
+        del sys.modules[name]
+    program = importlib.import_module("train_toys")
+    try:
+        alone = program.make_accelerator
+        door.open(quiet=True)
+        assert program.make_accelerator is sys.modules["toys.trainer"].make_accelerator is not alone
+        door.close()
+        assert program.make_accelerator is alone
+    finally:
+        del sys.modules["train_toys"]
+
+
 def test_another_version_is_refused(toys, capsys):
     door = sys.modules["toy_door"].DOOR
     door.close()
