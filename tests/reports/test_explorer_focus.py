@@ -339,3 +339,21 @@ def test_a_config_whose_focus_is_not_loaded_says_so(browser, images, tmp_path) -
     assert 'focus = "my.jsonl" is not shown until that file is loaded here' in browser.execute_script(said)
     load(browser, write(tmp_path / "my.jsonl", {"image": "set/a/wide.png", "focus": [0, 0]}))
     assert "is not shown until" not in browser.execute_script(said)
+
+
+def test_where_a_file_lies_is_found_without_comparing_each_row_with_each_image(browser, tmp_path):
+    """Clips as folders, whose frames have the same names in each."""
+    open_explorer(browser, tmp_path)
+    found, slices = browser.execute_script(
+        """const paths = Array.from({ length: 3000 }, (_, i) => `clip${Math.floor(i / 10)}/${i % 10}.png`);
+        const whole = Array.prototype.slice;
+        const rows = new FocusRows({ known: new Set(paths.map((path) => `set/${path}`)) });
+        let slices = 0;
+        Array.prototype.slice = function (...range) { slices++; return whole.apply(this, range); };
+        try {
+          rows.load(paths.map((image) => JSON.stringify({ image, focus: [0.5, 0.5] })).join("\\n"), "focus.jsonl");
+        } finally { Array.prototype.slice = whole; }
+        return [[rows.rows.size, rows.lies.folder.join("/")], slices];"""
+    )
+    assert found == [3000, "set"]
+    assert slices < 20 * 3000

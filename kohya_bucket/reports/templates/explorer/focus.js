@@ -112,19 +112,19 @@ class FocusRows {
 
   /* Where the file must lie for most of its rows to name an image; null where that is nowhere, or in several places. */
   guess() {
-    const byName = new Map(), votes = new Map();
+    const foldersOf = new Map(), votes = new Map(); // folders by all ends of the paths in them
+    const vote = (place) => { const key = JSON.stringify(place); votes.set(key, (votes.get(key) || 0) + 1); };
     for (const path of this.images.known) {
-      const parts = path.split("/"), name = parts.at(-1);
-      if (byName.has(name)) byName.get(name).push(parts); else byName.set(name, [parts]);
+      const parts = path.split("/");
+      for (let i = 0; i < parts.length; i++) {
+        const end = parts.slice(i).join("/"), folders = foldersOf.get(end);
+        if (folders) folders.push(parts.slice(0, i)); else foldersOf.set(end, [parts.slice(0, i)]);
+      }
     }
     for (const { image } of this.loose) {
       const row = partsOf(image.replace(/\\/g, "/"));
-      for (const path of byName.get(row.at(-1)) || []) {
-        const n = Math.min(row.length, path.length);
-        if (row.slice(-n).join("/") !== path.slice(-n).join("/")) continue;
-        const key = JSON.stringify({ root: row.slice(0, -n), folder: path.slice(0, -n) });
-        votes.set(key, (votes.get(key) || 0) + 1);
-      }
+      for (const folder of foldersOf.get(row.join("/")) || []) vote({ root: [], folder });
+      for (let i = 1; i < row.length; i++) if (this.images.known.has(row.slice(i).join("/"))) vote({ root: row.slice(0, i), folder: [] });
     }
     const [best, second] = [...votes].sort((a, b) => b[1] - a[1]);
     this.several = second && second[1] === best[1] ? [best, second].map(([key]) => JSON.parse(key).folder.join("/") || "the top") : null;
