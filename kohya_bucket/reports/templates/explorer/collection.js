@@ -16,6 +16,7 @@ class Collection {
     this.items = [];
     this.known = new Set();
     this.groups = new Map();
+    this.paths = new Map(); // of the images of each group
     this.passedOver = new Map();
     this.texts = new Set();
     this.focusFile = null;
@@ -33,6 +34,7 @@ class Collection {
   add(item, group) {
     item.group = group;
     group.images++;
+    if (this.paths.has(group)) this.paths.get(group).push(item.path); else this.paths.set(group, [item.path]);
     this.items.push(item);
     this.version++;
   }
@@ -89,7 +91,7 @@ class Collection {
   /* The ending of the captions beside most images of a group; null where there are none. */
   captionsOf(group) {
     if (group.captions) return group.captions;
-    const paths = this.items.filter((item) => item.group === group).map((item) => item.path.replace(/\.[^./]*$/, ""));
+    const paths = (this.paths.get(group) || []).map((path) => path.replace(/\.[^./]*$/, ""));
     const [most, count] = CAPTIONS.map((ending) => [ending, paths.filter((path) => this.texts.has(path + ending)).length]).sort((a, b) => b[1] - a[1])[0];
     return count ? most : null;
   }
@@ -112,8 +114,7 @@ function* chosenFiles(list) {
 /* Files below handles of files and folders, of which none is opened before its turn. */
 async function* handledFiles(handles) {
   const pending = handles.map((handle) => [handle, handle.name]);
-  while (pending.length) {
-    const [handle, path] = pending.shift();
+  for (const [handle, path] of pending) { // grows meanwhile
     if (handle.kind === "file") yield { path, file: () => handle.getFile() };
     else for await (const inner of handle.values()) pending.push([inner, `${path}/${inner.name}`]);
   }
@@ -122,8 +123,7 @@ async function* handledFiles(handles) {
 /* The same of dropped entries, for browsers without handles. Chromium refuses these to a page that is a file itself. */
 async function* droppedFiles(entries) {
   const pending = [...entries];
-  while (pending.length) {
-    const entry = pending.shift();
+  for (const entry of pending) { // grows meanwhile
     if (entry.isFile) {
       yield { path: entry.fullPath.replace(/^\//, ""), file: () => new Promise((go, fail) => entry.file(go, fail)) };
       continue;
