@@ -19,6 +19,7 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.files import GroupedSync
 from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.latents.fingerprint import NOTE, Stale, StaleReason
+from kohya_bucket.latents.store.storage import is_there
 from kohya_bucket.trainers.door.ranks import wait_for_ranks
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, finite_arrays, save_latents, temporary_folder
 from kohya_bucket.trainers.sdscripts.families import Family
@@ -110,7 +111,7 @@ class TrainersNpz(NpzCache):
         self._save, self._load, self._accepts = (getattr(self.strategy, name) for name in names)
 
     def holds(self, item: CacheItem) -> bool:
-        return Path(item.path).exists()
+        return is_there(Path(item.path))
 
     def stale_reasons(self, item: CacheItem) -> list[StaleReason]:
         if reasons := _noted_reasons(item):

@@ -7,7 +7,6 @@ captions, the first one gets the usual file and the others get further ones.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,9 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.text_encoder import SAMPLE, encoders_hash, tokens_hash
 from kohya_bucket.latents.encode.worker import Background
-from kohya_bucket.latents.fingerprint import StaleReason
+from kohya_bucket.latents.fingerprint import Stale, StaleReason
 from kohya_bucket.latents.items import Caption, Encoding
+from kohya_bucket.latents.store.storage import is_there
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.ranks import (
     end_run,
@@ -140,12 +140,10 @@ class TextSession:
                 self.saved.add(path)
 
     def _is_expected(self, path: str) -> bool:
-        if not os.path.exists(path):  # noqa: PTH110
-            return False
         if self.strategy.skip_disk_cache_validity_check:
-            return True
+            return is_there(Path(path))
         reasons = text_stale_reasons(path, self.captions[path], self.encoding)
-        if reasons:
+        if any(reason.kind is not Stale.MISSING for reason in reasons):
             self.reasons[path] = reasons
         return not reasons and bool(self._accepts(path))
 
