@@ -145,9 +145,11 @@ def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]
 
 def _is_new(folder: str, seen: set[tuple[int, int]]) -> bool:
     size = len(seen)
-    with suppress(OSError):
+    try:
         status = os.stat(folder)
-        seen.add((status.st_dev, status.st_ino))
+    except OSError:  # listing it will say so
+        return True
+    seen.add((status.st_dev, status.st_ino))
     return len(seen) > size
 
 

@@ -1,8 +1,11 @@
 """Which files count as the images of a dataset."""
 
+import errno
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,3 +120,23 @@ def test_what_the_trainers_lists_leave_out_is_left_out(tmp_path: Path) -> None:
     assert list_images(tmp_path) == [str(tmp_path / name) for name in ("a.png", Path("sub", "c.png"))]
     assert list_images(tmp_path, recursive=False) == read_folder(str(tmp_path)).images == [str(tmp_path / "a.png")]
     assert list_images(tmp_path / "__MACOSX") == [str(tmp_path / "__MACOSX" / "b.png")]  # named outright
+
+
+def refusing(call: Callable[..., Any], path: Path) -> Callable[..., Any]:
+    """A call of the system that gets no answer about one path."""
+
+    def asked(name: Any, *rest: Any, **options: Any) -> Any:
+        if os.path.normpath(os.fspath(name)) == str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+        return call(name, *rest, **options)
+
+    return asked
+
+
+def test_a_folder_of_which_nothing_is_known_is_not_left_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list_images(tree)
+    monkeypatch.setattr(os, "stat", refusing(os.stat, tree / "sub"))
+    assert list_images(tree) == found
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir, tree / "sub"))
+    with pytest.raises(KohyaBucketError, match="this folder cannot be listed"):
+        list_images(tree)
