@@ -21,7 +21,7 @@ from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.images import list_images, read_sizes
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, format_of_extension
 from kohya_bucket.images.image_rows import scan_rows
-from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.listing import absolute_paths, matches_of
 from kohya_bucket.images.origins import Container, Origins
 from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.remote import is_url, list_remote
@@ -77,7 +77,7 @@ def _matches(sources: Sequence[str], endings: Sequence[str]) -> list[str]:
         if is_url(source) and glob.has_magic(source) and source.lower().endswith(tuple(endings)):
             matches = list_remote(source, True, endings)
         elif not is_url(source) and glob.has_magic(source) and not Path(source).exists():
-            names += sorted(glob.glob(source))  # noqa: PTH207
+            names += sorted(matches_of(source, recursive=False))
             continue
         names += matches or [source]
     return list(dict.fromkeys(names))

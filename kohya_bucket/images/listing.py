@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from itertools import chain
 
 from kohya_bucket.checks import as_flag, path_meant
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, may_pass
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_listed
 from kohya_bucket.images.remote import is_url, list_remote
 from kohya_bucket.inputs import MAX_TABLE_BYTES
@@ -121,11 +122,40 @@ def list_images(
         return _from_list(text) if text.lower().endswith(_LISTS) else [text]
     if glob.has_magic(text):
         wanted = frozenset(e.lower() for e in extensions)
-        matches = glob.glob(text, recursive=True)
+        matches = matches_of(text, recursive=True)
         # A pattern with an ending is taken literally; `data/*` means the images in it.
         named = os.path.splitext(text)[1] not in ("", ".*")
-        return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and os.path.isfile(p))
+        return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and _may_be_file(p))
     raise KohyaBucketError(f"{text}: no such file or folder, and no pattern either: {path_meant(text)}")
+
+
+def _may_be_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:  # of what cannot be looked at now, reading it will say so
+        return may_pass(error)
+
+
+def matches_of(pattern: str, *, recursive: bool) -> list[str]:
+    """What `glob` finds. `KohyaBucketError` for a folder that cannot be listed, which it would leave out."""
+    _refuse_unlisted(pattern)
+    return glob.glob(pattern, recursive=recursive)
+
+
+def _refuse_unlisted(pattern: str) -> None:
+    folder, name = os.path.split(pattern)
+    inside = pattern if name == "**" else folder or os.curdir
+    while os.path.basename(folder) == "**":  # in `inside`
+        folder = os.path.dirname(folder)
+    if glob.has_magic(folder):
+        _refuse_unlisted(folder)
+    for one in glob.glob(os.path.join(inside, ""), recursive=True) if glob.has_magic(name) else ():
+        try:
+            os.scandir(one).close()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise KohyaBucketError(f"{one}: this folder cannot be listed ({error.strerror})") from None
 
 
 def _walk(folder: str, recursive: bool, extensions: frozenset[str]) -> list[str]:

@@ -140,3 +140,16 @@ def test_a_folder_of_which_nothing_is_known_is_not_left_out(tree: Path, monkeypa
     monkeypatch.setattr(os, "scandir", refusing(os.scandir, tree / "sub"))
     with pytest.raises(KohyaBucketError, match="this folder cannot be listed"):
         list_images(tree)
+
+
+@pytest.mark.parametrize("pattern", ["**/*.*", "*/*.webp", "su*/**/*.webp", "**"])
+def test_a_pattern_leaves_out_nothing_of_which_nothing_is_known(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    found = list_images(str(tree / pattern))
+    assert str(tree / "sub" / "c.webp") in found
+    monkeypatch.setattr(os, "stat", refusing(os.stat, tree / "sub" / "c.webp"))
+    assert list_images(str(tree / pattern)) == found
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir, tree / "sub"))
+    with pytest.raises(KohyaBucketError, match=r"sub.?: this folder cannot be listed"):
+        list_images(str(tree / pattern))
