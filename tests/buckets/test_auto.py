@@ -128,3 +128,9 @@ def test_unreadable_or_no_images_are_refused() -> None:
         generate_buckets([])
     with pytest.raises(BucketSettingsError, match="an image of 0x5"):
         generate_buckets([(64, 64), (0, 5)])
+
+
+@pytest.mark.parametrize("method", ["kmeans", "optimal"])
+def test_a_strip_gets_a_bucket_of_whole_steps_whatever_the_target(method) -> None:
+    made = generate_buckets([(100_000, 100), (100, 100)], num_buckets=2, target=1000, vae_factor=64, method=method)
+    assert made.bucket_set[-1] == Bucket(15_616, 64)

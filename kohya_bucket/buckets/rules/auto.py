@@ -161,7 +161,7 @@ def generate_buckets(
     if area < step**2:
         raise BucketSettingsError(f"a target of {size[0]}x{size[1]} is smaller than one square of {step}")
     low = step if min_side is None else -(-min_side // step) * step
-    high = area // step if max_side is None else max_side // step * step
+    high = (area // step if max_side is None else max_side) // step * step
     if not step <= low <= high:
         raise BucketSettingsError(f"no multiple of {step} lies within the sides {min_side}..{max_side}")
     aspects = sizes[:, 0] / sizes[:, 1]
