@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import chain
 
 from kohya_bucket.checks import as_flag, path_meant
-from kohya_bucket.errors import KohyaBucketError, may_pass
+from kohya_bucket.errors import KohyaBucketError, may_pass, reading
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_listed
 from kohya_bucket.images.remote import is_url, list_remote
 from kohya_bucket.inputs import MAX_TABLE_BYTES
@@ -53,7 +53,11 @@ def folder_key(path: str | os.PathLike[str]) -> tuple[int, int, str]:
 
 def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
     """Whether each path, relative to `base`, exists, by listing each folder once: on a network disk, checking every
-    file is slow."""
+    file is slow.
+
+    Raises:
+        UnreadableError: a folder that cannot be listed now, other than for lack of permission.
+    """
     listed: dict[str, frozenset[str]] = {}
     out = []
     for path in map(os.path.normcase, paths) if os.name == "nt" else paths:
@@ -61,9 +65,11 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
         folder = path[: len(path) - len(name)]
         if folder not in listed:
             listed[folder] = frozenset()
-            with suppress(OSError, ValueError):  # no such folder, no permission, or an impossible name
-                names = os.listdir(os.path.join(base, folder) or os.curdir)
-                listed[folder] = frozenset(map(os.path.normcase, names))
+            here = os.path.join(base, folder) or os.curdir
+            # no such folder, no permission, or an impossible name
+            absent = NotADirectoryError, PermissionError, ValueError
+            with suppress(FileNotFoundError), reading(here), suppress(*absent):
+                listed[folder] = frozenset(map(os.path.normcase, os.listdir(here)))
         out.append(name in listed[folder])
     return out
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kohya_bucket.checks import path_meant
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images import MetadataCache, list_images, read_sizes
-from kohya_bucket.images.listing import absolute_paths
+from kohya_bucket.images.listing import absolute_paths, are_there
 from kohya_bucket.trainers.sdscripts.config.files import read_folder
 
 
@@ -153,3 +153,11 @@ def test_a_pattern_leaves_out_nothing_of_which_nothing_is_known(
     monkeypatch.setattr(os, "scandir", refusing(os.scandir, tree / "sub"))
     with pytest.raises(KohyaBucketError, match=r"sub.?: this folder cannot be listed"):
         list_images(str(tree / pattern))
+
+
+def test_what_is_in_a_folder_of_which_nothing_is_known_is_not_said(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [str(tree / name) for name in ("b.jpg", "b.txt", "gone/a.txt", "a.txt/b", "sub/c.webp", "a\0/b")]
+    assert are_there(paths) == [True, False, False, False, True, False]
+    monkeypatch.setattr(os, "listdir", refusing(os.listdir, tree / "sub"))
+    with pytest.raises(UnreadableError, match="run again"):
+        are_there(paths)
