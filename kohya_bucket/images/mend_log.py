@@ -339,7 +339,12 @@ def _settle(files: _Files, step: Step) -> None:
 
 def _is_there(path: Path) -> bool:
     """Whether a path exists in exactly this case, even if the file system ignores case."""
-    return os.path.lexists(path) and path.name in os.listdir(path.parent)
+    if not os.path.lexists(path):
+        return False
+    # Listing a folder for each of its files takes hours: only where it has this name in another case too.
+    other_case = "".join(letter.swapcase() if letter.isascii() else letter for letter in path.name)
+    any_case = other_case == path.name or os.path.lexists(path.with_name(other_case))
+    return not any_case or path.name in os.listdir(path.parent)
 
 
 def _is_plain(path: Path) -> bool:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -264,3 +265,19 @@ def test_what_links_lead_to_stays(few: Path) -> None:
     assert (few / "turned.png").is_symlink()
     mend_log.undo(str(few))
     assert bytes_of(few.parent) == before
+
+
+@pytest.mark.posix("a file system that knows case")
+def test_an_undo_lists_the_folder_for_none_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(9):
+        Image.new("RGB", (64, 64), (number, 0, 0)).save(tmp_path / f"é{number}.png")
+        (tmp_path / f"é{number}.txt").write_bytes("café".encode("cp1252"))
+    assert mend_log.apply(str(tmp_path), mending.find(str(tmp_path)).fixes, "cp1252").done == 9
+    (tmp_path / "é3.txt").write_text("changed", encoding="utf-8")
+    listed: list[str] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: listed.append(os.fspath(folder)) or listdir(folder))
+    for done in (8, 0):
+        outcome = mend_log.undo(str(tmp_path))
+        assert (outcome.done, [Path(path).name for path, _ in outcome.failed]) == (done, ["é3.txt"])
+    assert str(tmp_path) not in listed
