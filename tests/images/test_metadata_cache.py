@@ -292,6 +292,26 @@ def test_the_command_builds_and_refreshes(tmp_path: Path) -> None:
     assert isinstance(nothing.exception, KohyaBucketError)
 
 
+def test_an_interrupted_command_leaves_a_whole_cache_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, target = tmp_path / "data", tmp_path / "c.parquet"
+    folder.mkdir()
+    paths = make(folder)
+    MetadataCache.build(paths, hash=True).save(target)
+    before = target.read_bytes()
+
+    def interrupt(*_: object, **__: object) -> None:
+        interrupted = ScanInterrupted(SizeScan.unread([str(path) for path in paths]))
+        interrupted.cache = some
+        raise interrupted
+
+    some = MetadataCache.build(paths[:2])
+    monkeypatch.setattr(MetadataCache, "refresh", interrupt)
+    result = CliRunner().invoke(cli.app, ["cache", "sizes", str(folder), "--output", str(target)])
+    assert result.exit_code == 130
+    assert "stays as it was: --refresh reads only what is new or changed" in result.output
+    assert target.read_bytes() == before
+
+
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)), st.data())
 def test_a_text_column_behaves_as_a_list(texts: list[str], data: st.DataObject) -> None:
     column = TextColumn.from_texts(texts)

@@ -229,6 +229,9 @@ def sizes(
         with scan_progress("reading headers", quiet=quiet) as progress:
             cache = read(paths, hash=hash, workers=workers, engine=runs_on, progress=progress)
     except ScanInterrupted as interrupt:
+        if not refresh and output.exists():  # its rows may be more than what was read until now
+            kept = f"{output} stays as it was: --refresh reads only what is new or changed"
+            raise KeyboardInterrupt(f"{interrupt}; {kept}") from None
         if interrupt.cache is not None and len(interrupt.cache):
             interrupt.cache.save(output)
             kept = f"{counted(len(interrupt.cache), 'row')} kept in {output}: continue with --refresh"
