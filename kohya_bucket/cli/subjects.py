@@ -62,7 +62,7 @@ class Reading(Terminal):
                 return ImageTable.from_scan(read_sizes(absolute_paths(paths), **how))
             scanned = before.refresh(paths, hash=self.hash, **how)
         if self.cache is not None:
-            scanned.save(self.cache)
+            _with_others_of(before, scanned).save(self.cache)
         hashes = scanned.hashes.astype(str).tolist() if self.hash and scanned.hashes is not None else None
         return ImageTable.from_scan(scanned.scan(), hashes)
 
@@ -81,6 +81,14 @@ class Reading(Terminal):
         read_as = dict.fromkeys(decoded.transparent, TRANSPARENT) | dict.fromkeys(decoded.deep, DEEP)
         misread = {i: read_as[path] for i, path in enumerate(images.paths) if path in read_as}
         return replace(images.without(decoded.broken), misread=misread)
+
+
+def _with_others_of(before: MetadataCache, scanned: MetadataCache) -> MetadataCache:
+    """What was scanned, and the rows of all other files that the cache had: those of other folders or datasets."""
+    others = before.where(scanned.paths.find(before.paths) < 0)
+    if scanned.hashes is not None and others.hashes is None:
+        others = replace(others, hashes=np.zeros(len(others), scanned.hashes.dtype))
+    return others.joined(scanned)
 
 
 def from_folders(

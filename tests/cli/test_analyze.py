@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 from kohya_bucket import BucketSet, KohyaBuckets
 from kohya_bucket.buckets import bucket_set_to_toml
 from kohya_bucket.cli import app
+from kohya_bucket.cli.subjects import Reading
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import MetadataCache, list_images
+from tests.pictures import make_pictures
 
 
 @pytest.fixture
@@ -169,3 +172,14 @@ def test_the_reports_place_is_looked_at_before_the_images(folder, tmp_path, monk
     ):
         with pytest.raises(KohyaBucketError, match=message):
             run(folder, "--html", place)
+
+
+def test_a_cache_of_sizes_keeps_what_is_of_other_folders(tmp_path):
+    cache = tmp_path / "sizes.parquet"
+    for folder, width in (("a", 64), ("b", 96)):
+        make_pictures(tmp_path / folder, [(width, 64), (width, 80)])
+    for folder, hash in (("a", False), ("b", True), ("a", False)):
+        Reading(cache=cache, hash=hash, quiet=True).table(list_images(tmp_path / folder))
+        kept = MetadataCache.load(cache)
+    assert sorted(kept.sizes[:, 0].tolist()) == [64, 64, 96, 96]
+    assert [bool(row.hash) for row in kept] == [True] * 4
