@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import errno
 import importlib.util
 import os
 from functools import cache
@@ -155,11 +156,14 @@ def _raised_here(error: BaseException) -> bool:
     return at is not None and at.tb_frame.f_code.co_filename.startswith(_PACKAGE)
 
 
+_MAY_PASS = errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT
 _REMEDIES = {
     "no such file": "correct the path",
     "MAX_TEXT": "save it without its text",
     **dict.fromkeys(("MAX_IMAGE_PIXELS", "decompression bomb", "no memory for"), "make it smaller"),
     "its bucket was chosen": "run again, if it was just edited",
+    **dict.fromkeys(("permission denied", os.strerror(errno.EACCES)), "make it readable"),
+    **dict.fromkeys(map(os.strerror, _MAY_PASS), "run again, nothing says that it is damaged"),
 }  # by part of the reason
 
 

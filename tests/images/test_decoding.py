@@ -1,14 +1,18 @@
 """Images that are whole in their header only."""
 
+import os
+
 import numpy as np
 import pytest
 from PIL import Image, features
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images import read_sizes
+from kohya_bucket.images import pixels, read_sizes
+from kohya_bucket.images.formats import what_to_do
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.pixels import decode_all
 from kohya_bucket.reports.pictures import make_thumbnails
+from tests.faults import PASSING
 
 
 def noise(size, seed):
@@ -96,6 +100,19 @@ def test_why_names_no_object_of_python(tmp_path):
     assert one == "cannot be read as an image (cannot identify image file)"
     with pytest.raises(KohyaBucketError, match=r"\(cannot identify image file\); repair or remove it"):
         Origins.named([tmp_path / "empty.png"]).pixels(0)
+
+
+@pytest.mark.parametrize("code", PASSING)
+def test_what_may_pass_is_no_reason_to_remove_an_image(tmp_path, monkeypatch, code):
+    def open_input(path):
+        raise OSError(code, os.strerror(code), path)
+
+    noise((30, 20), 0).save(tmp_path / "a.png")
+    monkeypatch.setattr(pixels, "open_input", open_input)
+    (why,) = decode_all([str(tmp_path / "a.png")]).broken.values()
+    assert "remove" not in what_to_do(why)
+    with pytest.raises(KohyaBucketError, match=r"; (run again, nothing says that it is damaged|make it readable)$"):
+        Origins.named([tmp_path / "a.png"]).pixels(0)
 
 
 def test_images_behind_urls():
