@@ -67,6 +67,11 @@ class _Watched:
             self.failed = error
             raise
 
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_SET and offset < 0:  # for the system an invalid argument, as of a share that is away
+            raise ValueError(f"a damaged directory has a member at {offset}")
+        return self._file.seek(offset, whence)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 

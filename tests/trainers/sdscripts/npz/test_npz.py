@@ -129,6 +129,17 @@ def test_what_is_left_of_a_cache_is_replaced(tmp_path):
     assert equal(npz.read_npz(tmp_path / "a.npz", BUCKET, arch), item(arch))
 
 
+def test_a_directory_that_points_before_the_file_is_damage(tmp_path):
+    np.savez(tmp_path / "a.npz", latents=np.zeros((4, 8, 8), dtype=np.float32))
+    with (tmp_path / "a.npz").open("r+b") as file:
+        file.seek(-6, os.SEEK_END)
+        begin = int.from_bytes(file.read(4), "little")
+        file.seek(-6, os.SEEK_END)
+        file.write((begin + 1000).to_bytes(4, "little"))
+    with OpenNpz(tmp_path / "a.npz") as file, pytest.raises(npz.BrokenNpzError, match="a member at -1000"):
+        file.shape("latents")
+
+
 def test_wrong_shapes_are_refused(tmp_path):
     sd, flux = ARCHITECTURES["sd"], ARCHITECTURES["flux"]
     with pytest.raises(LatentStoreError, match="do not belong to sd"):
