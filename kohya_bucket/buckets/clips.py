@@ -86,7 +86,10 @@ class ClipBuckets:
         counts = np.where(array.min(axis=1, initial=1) < 1, 0, counts)
         loaded = counts  # what runs are taken from: a trainer may stop loading before the end
         if source_fps is not None and self.target_fps is not None and self.by_time:
-            seconds = counts / np.asarray(source_fps, dtype=np.float64)
+            rates = np.asarray(source_fps, dtype=np.float64)
+            for rate in np.unique(rates).tolist():
+                check_rate("source_fps", rate)
+            seconds = counts / rates
             loaded = counts = np.ceil(seconds * self.target_fps - 1e-9).astype(np.int64)
         elif source_fps is not None and self.target_fps is not None:
             # Where musubi-tuner stops loading: for `head` at the longest length, whatever it has loaded till then.

@@ -138,6 +138,12 @@ def test_hostile_counts_are_refused_before_they_fill_the_memory():
             frames_at_rate([10], rate, 16)
 
 
+@pytest.mark.parametrize("rate", [0, -5, np.nan, np.inf, [25.0, 0.0]])
+def test_by_time_a_rate_that_is_none_is_refused(rate) -> None:
+    with pytest.raises(BucketSettingsError, match="source_fps is"):
+        ClipBuckets(PICTURE, [5], target_fps=24.0, by_time=True).place([(640, 480)] * 2, [100, 100], rate)
+
+
 def test_by_time_a_clip_has_the_frames_of_its_seconds() -> None:
     rule = ClipBuckets(PICTURE, [5], target_fps=24.0, by_time=True)
     assert rule.place([(640, 480)] * 3, [100, 101, 1], 25.0).frames.tolist() == [96, 97, 1]
