@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ def caption_beside(image: str, ending: str) -> str | None:
     Raises:
         KohyaBucketError: it cannot be read, see `caption_of_file`.
     """
-    beside = f"{image.rpartition('.')[0]}{ending}" if is_url(image) else str(Path(image).with_suffix(ending))
+    stem = os.path.splitext(image)[0]  # noqa: PTH122  (a Path drops a slash of an address)
+    beside = stem + ending if is_url(image) else str(Path(image).with_suffix(ending))
     try:
         content = read_remote(beside) if is_url(image) else read_input(beside, MAX_CAPTION_BYTES)
     except FileNotFoundError:

@@ -15,6 +15,7 @@ from kohya_bucket.buckets import (
     Bucket,
     geometry,
 )
+from kohya_bucket.datasets.captions import caption_beside
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels import load_pixels
@@ -369,3 +370,10 @@ def test_where_it_is_asked_or_nothing_can_stand_for_it_a_bad_image_is_an_error(w
         alone[0]
     with pytest.raises(KohyaBucketError, match="on_bad_image is 'skip'"):
         BucketedDataset(with_one_cut_off, FixedBuckets(SET), on_bad_image="skip")
+
+
+def test_the_caption_of_an_address_without_an_ending_is_beside_it():
+    memory = pytest.importorskip("fsspec", reason="fsspec is not installed").filesystem("memory")
+    for name in ("captions/a", "b.c/a"):
+        memory.pipe(f"/{name}.txt", b"a cat")
+        assert caption_beside(f"memory://{name}", ".txt") == "a cat"
