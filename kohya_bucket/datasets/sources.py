@@ -283,7 +283,7 @@ class FileSource(CellSource):
         self.paths = paths
         if not len(self.paths):
             raise KohyaBucketError("a dataset needs at least one image, but the list of paths is empty")
-        if isinstance(captions, str) and not captions.startswith("."):
+        if isinstance(captions, str) and (captions[:1] != "." or captions == "." or {"/", "\\", "\0"} & set(captions)):
             raise KohyaBucketError(
                 f"captions={captions!r} is one text: give a list, or a file name ending such as '.txt'"
             )

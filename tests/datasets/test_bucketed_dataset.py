@@ -134,8 +134,9 @@ def test_mistakes_are_named(paths: list[Path], tmp_path: Path) -> None:
         BucketedDataset([], rule)
     with pytest.raises(KohyaBucketError, match="2 captions for 6 images"):
         BucketedDataset(paths, rule, captions=["a", "b"])
-    with pytest.raises(KohyaBucketError, match="is one text"):
-        BucketedDataset(paths, rule, captions="a cat")
+    for one_text in ("a cat", "", ".", "./captions.txt", "..\\captions.txt"):
+        with pytest.raises(KohyaBucketError, match="is one text"):
+            BucketedDataset(paths, rule, captions=one_text)
     with pytest.raises(KohyaBucketError, match="'fancy'"):
         BucketedDataset(paths, rule, interpolation="fancy")
     with pytest.raises(KohyaBucketError, match=r"none of 1 images has a bucket.*no such file"):
