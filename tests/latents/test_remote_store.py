@@ -664,3 +664,10 @@ def test_a_folder_of_our_name_that_is_not_ours_is_left_alone(kept, address, capl
     (said,) = caplog.messages
     assert "kohya_bucket_shards was not made by kohya_bucket" in said
     assert [path.name for path in kept.rglob("*.*")] == [X]
+
+
+def test_the_home_folder_is_meant_where_the_variable_begins_with_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOHYA_BUCKET_SHARDS", "~/kept")
+    for home in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(home, str(tmp_path))
+    assert NodeCache("s3://bucket/store").root.parent == tmp_path / "kept"

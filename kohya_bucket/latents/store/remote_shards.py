@@ -241,7 +241,8 @@ class NodeCache:
     """
 
     def __init__(self, address: str, limit: int | None = None) -> None:
-        self.root = Path(os.environ.get(_FOLDER_VARIABLE) or user_cache()) / _FOLDER
+        named = os.environ.get(_FOLDER_VARIABLE)
+        self.root = (Path(named).expanduser() if named else user_cache()) / _FOLDER  # env files leave ~ as it is
         text = os.environ.get(_LIMIT_VARIABLE, "").strip()
         try:
             gigabytes = float(text) if text else _DEFAULT_GB
