@@ -21,6 +21,7 @@ from kohya_bucket.cli.help import ADVANCED, opt, rare
 from kohya_bucket.errors import ConfigError, KohyaBucketError
 from kohya_bucket.files import MADE_BY
 from kohya_bucket.images import IMAGE_EXTENSIONS
+from kohya_bucket.images.listing import file_key
 from kohya_bucket.inputs import open_input
 
 if TYPE_CHECKING:
@@ -224,6 +225,14 @@ def check_output(
             f"{option} is {output}, which is not known to be {what} of this package's making, and would be "
             "overwritten: give another name, or delete it first"
         )
+
+
+def refuse_one_file(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse two outputs of a command, by option, in one file: the later would take the place of the other."""
+    named: dict[str, str] = {}
+    for option, path in outputs.items():
+        if path is not None and (first := named.setdefault(file_key(path), option)) != option:
+            raise ConfigError(f"{first} and {option} both name {path}: give each a file of its own")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,6 +183,16 @@ def test_no_folder_is_made_for_a_file(folder: Path, arguments: tuple[str, ...]) 
     assert not (folder.parent / "repotrs").exists()
 
 
+@pytest.mark.parametrize("options", [("--html", "--list-bad"), ("--html", "--cache"), ("--cache", "--list-bad")])
+def test_two_outputs_are_not_one_file(folder: Path, options: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    one, other = options
+    result = CliRunner().invoke(app, ["analyze", str(folder), one, "out", other, str(folder.parent / "out")])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert f"{one} and {other} both name" in str(result.exception)
+    assert not Path("out").exists()
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437"])
 def test_drawings_are_plain_where_the_output_cannot_show_them(
     folder: Path, encoding: str, monkeypatch: pytest.MonkeyPatch

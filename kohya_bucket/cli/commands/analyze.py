@@ -22,6 +22,7 @@ from kohya_bucket.cli.options import (
     check_output,
     engine_of,
     refuse_beside,
+    refuse_one_file,
 )
 from kohya_bucket.files import MADE_BY, replace_file
 from kohya_bucket.texts import counted
@@ -59,6 +60,7 @@ def analyze(
 ) -> None:
     quiet = quiet or as_json
     config, options, path = given_config(config, options, path or [])
+    refuse_one_file({"--html": html, "--cache": cache, "--list-bad": list_bad})
     check_output("--html", html, "a web page", [*path, config, options.bucket_config, cache])
     check_output("--cache", cache, "a Parquet file", [], lambda _: True)  # it is read before it is written
     check_output("--list-bad", list_bad, "a list of paths", [*path, config, options.bucket_config, cache])
