@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError, as_damage
+from kohya_bucket.errors import KohyaBucketError, as_damage, reading
 from kohya_bucket.files import replace_file
 from kohya_bucket.images import arrow_files
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, UnreadableImageError
@@ -137,11 +137,15 @@ class TarIndex:
         return f"{self.shards[int(self.rows[index]['shard'])]}#{self.keys[index]}"
 
     def is_current(self) -> bool:
-        """No shard has changed since it was indexed."""
-        try:
-            return [stamp_of(shard) for shard in self.shards] == self.stamps
-        except OSError:
-            return False
+        """No shard has changed since it was indexed. `UnreadableError` if that cannot be told now."""
+        for shard, stamp in zip(self.shards, self.stamps, strict=True):
+            try:
+                with reading(shard):
+                    if stamp_of(shard) != stamp:
+                        return False
+            except OSError:  # gone, or no longer a file
+                return False
+        return True
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as Parquet, atomically. Raises `KohyaBucketError` for a member whose name is not Unicode."""

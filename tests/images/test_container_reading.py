@@ -1,5 +1,6 @@
 """Images in tars and tables by their names: which one, how often a file is read for it, and never another one."""
 
+import errno
 import io
 import os
 import threading
@@ -11,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images import TextColumn, image_rows, parallel, remote
 from kohya_bucket.images.image_rows import scan_rows
 from kohya_bucket.images.origins import Container, Origins, apart, container_of
@@ -352,3 +353,18 @@ def test_an_earlier_index_is_gone_through_once_and_not_once_a_shard(tmp_path):
     assert again.rows["shard"].tolist() == np.repeat(np.arange(29), 2).tolist()
     assert again.reasons == {1: "broken"}
     assert CountedRows.taken < 10
+
+
+def test_a_shard_that_cannot_be_looked_at_now_has_not_changed(tmp_path, monkeypatch):
+    index = TarIndex.build([str(make_tar(tmp_path / "a.tar", [("a.png", png(1))]))], caption=None)
+    assert index.is_current()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refusing)
+        with pytest.raises(UnreadableError, match="run again"):
+            index.is_current()
+    (tmp_path / "a.tar").unlink()
+    assert not index.is_current()
+
+
+def refusing(path, **_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO), path)
