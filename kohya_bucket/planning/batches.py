@@ -92,9 +92,11 @@ def separate_repeats(items: Items, cut: BatchLayout, rng: np.random.RandomState)
     if len(crowded) == 0:
         return
     first = np.cumsum(cut.per_bucket) - cut.per_bucket
-    for k in np.unique(cut.bucket[crowded]):
+    # Batches are in bucket order, so the crowded ones of a bucket are neighbours.
+    buckets, begins = np.unique(cut.bucket[crowded], return_index=True)
+    for k, of_bucket in zip(buckets.tolist(), np.split(crowded, begins[1:]), strict=True):
         batches = np.arange(first[k], first[k] + cut.per_bucket[k])
-        if len(batches) > 1 and not _exchange(items, cut, batches, crowded[cut.bucket[crowded] == k]):
+        if len(batches) > 1 and not _exchange(items, cut, batches, of_bucket):
             lengths = cut.length[batches]
             begin = int(cut.start[batches[0]])
             end = begin + int(lengths.sum())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
 from kohya_bucket import PlanError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, demand_model
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, batches, demand_model
 from kohya_bucket.planning.demand_model import Repeats
 from kohya_bucket.planning.options import STEP_SHAPES
 from kohya_bucket.planning.plan import rank_costs
@@ -351,3 +351,18 @@ def test_images_of_many_ratios_are_gone_through_once_and_not_once_a_ratio(monkey
     assert drawn.count(Purpose.PHASES) == 1
     for pair in range(200):  # two images of one ratio stand half a cycle apart
         assert sorted(phase[2 * pair : 2 * pair + 2].tolist()) == [0, (1 + pair % 7) // 2]
+
+
+def test_repeats_that_meet_are_gone_through_once_and_not_once_a_bucket(monkeypatch):
+    crowded = batches._crowded_batches
+    asked = []
+
+    class Counted(np.ndarray):
+        def __getitem__(self, key):
+            asked.append(np.size(key) if isinstance(key, np.ndarray) else 0)
+            return super().__getitem__(key)
+
+    monkeypatch.setattr(batches, "_crowded_batches", lambda *of: crowded(*of).view(Counted))
+    plan = plan_epoch(np.arange(40), 4, repeats=10)
+    assert trained(plan).tolist() == [10] * 40
+    assert sum(asked) < 500  # of 120 batches
