@@ -33,11 +33,11 @@ def encoding(paths, size, side, folder, switched, runs):
     """{name: (ms of CPU per image, share of time the encoder was idle, images/s)}; `switched` is {name: wrap}."""
     sizes = np.tile(np.array([size], dtype=np.int32), (len(paths), 1))
     data = Data(paths, sizes, KohyaBuckets(side, 256, 2048).place(sizes))
-    found = {name: [] for name in switched}
+    options, found = {"dtype": "bfloat16", "batch_size": 8}, {name: [] for name in switched}
     for k in range(runs + 1):
         for n, (name, wrap) in enumerate(switched.items()):
             start = time.process_time()
-            report = wrap(lambda k=k, n=n: precompute_latents(data, Stub(), folder / f"{n}-{k}", dtype="bfloat16"))()
+            report = wrap(lambda k=k, n=n: precompute_latents(data, Stub(), folder / f"{n}-{k}", **options))()
             used = time.process_time() - start
             if k:  # the first warms up
                 idle = 100 * report.device_idle / report.seconds
