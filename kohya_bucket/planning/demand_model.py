@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from kohya_bucket.planning.stream import Purpose, stream
 Ids = npt.NDArray[np.integer]
 Times = npt.NDArray[np.int64]
 _HIGHEST_BUCKET = 2**24
+_MOST_EPOCHS = 10_000  # that are looked at to find the longest
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,9 @@ class DemandModel:
             return range(1)
         if self.mode.by_schedule:
             return list(map(int, self.stage_begins))
-        available = np.unique((self.ids >= 0).sum(axis=1))
-        return range(int(np.lcm.reduce(available[available > 0], initial=1)))
+        available = np.unique((self.ids >= 0).sum(axis=1)).tolist()
+        round_of_all = math.lcm(*filter(None, available))
+        return range(round_of_all) if round_of_all <= _MOST_EPOCHS else None
 
     def most_times(self) -> Times:
         """[N] how often an epoch asks for each image at most."""

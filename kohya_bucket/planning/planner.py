@@ -118,8 +118,9 @@ class EpochPlanner:
         epochs = self.demand_model.distinct_epochs() if chosen.equal_epochs else range(1)
         if epochs is None:
             raise PlanError(
-                "equal_epochs is set with fractional repeats or regularization: what an epoch trains then never comes "
-                "round, so no length fits all epochs; use whole repeats, or leave equal_epochs out"
+                "equal_epochs is set with fractional repeats or regularization, or images have many different numbers "
+                "of resolutions: what an epoch trains then never comes round, so no length fits all epochs; use whole "
+                "repeats, or leave equal_epochs out"
             )
         self.epochs = epochs
         self._alone: dict[tuple[int, int, bytes], list[int]] = {}  # what `_steps_alone` has found

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plan_cases import SIZES, asked, assert_all_is_accounted_for, cases, plan_epoch, trained, with_effect
 
 from kohya_bucket import PlanError
-from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, batches, demand_model
+from kohya_bucket.planning import ORDERS, REMAINDERS, EpochPlanner, LedgerReason, batches, demand_model, never_full
 from kohya_bucket.planning.demand_model import Repeats
 from kohya_bucket.planning.options import STEP_SHAPES
 from kohya_bucket.planning.plan import rank_costs
@@ -366,3 +366,13 @@ def test_repeats_that_meet_are_gone_through_once_and_not_once_a_bucket(monkeypat
     plan = plan_epoch(np.arange(40), 4, repeats=10)
     assert trained(plan).tolist() == [10] * 40
     assert sum(asked) < 500  # of 120 batches
+
+
+def test_rounds_of_more_epochs_than_anybody_trains_are_not_gone_through():
+    has = np.arange(50) <= np.arange(50)[:, None]  # image i has i + 1 resolutions
+    ids = np.where(has, 0, -1)
+    planner = EpochPlanner(ids, 4, resolution_mode="rotate", remainder="drop", step_shapes="one")
+    assert planner.demand_model.distinct_epochs() is None
+    assert never_full(planner).tolist() == []
+    with pytest.raises(PlanError, match="many different numbers of resolutions"):
+        EpochPlanner(ids, 4, resolution_mode="rotate", equal_epochs=True)
