@@ -146,3 +146,13 @@ def test_settings_that_cannot_work_are_refused(options) -> None:
 def test_a_limit_that_would_enlarge_an_image_is_named() -> None:
     placement = ExactBuckets(512, min_side=256, no_upscale=True).place([(200, 200), (300, 30), (600, 600)])
     assert [placement.reason(i) for i in range(3)] == [Reason.SIDE_LIMIT, Reason.TOO_SMALL, Reason.PLACED]
+
+
+def test_buckets_of_less_than_a_batch_are_dropped_all_at_once(monkeypatch):
+    sizes = [(8 * k, 512) for k in range(8, 72)] + [(512, 8 * k) for k in (30, 40, 40)]
+    calls = []
+    flatnonzero = np.flatnonzero
+    monkeypatch.setattr(np, "flatnonzero", lambda values: calls.append(1) or flatnonzero(values))
+    placed = ExactBuckets(1024, 8, resize=False, underfilled="drop", batch_size=2).place(sizes)
+    assert placed.bucket_sizes[placed.placed].tolist() == [[512, 320], [512, 320]]
+    assert len(calls) < 20

@@ -246,7 +246,9 @@ def settle_underfilled(
     keys, bucket_of = np.unique(size_keys(first), return_inverse=True)
     buckets = sizes_of_keys(keys).astype(np.int64)
     counts = np.bincount(bucket_of, minlength=len(buckets))
-    alive = np.ones(len(buckets), dtype=np.bool_)
+    if not redistribute:  # then no bucket gains what another loses
+        bucket_of = np.where(counts[bucket_of] < batch_size, -1, bucket_of)
+    alive = np.full(len(buckets), redistribute, dtype=np.bool_)
     areas = buckets.prod(axis=1)
     while len(small := np.flatnonzero(alive & (counts < batch_size))):
         smallest = small[np.argmin(counts[small])]
@@ -254,7 +256,7 @@ def settle_underfilled(
         alive[smallest], counts[smallest] = False, 0
         targets = np.flatnonzero(alive)
         bucket_of[rows] = -1
-        if not redistribute or not len(targets):
+        if not len(targets):
             continue
         # Largest area first, so that the first of the smallest distances is the one wanted.
         targets = targets[np.argsort(-areas[targets], kind="stable")]
