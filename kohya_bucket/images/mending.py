@@ -26,6 +26,7 @@ from kohya_bucket.images.formats import (
     explain_os_error,
     format_of_extension,
     not_decoded,
+    not_loaded,
     sniff,
 )
 from kohya_bucket.images.listing import are_there, list_images
@@ -363,6 +364,8 @@ def content_of(fix: Fix, encoding: str) -> bytes | None:
         with Image.open(io.BytesIO(content)) as made:
             made.load()
             is_right = made.size == size and orientation_in(made) == 1
+    except KohyaBucketError:
+        raise
     except NO_IMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -398,7 +401,11 @@ def _encoded(image: Image.Image, kind: ImageFormat) -> tuple[bytes, tuple[int, i
         image = image.transpose(turn)
     exif.pop(ORIENTATION, None)
     if len(exif):
-        options["exif"] = exif.tobytes()
+        try:
+            options["exif"] = exif.tobytes()
+        except Exception as error:  # Pillow raises anything for values of other types than their tags have
+            why = f"its EXIF cannot be written again ({not_loaded(error)})"
+            raise KohyaBucketError(f"{why}: take the damaged tags out of it first") from error
     if kind is ImageFormat.JPEG:
         options |= {"quality": 95, "subsampling": 0}
     elif kind is ImageFormat.WEBP:

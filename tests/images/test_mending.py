@@ -4,8 +4,10 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
+import struct
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -281,3 +283,23 @@ def test_an_undo_lists_the_folder_for_none_of_its_files(tmp_path: Path, monkeypa
         outcome = mend_log.undo(str(tmp_path))
         assert (outcome.done, [Path(path).name for path, _ in outcome.failed]) == (done, ["é3.txt"])
     assert str(tmp_path) not in listed
+
+
+@pytest.mark.parametrize("tag", [
+    struct.pack("<HHI4s", 0x011A, 2, 3, b"72"), struct.pack("<HHI4s", 0x0103, 6, 1, b"\xff"),
+    struct.pack("<HHIi", 0x0100, 9, 1, -5), struct.pack("<HHIf", 0x011A, 11, 1, math.nan),
+], ids=["a resolution in text", "a signed byte", "a negative width", "no number"])  # fmt: skip
+def test_an_image_whose_exif_pillow_cannot_write_is_named_and_the_others_are_fixed(tmp_path: Path, tag: bytes) -> None:
+    orientation = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + b"".join(sorted([tag, orientation])) + bytes(4)
+    for name in "abc":
+        picture(np.random.default_rng(0), (96, 64 + ord(name))).save(tmp_path / f"{name}.jpg")
+    picture(np.random.default_rng(0), (96, 64)).save(tmp_path / "b.jpg", exif=exif)
+    (tmp_path / "c.jpg").rename(tmp_path / "c.png")
+    before = (tmp_path / "b.jpg").read_bytes()
+    outcome = mend_log.apply(str(tmp_path), mending.find(str(tmp_path)).fixes, "cp1252")
+    ((path, why),) = outcome.failed
+    assert Path(path).name == "b.jpg"
+    assert why.startswith("its EXIF cannot be written again (")
+    assert (tmp_path / "b.jpg").read_bytes() == before
+    assert outcome.done == 1
