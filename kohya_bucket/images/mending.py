@@ -9,7 +9,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -389,9 +389,20 @@ def _with_texts_of(file: BinaryIO, content: bytes) -> bytes:
 _TURNING_TEXTS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0", b"Raw profile type APP1\0")
 
 
+@contextmanager
+def _keeping_exif() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Pillow raises anything for damaged blocks, and values of other types than tags have
+        why = f"its EXIF cannot be written again ({not_loaded(error)})"
+        raise KohyaBucketError(f"{why}: take it, or its damaged tags, out of the file first") from error
+
+
 def _encoded(image: Image.Image, kind: ImageFormat) -> tuple[bytes, tuple[int, int]]:
     """An upright image of one 8-bit frame, and its size. Only JPEG lose anything: a level or two of 255."""
-    exif, turn = image.getexif(), TURNS.get(orientation_in(image))
+    with _keeping_exif():
+        exif = image.getexif()
+    turn = TURNS.get(orientation_in(image))
     options = {"icc_profile": image.info.get("icc_profile")}
     if image.mode.startswith("I;16") or image.mode == "I":
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
@@ -401,11 +412,8 @@ def _encoded(image: Image.Image, kind: ImageFormat) -> tuple[bytes, tuple[int, i
         image = image.transpose(turn)
     exif.pop(ORIENTATION, None)
     if len(exif):
-        try:
+        with _keeping_exif():
             options["exif"] = exif.tobytes()
-        except Exception as error:  # Pillow raises anything for values of other types than their tags have
-            why = f"its EXIF cannot be written again ({not_loaded(error)})"
-            raise KohyaBucketError(f"{why}: take the damaged tags out of it first") from error
     if kind is ImageFormat.JPEG:
         options |= {"quality": 95, "subsampling": 0}
     elif kind is ImageFormat.WEBP:

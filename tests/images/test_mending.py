@@ -303,3 +303,10 @@ def test_an_image_whose_exif_pillow_cannot_write_is_named_and_the_others_are_fix
     assert why.startswith("its EXIF cannot be written again (")
     assert (tmp_path / "b.jpg").read_bytes() == before
     assert outcome.done == 1
+
+
+def test_an_image_whose_exif_pillow_cannot_read_is_named(tmp_path: Path) -> None:
+    deep = np.linspace(0, 65535, 80 * 90).reshape(90, 80).astype(np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png", exif=b"II*\0")
+    outcome = mend_log.apply(str(tmp_path), mending.find(str(tmp_path)).fixes, "cp1252")
+    assert [why.partition(" (")[0] for _, why in outcome.failed] == ["its EXIF cannot be written again"]
