@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -81,7 +81,8 @@ class Seam:
         @functools.wraps(original)
         def replaced(*args: Any, **kwargs: Any) -> Any:
             with exit_with_message():
-                return replacement(seam, *args, **kwargs)
+                made = replacement(seam, *args, **kwargs)
+            return _each(made) if inspect.isgeneratorfunction(replacement) else made
 
         @functools.wraps(original)
         def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -112,6 +113,12 @@ class Seam:
             ):
                 return f"{self.path} is given {name} = {value!r}, which this adapter does not know"
         return ""
+
+
+def _each(made: Iterator[Any]) -> Iterator[Any]:
+    """What a replacement makes one by one: it runs while that is asked for."""
+    with exit_with_message():
+        yield from made
 
 
 def _pass_on(seam: Replaced, *args: Any, **kwargs: Any) -> Any:

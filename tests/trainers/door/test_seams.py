@@ -6,6 +6,7 @@ import types
 
 import pytest
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.trainers.door.seams import Owners, Seam, SeamGroup
 
 KNOWN = ("alpha", "beta")
@@ -130,3 +131,20 @@ def test_a_function_is_wrapped_as_itself():
     made = replaced(Seam("Wheel.turn", (), heard), turn, Door())
     assert (made.__name__, made.__doc__) == ("turn", "Turns.")
     assert inspect.signature(made) == inspect.signature(turn)
+
+
+def test_what_is_made_one_by_one_ends_the_run_as_all_else_does(capsys):
+    def numbers(seam, self, alpha):
+        yield from seam.original(self, alpha)
+        raise KohyaBucketError("the folder does not answer")
+
+    def original(self, alpha):
+        yield from range(alpha)
+
+    door = Door()
+    made = replaced(Seam("Wheel.turn", (), numbers), original, door)(None, 2)
+    assert [next(made), next(made)] == [0, 1]
+    with pytest.raises(SystemExit, match=r"^kohya_bucket: the folder does not answer$") as ended:
+        next(made)
+    assert ended.value.code == 2
+    assert "the folder does not answer" in capsys.readouterr().err
