@@ -7,6 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kohya_bucket.buckets.focus import focus_crops, focus_pixels
-from kohya_bucket.errors import ConfigError
+from kohya_bucket.errors import ConfigError, reading
 from kohya_bucket.files import final_name, remove_leftovers
 from kohya_bucket.images.clips import read_clips
 from kohya_bucket.inputs import open_input
@@ -136,8 +137,10 @@ class Caches:
         self.named: dict[str, list[CacheName]] = defaultdict(list)
         self.texts: list[str] = []
         self._texts_of_clips: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        killed = []
-        for file in sorted(os.listdir(self.folder)) if self.folder.is_dir() else ():
+        names, killed = list[str](), []
+        with suppress(FileNotFoundError), reading(self.folder), suppress(NotADirectoryError):
+            names = sorted(os.listdir(self.folder))
+        for file in names:
             if f"_{name}" in (final := final_name(file)):
                 killed.append(self.folder / final)
             elif file.endswith(f"_{name}_te.safetensors"):
@@ -367,8 +370,12 @@ def _other_bucket(before: tuple[int, int], now: tuple[int, int]) -> StaleReason:
 
 
 def _why_older(path: str, files: Iterable[str]) -> list[StaleReason]:
-    made = os.stat(path).st_mtime_ns
-    newer = any(os.stat(file).st_mtime_ns > made for file in files if os.path.exists(file))
+    with reading(path):
+        made = os.stat(path).st_mtime_ns
+    newer = False
+    for file in files:
+        with suppress(FileNotFoundError), reading(file):
+            newer = newer or os.stat(file).st_mtime_ns > made
     return [StaleReason(Stale.OLDER)] if newer else []
 
 
