@@ -17,6 +17,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from kohya_bucket.errors import reading
 from kohya_bucket.files import write_file
 from kohya_bucket.inputs import open_input
 from kohya_bucket.trainers.door.tensor_files import TEXTS, parts_of, with_texts
@@ -55,8 +56,11 @@ def note_digest(path: str) -> None:
 
     Raises:
         LatentStoreError: the disk refuses.
+        UnreadableError: it cannot be read now.
     """
-    write_file(Path(path), [with_texts(content := _content(path), {DIGEST: _digest(content)})], sync=False)
+    with reading(path):
+        content = _content(path)
+    write_file(Path(path), [with_texts(content, {DIGEST: _digest(content)})], sync=False)
 
 
 def _content(path: str) -> bytes:

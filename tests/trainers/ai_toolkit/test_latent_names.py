@@ -1,11 +1,15 @@
 """Which file ai-toolkit's latents of an image are taken from."""
 
+import errno
 import os
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
+from kohya_bucket.errors import UnreadableError
 from kohya_bucket.trainers.ai_toolkit.latents import current_name, note_digest
+from tests.faults import PASSING, Faults
 
 
 def test_an_image_dated_in_the_future_is_encoded_once(tmp_path):
@@ -43,3 +47,14 @@ def test_latents_of_which_a_byte_changed_are_not_used(tmp_path):
     assert missed < 30
     cache.write_bytes(whole)
     assert current_name(str(cache), str(image)) == str(cache)
+
+
+@pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
+def test_latents_that_cannot_be_read_now_end_the_run_with_one_line(tmp_path, monkeypatch, code):
+    cache = tmp_path / "a.safetensors"
+    save_file({"latent": np.zeros(4, np.float32)}, cache)
+    before, faults = cache.read_bytes(), Faults(tmp_path)
+    faults.install(monkeypatch)
+    with faults.at(range(1, 100), code), pytest.raises(UnreadableError, match="cannot be read now"):
+        note_digest(str(cache))
+    assert cache.read_bytes() == before
