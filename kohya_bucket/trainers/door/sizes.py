@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, may_pass, reading
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.metadata_cache import is_metadata_cache
@@ -67,10 +67,18 @@ def _with_others(fresh: MetadataCache, before: MetadataCache) -> MetadataCache:
     if fresh.changes is None or not fresh.changes.dropped:
         return fresh
     others = np.flatnonzero(fresh.paths.find(list(before.paths)) < 0)
-    still_there = [i for i in others.tolist() if os.path.exists(before.paths[i])]  # noqa: PTH110
+    still_there = [i for i in others.tolist() if _may_be_there(before.paths[i])]
     keep = np.zeros(len(before), dtype=np.bool_)
     keep[still_there] = True
     return fresh.joined(before.where(keep))
+
+
+def _may_be_there(path: str) -> bool:
+    try:
+        os.stat(path)  # noqa: PTH116
+        return True
+    except (OSError, ValueError) as error:
+        return may_pass(error) and not isinstance(error, NotADirectoryError)
 
 
 def cache_file(paths: Sequence[str], setting: str) -> Path | None:

@@ -50,6 +50,17 @@ def test_datasets_that_share_a_file_keep_each_others_sizes(paths, tmp_path):
     assert sorted(MetadataCache.load(file).paths) == sorted([*paths[:5], more])
 
 
+@pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
+def test_sizes_of_another_dataset_whose_folder_does_not_answer_are_kept(paths, tmp_path, monkeypatch, code):
+    file, others = tmp_path / "sizes.parquet", [str(path) for path in make_pictures(tmp_path / "others", [(7, 8)])]
+    size_cache.scan_sizes(others, str(file))
+    faults = Faults(tmp_path / "others")
+    faults.install(monkeypatch)
+    with faults.at(range(1, 100), code):
+        size_cache.scan_sizes(paths, str(file))
+    assert sorted(MetadataCache.load(file).paths) == sorted([*paths, *others])
+
+
 def test_a_damaged_cache_is_made_anew(paths, tmp_path, monkeypatch):
     monkeypatch.setattr(size_cache, "user_cache", lambda: tmp_path)
     monkeypatch.setattr(size_cache, "AUTOMATIC_FROM", 6)
