@@ -160,9 +160,9 @@ def _replace_state(target: Path, before: bytes | None, temporary: Path) -> bool:
         _wait_for(lock)
     held = lock / temporary.name
     try:
-        os.rename(temporary, held)
+        _patiently(lambda: os.rename(temporary, held))
         # a lock that was taken away before anything was in it is another's by now: one of both sees the other there
-        if os.listdir(lock) != [held.name] or _content(target) != before:
+        if _patiently(lambda: os.listdir(lock)) != [held.name] or _content(target) != before:
             return False
         _rename_over(held, target)
         return True
@@ -185,7 +185,7 @@ def _wait_for(lock: Path) -> None:
     seen: list[str] | None = None
     while True:
         try:
-            now = os.listdir(lock)
+            now = _patiently(lambda: os.listdir(lock))
         except FileNotFoundError:
             return
         if now != seen:

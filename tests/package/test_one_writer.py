@@ -1,18 +1,21 @@
 """Whatever the package writes goes through `kohya_bucket.files`: it is there whole or not at all."""
 
 import ast
+import errno
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kohya_bucket
+from kohya_bucket import files
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.files import GroupedSync, replace_file, write_file
+from kohya_bucket.files import GroupedSync, replace_file, update_file, write_file
 
 PACKAGE = Path(kohya_bucket.__file__).parent
 
@@ -176,3 +179,35 @@ def test_groups_of_files_and_their_folder_are_on_disk(tmp_path: Path, monkeypatc
         assert on_disk(range(3))  # those of the second group are being waited for
         groups.finish()
     assert on_disk(range(8))
+
+
+class WindowsOnce:
+    """The module `os`, where each of some calls is refused once, as Windows does while a folder is being removed."""
+
+    name = "nt"
+
+    def __init__(self, *calls: str) -> None:
+        self.refuses = set(calls)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.refuses:
+            self.refuses.remove(name)
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return getattr(os, name)
+
+
+def test_a_lock_that_is_just_being_removed_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "notes"
+    windows = WindowsOnce("listdir", "rename")
+    monkeypatch.setattr(files, "os", windows)
+    update_file(file, lambda before: (before or b"") + b"1")
+    assert not windows.refuses
+    lock = tmp_path / ".notes.000000000000.tmp"
+    lock.mkdir()
+    windows.refuses.add("listdir")
+    timer = threading.Timer(0.05, lock.rmdir)
+    timer.start()
+    update_file(file, lambda before: (before or b"") + b"2")
+    timer.join()
+    assert file.read_bytes() == b"12"
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
