@@ -283,7 +283,7 @@ ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
 MOST_REPEATS = 100_000  # 20 images three million times took more than a minute and 4 GB, for one epoch
 MOST_STRANGE = 100
 """Unknown keys for which a known one is looked up that was meant: each takes a millisecond."""
-SIDES = Type("sides of 1 pixel or more", lambda value: min(value) >= 1)
+SIDES = Type(f"sides of 1 to {_LARGEST:,} pixels", lambda value: min(value) >= 1 and max(value) <= _LARGEST)
 
 
 def parse_resolution(text: Any, name: str = "resolution") -> tuple[int, int]:
