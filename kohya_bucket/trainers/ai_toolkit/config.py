@@ -273,13 +273,17 @@ def caption_ending(caption_ext: Any, caption_type: Any) -> str:
     return str(caption_type or (ending if ending.startswith(".") else f".{ending}"))
 
 
+_LARGEST_SCALE = 1_000
+
+
 def _check(keys: JobKeys, findings: Findings) -> bool:
     """Whether buckets follow from the keys of a dataset; what is wrong with them is added."""
     before = len(findings)
     check_range("batch_size", keys.batch_size, ONE_OR_MORE, keys.place, findings)
     check_repeats(keys.num_repeats, keys.place, findings)
-    if not 0 < keys.scale < float("inf"):
-        findings.error("scale", keys.place, f"scale is {keys.scale}, but must be above 0")
+    if not 0 < keys.scale <= _LARGEST_SCALE:
+        message = f"scale is {keys.scale}, but must be above 0, and no more than {_LARGEST_SCALE:,}"
+        findings.error("scale", keys.place, message)
     if not keys.buckets:
         message = "buckets is false: ai-toolkit then crops every image anew, and draws batches from all of them alike"
         findings.warning("no-buckets", keys.place, message, "leave it out, if images have several sizes")
