@@ -91,6 +91,14 @@ def _parts(value: Any, parts_of: dict[int, int]) -> int:
     return parts_of[id(value)]
 
 
+def real_path(path: str) -> str:
+    """Without links; a name that no file can have stays as it is."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:
+        return path
+
+
 def load_source(path: str | os.PathLike[str], trainer: str) -> ConfigSource:
     """Read a dataset config, `.toml` or `.json`.
 

@@ -23,6 +23,7 @@ from kohya_bucket.trainers.door.config_source import (
     check_repeats,
     load_source,
     read_table,
+    real_path,
     unknown_key,
 )
 from kohya_bucket.trainers.door.findings import Findings, Severity
@@ -71,7 +72,7 @@ class MusubiConfig:
     def folders(self) -> frozenset[str]:
         """The folders that its datasets name, as `os.path.realpath` has them."""
         of_all = ((keys.directory, keys.control_directory, keys.cache_directory) for keys in self.datasets)
-        return frozenset(os.path.realpath(folder) for folders in of_all for folder in folders if folder)
+        return frozenset(real_path(folder) for folders in of_all for folder in folders if folder)
 
 
 def is_musubi(data: Any) -> bool:

@@ -248,3 +248,10 @@ def test_lines_of_a_list(tmp_path):
     controls = [f.message for f in config.findings if f.code == "missing-control-image"]
     assert [text.partition(" control ")[0] for text in controls] == ["1 of 2 items without a", "1"]  # that of line 1
     assert "share names" in said(config)["shared-names"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 300], ids=ascii)
+def test_a_folder_of_a_name_that_none_can_have_is_no_folder_of_the_config(tmp_path, name):
+    data = {"datasets": [{"image_directory": name, "cache_directory": "c"}]}
+    (tmp_path / "c.json").write_text(json.dumps(data), encoding="utf-8")
+    assert len(read_config(tmp_path / "c.json").folders) == 2

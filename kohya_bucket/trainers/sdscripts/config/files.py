@@ -132,7 +132,7 @@ def remedy_for_missing(path: str, base: Path | None) -> str:
             "it holds control characters, because a backslash in double quotes starts an escape; put Windows paths in "
             f"single quotes: '{typed}'"
         )
-    if base is not None and not os.path.isabs(path) and (base / path).exists():
+    if base is not None and not os.path.isabs(path) and os.path.exists(base / path):  # of any name
         return (
             f"sd-scripts looks in the current folder ({os.getcwd()}). It exists beside the config file: "
             f"run from {quoted(base)}, or write {quoted(base / path)}"

@@ -15,7 +15,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.images import list_images
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import ConfigSource, load_source
+from kohya_bucket.trainers.door.config_source import ConfigSource, load_source, real_path
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.programs import Programs
@@ -179,7 +179,7 @@ def _read(
     options = AdapterOptions.of_config(source, findings)
     subsets = [subset for dataset in datasets for subset in dataset.subsets]
     folders = {folder for subset in subsets for folder in (subset.image_dir, subset.conditioning_data_dir) if folder}
-    named = frozenset(map(os.path.realpath, folders))
+    named = frozenset(map(real_path, folders))
     reading = ReadContext(findings, release, base, check_captions, (options or AdapterOptions()).metadata_cache, named)
     read: list[tuple[DatasetConfig, DatasetTable]] = []
     for dataset in datasets:

@@ -452,3 +452,11 @@ def test_a_noted_size_out_of_range_breaks_the_cache(side: str) -> None:
     Path("images", "metadata_cache.json").write_text(text, encoding="utf-8")
     finding = found(read(GOOD + "cache_info = true\n"), "broken-cache")
     assert finding.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 300], ids=ascii)
+def test_a_folder_of_a_name_that_none_can_have_is_a_finding(name: str) -> None:
+    subset = {"image_dir": name, "caption_extension": ".txt"}
+    data = {"datasets": [{"resolution": 64, "subsets": [subset]}]}
+    Path("config.json").write_text(json.dumps(data), encoding="utf-8")
+    assert found(read_config("config.json"), "missing-folder").severity is Severity.ERROR
