@@ -38,7 +38,10 @@ def folder_key(path: str | os.PathLike[str]) -> tuple[int, int, str]:
 
     If the folder does not exist, it consists of the closest existing folder above, and the rest of the path.
     """
-    existing, missing = os.path.realpath(path), ""
+    try:
+        existing, missing = os.path.realpath(path), ""
+    except ValueError:  # a name that no folder can have
+        return 0, 0, os.fspath(path)
     while not os.path.isdir(existing) and os.path.dirname(existing) != existing:
         existing, name = os.path.split(existing)
         missing = os.path.join(name, missing)

@@ -77,7 +77,7 @@ def list_items(
 def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) -> list[str]:
     try:
         names = _names_in(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter of a name that no folder can have
         why = "is not a folder" if isinstance(error, NotADirectoryError) else "cannot be listed"
         why = "does not exist" if isinstance(error, FileNotFoundError) else why
         findings.error("missing-folder", place, f"{quoted(folder)} {why}", path_meant(folder))
@@ -103,7 +103,7 @@ def _in_folder(keys: CommonKeys, folder: str, place: str, findings: Findings) ->
 def _in_subfolders(folder: str, endings: Collection[str], but: Collection[str]) -> list[str]:
     """What lies in the folders in `folder`, without those in `but`."""
     below = []
-    _, inner, _ = next(os.walk(folder), ("", [], []))
+    _, inner, _ = next(os.walk(folder if os.path.isdir(folder) else ""), ("", [], []))
     for path in (os.path.join(folder, name) for name in sorted(filter(is_listed, inner))):
         if os.path.realpath(path) not in but:
             with suppress(OSError):

@@ -252,6 +252,9 @@ def test_lines_of_a_list(tmp_path):
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "n" * 300], ids=ascii)
 def test_a_folder_of_a_name_that_none_can_have_is_no_folder_of_the_config(tmp_path, name):
-    data = {"datasets": [{"image_directory": name, "cache_directory": "c"}]}
+    data = {"datasets": [{"image_directory": name, "cache_directory": name}]}
     (tmp_path / "c.json").write_text(json.dumps(data), encoding="utf-8")
-    assert len(read_config(tmp_path / "c.json").folders) == 2
+    config = read_config(tmp_path / "c.json")
+    assert len(config.folders) == 1
+    assert list_items(config.datasets[0], "dataset 1", config.findings).paths == []
+    assert "missing-folder" in {finding.code for finding in config.findings}
