@@ -273,7 +273,7 @@ def caption_ending(caption_ext: Any, caption_type: Any) -> str:
     return str(caption_type or (ending if ending.startswith(".") else f".{ending}"))
 
 
-_LARGEST_SCALE = 1_000
+_LARGEST_SCALE, _MOST_FRAMES = 1_000, 1_000_000
 
 
 def _check(keys: JobKeys, findings: Findings) -> bool:
@@ -284,6 +284,9 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     if not 0 < keys.scale <= _LARGEST_SCALE:
         message = f"scale is {keys.scale}, but must be above 0, and no more than {_LARGEST_SCALE:,}"
         findings.error("scale", keys.place, message)
+    if keys.num_frames > _MOST_FRAMES:
+        message = f"num_frames is {keys.num_frames:,}, but must be no more than {_MOST_FRAMES:,}"
+        findings.error("frames", keys.place, message)
     if not keys.buckets:
         message = "buckets is false: ai-toolkit then crops every image anew, and draws batches from all of them alike"
         findings.warning("no-buckets", keys.place, message, "leave it out, if images have several sizes")

@@ -143,10 +143,14 @@ def test_a_report_says_that_it_leaves_out_clips(job, command_line, tmp_path):
     assert err == f"dataset 1, 128: 1 clip left out; `kohya-bucket plan {argument(file)}` counts them\n"
 
 
-def test_a_scale_beyond_all_sizes_is_found(job, command_line):
-    code, out, err = command_line("plan", job({"resolution": 128, "scale": 10**30}))
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [("scale", "above 0, and no more than 1,000"), ("num_frames", "no more than 1,000,000")],
+)  # fmt: skip
+def test_numbers_beyond_all_sizes_are_found(job, command_line, key, said):
+    code, out, err = command_line("plan", job({"resolution": 128, key: 10**30}))
     assert code == 1
-    assert "but must be above 0, and no more than 1,000" in out + err
+    assert f"but must be {said}" in out + err
 
 
 def test_a_scale_that_leaves_nothing_is_one_line(job, command_line):
