@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kohya_bucket.errors import ConfigError, OddFileError, TooLongError
@@ -92,14 +92,14 @@ def parse_toml(text: str) -> dict[str, Any]:
     return dict(data)
 
 
-def parse_json(text: str) -> Any:
-    """What a JSON text holds.
+def parse_json(text: str, object_of: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """What a JSON text holds; `object_of` makes an object from its names and values, else it is a dict.
 
     Raises:
         ValueError: it is not JSON, with the place and what is wrong there; or it is nested more than 64 deep.
     """
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=object_of)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {error.lineno}, column {error.colno}: {json_mistake(text, error)}") from error
     except RecursionError:

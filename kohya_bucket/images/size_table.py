@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
 def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     text = read_text(path, MAX_TABLE_BYTES)
     with as_damage(f"{path} is not valid JSON", error=KohyaBucketError):
-        data = parse_json(text)
+        data = parse_json(text, _once)
     if isinstance(data, dict):
         return _mapping_rows(data, path)
     if not isinstance(data, list):
@@ -91,7 +92,20 @@ def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
         return zip(*(whole(table.column(name)).to_pylist() for name in columns), strict=True)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; `ValueError` for a name that stands in it twice, of which `json` takes the last."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return made
+
+
 def _need(path: Path, names: Iterable[str]) -> None:
+    names = list(names)
+    for name in _COLUMNS:
+        if names.count(name) > 1:
+            raise KohyaBucketError(f"{path} has the column {name} {names.count(name)} times: keep one of them")
     missing = [name for name in _COLUMNS if name not in names]
     if missing:
         raise KohyaBucketError(f"{path} has no {', '.join(missing)}: a table of sizes needs id, width and height")
