@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,6 +107,15 @@ def parse_json(text: str, object_of: Callable[[list[tuple[str, Any]]], Any] | No
         raise ValueError(_TOO_DEEP) from None
     _check_depth(data)
     return data
+
+
+def each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict for `parse_json`; `ValueError` for a name that stands twice in one, of which `json` takes the last."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{twice!r} stands twice in one object")
+    return made
 
 
 def json_mistake(text: str, error: json.JSONDecodeError) -> str:

@@ -13,6 +13,7 @@ The format is the one that bucketsampler reads and writes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import toml
 from kohya_bucket.buckets.bucket import BucketSet
 from kohya_bucket.checks import one_of
 from kohya_bucket.errors import ConfigError, InvalidBucketError, KohyaBucketError
-from kohya_bucket.texts import parse_json, parse_toml, read_text
+from kohya_bucket.texts import each_name_once, parse_json, parse_toml, read_text
 
 _PRESETS = resources.files("kohya_bucket.buckets") / "presets"  # one TOML file each; every file names its source
 _SET_KEYS = {"name": str, "description": str, "vae_factor": int, "buckets": list}
@@ -42,7 +43,7 @@ def load_from_toml(path: str | Path) -> BucketSet:
 
 def load_from_json(path: str | Path) -> BucketSet:
     """Read a bucket set from a JSON file; raises as `load_from_toml` does."""
-    return _load(path, "JSON", parse_json)
+    return _load(path, "JSON", partial(parse_json, object_of=each_name_once))
 
 
 def _load(path: str | Path, kind: str, parse: Callable[[str], Any]) -> BucketSet:

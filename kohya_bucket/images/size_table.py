@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from kohya_bucket.errors import KohyaBucketError, as_damage
 from kohya_bucket.images.arrow_files import bounded_table, holds_plain, pyarrow_modules, whole
 from kohya_bucket.images.formats import MAX_SIDE
 from kohya_bucket.inputs import MAX_TABLE_BYTES
-from kohya_bucket.texts import one_line, parse_json, read_regular, read_text
+from kohya_bucket.texts import each_name_once, one_line, parse_json, read_regular, read_text
 
 _COLUMNS = ("id", "width", "height")
 
@@ -53,7 +52,7 @@ def _csv_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
 def _json_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
     text = read_text(path, MAX_TABLE_BYTES)
     with as_damage(f"{path} is not valid JSON", error=KohyaBucketError):
-        data = parse_json(text, _once)
+        data = parse_json(text, each_name_once)
     if isinstance(data, dict):
         return _mapping_rows(data, path)
     if not isinstance(data, list):
@@ -90,15 +89,6 @@ def _parquet_rows(path: Path) -> Iterable[tuple[Any, Any, Any]]:
                 held = f"holds {one_line(table.column(name).type)}, but must hold numbers or texts"
                 raise KohyaBucketError(f"{path}: its column {name!r} {held}")
         return zip(*(whole(table.column(name)).to_pylist() for name in columns), strict=True)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; `ValueError` for a name that stands in it twice, of which `json` takes the last."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise ValueError(f"{twice!r} stands twice in one object")
-    return made
 
 
 def _need(path: Path, names: Iterable[str]) -> None:

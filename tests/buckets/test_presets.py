@@ -109,3 +109,10 @@ def test_a_file_that_is_no_text_is_named(tmp_path, load) -> None:
 def test_a_folder_is_no_bucket_set(tmp_path, load) -> None:
     with pytest.raises(ConfigError, match="is a folder, but a bucket set is a TOML or JSON file"):
         load(tmp_path)
+
+
+def test_a_side_that_stands_twice_is_refused(tmp_path) -> None:
+    path = tmp_path / "set.json"
+    path.write_text('{"buckets": [{"width": 64, "width": 128, "height": 64}]}', encoding="utf-8")
+    with pytest.raises(ConfigError, match="'width' stands twice in one object"):
+        load_from_json(path)
