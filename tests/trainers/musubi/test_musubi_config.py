@@ -55,6 +55,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
         ("target_frames = 25", "wrong-type", "must be a list of whole numbers"),
         ("frame_extraction = 'heads'", "frame-extraction", "chunk, slide, uniform, full; nearest: head"),
         ("target_frames = [0]", "frames", "no frames follow from one of these"),
+        ("target_frames = [1000000000000000000000000]", "frames", "give numbers from 1 to 1,000,000"),
         ("source_fps = 0.0", "frames", "a rate above 0"),
         ("batch_size = 0", "batch-size", "batch_size is 0"),
         ("batch_size = false", "batch-size", "batch_size is 0"),
