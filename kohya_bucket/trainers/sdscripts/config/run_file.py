@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import TEXT, WHOLE, ConfigSource
+from kohya_bucket.trainers.door.config_source import FLAG, TEXT, WHOLE, ConfigSource
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.sdscripts.config.keys import DEFAULTS, KEYS, config_name
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
@@ -201,11 +201,12 @@ def _value(source: ConfigSource, name: str, value: Any, preset: bool) -> Any:
         if not re.fullmatch(r"[\s\d,]+", text):
             shape = "a size like 512 or 512,768" if preset else "a size like '512' or '512,768', in quotes"
             raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {shape}")
-    if KEYS[config_name(name)].type is TEXT and not (value is None or isinstance(value, str)):
-        raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {TEXT.text}")
+    wanted = KEYS[config_name(name)].type
+    if wanted in (TEXT, FLAG) and value is not None and not wanted.fits(value):
+        raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {wanted.text}")
     if isinstance(usual, bool) or not isinstance(usual, (int, float)):
         return value
-    return _number(source, name, value, preset, usual if KEYS[config_name(name)].type is WHOLE else float(usual))
+    return _number(source, name, value, preset, usual if wanted is WHOLE else float(usual))
 
 
 def _number(source: ConfigSource, name: str, value: Any, preset: bool, usual: _Number) -> _Number:

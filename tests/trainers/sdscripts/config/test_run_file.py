@@ -125,9 +125,9 @@ def test_options_of_the_adapter_are_not_read_there(folder):
 @pytest.mark.parametrize(
     ("key", "value"),
     [("max_bucket_reso", "wide"), ("train_batch_size", True), ("bucket_reso_steps", [64]), ("caption_extension", 1),
-     ("caption_extension", [".txt"]), ("caption_separator", True)],
+     ("caption_extension", [".txt"]), ("caption_separator", True), ("enable_bucket", "no"), ("bucket_no_upscale", 2)],
 )  # fmt: skip
-def test_values_that_are_no_numbers_or_texts(folder, key, value):
+def test_values_of_another_kind(folder, key, value):
     with pytest.raises(ConfigError, match=f"{key} is"):
         read_config(preset(folder, **{key: value}))
 
