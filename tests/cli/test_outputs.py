@@ -137,14 +137,15 @@ def test_sizes_build_replaces_no_file_of_another_kind(folder: Path) -> None:
     assert str(output) in str(CliRunner().invoke(app, build).exception)
 
 
-def test_a_bucket_set_replaces_bucket_sets_only(folder: Path) -> None:
-    config, own = folder / "my.toml", folder / "set.toml"
-    config.write_text("[[datasets]]\nresolution = 512\n", encoding="utf-8")
+@pytest.mark.parametrize("text", ["[[datasets]]\nresolution = 512\n", "[[buckets]]\nwidth = 512\nheight = 512\n"])
+def test_a_bucket_set_replaces_only_one_that_was_made_here(folder: Path, text: str) -> None:
+    by_hand, own = folder / "my.toml", folder / "set.toml"
+    by_hand.write_text(text, encoding="utf-8")
     for _ in range(2):
         assert CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(own)]).exit_code == 0
-    result = CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(config)])
-    assert str(config) in str(result.exception)
-    assert config.read_text(encoding="utf-8").startswith("[[datasets]]")
+    result = CliRunner().invoke(app, ["buckets", "make", str(folder), "--output", str(by_hand)])
+    assert str(by_hand) in str(result.exception)
+    assert by_hand.read_text(encoding="utf-8") == text
 
 
 def test_compare_names_what_can_be_compared(folder: Path) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _TARGET_HELP = "Instead of --resolution: one side, without limits for the sides of buckets."
 _DEFAULT = "sd-scripts"  # its own buckets
 _MIN_FILL = 0.75  # of the area that is asked for, so that an optimal set holds no small buckets
+_GENERATED = "Generated"  # begins the description of every set that `make` writes
 SUBCOMMANDS = "list_", "chart", "make"
 _OF_ONE_IMAGE = ("bucket_no_upscale", "no_upscale_fit", "max_crop")
 _WITH_OWN_SET = ("rule", "preset", "bucket_config", "switching")
@@ -68,7 +69,7 @@ def make(
     from kohya_bucket.trainers.door.dataset_keys import adjust_to_steps
 
     options = options.for_arch(context, arch)
-    check_output("--output", output, "a bucket set", path, _is_bucket_set)
+    check_output("--output", output, "a bucket set", path, _is_generated)
     if target is not None:
         beside = ("resolution", "min_bucket_reso", "max_bucket_reso")
         refuse_beside(context, f"--target {target} is an area for sides of any length", beside)
@@ -77,7 +78,7 @@ def make(
     result = generate_buckets(
         images.sizes, method=method, min_fill=_MIN_FILL, num_buckets=options.num_buckets, target=size,
         vae_factor=options.bucket_reso_steps, name="auto", min_side=sides[0], max_side=sides[1],
-        description=f"Generated ({method}) from {counted(len(images.sizes), 'image')}",
+        description=f"{_GENERATED} ({method}) from {counted(len(images.sizes), 'image')}",
     )  # fmt: skip
     rules = {"auto": FixedBuckets(result.bucket_set), **_others(options, target, compare_to)}
     losses = {name: float(np.nanmean(rule.place(images.sizes).crop_loss)) for name, rule in rules.items()}
@@ -113,12 +114,12 @@ def _others(options: RuleArguments, target: int | None, compare_to: str | None) 
     return out
 
 
-def _is_bucket_set(file: Path) -> bool:
+def _is_generated(file: Path) -> bool:
+    """Whether this command wrote the set: one that somebody wrote by hand is a set too."""
     from kohya_bucket.buckets import load_from_toml
 
     with contextlib.suppress(KohyaBucketError):
-        load_from_toml(file)
-        return True
+        return load_from_toml(file).description.startswith(_GENERATED)
     return False
 
 
