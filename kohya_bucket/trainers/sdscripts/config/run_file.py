@@ -202,6 +202,8 @@ def _value(source: ConfigSource, name: str, value: Any, preset: bool) -> Any:
             shape = "a size like 512 or 512,768" if preset else "a size like '512' or '512,768', in quotes"
             raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {shape}")
     wanted = KEYS[config_name(name)].type
+    if preset and wanted is FLAG and value in (0, 1):  # as a box that is ticked or not
+        return bool(value)
     if wanted in (TEXT, FLAG) and value is not None and not wanted.fits(value):
         raise ConfigError(f"{source.path}: {name} is {value!r}, but must be {wanted.text}")
     if isinstance(usual, bool) or not isinstance(usual, (int, float)):

@@ -25,7 +25,7 @@ def preset(folder, **more):
     """As the GUI saves it: numbers as text, names of its own, and what is empty."""
     settings = {
         "LoRA_type": "Standard", "max_resolution": "1024,1024", "train_batch_size": 3, "batch_size": "7",
-        "enable_bucket": True, "bucket_no_upscale": False, "bucket_reso_steps": 32.0, "min_bucket_reso": "256",
+        "enable_bucket": 1, "bucket_no_upscale": False, "bucket_reso_steps": 32.0, "min_bucket_reso": "256",
         "max_bucket_reso": 2048, "caption_extension": ".txt", "keep_tokens": "1", "caption_dropout_every_n_epochs": 0.0,
         "sdxl": True, "flux1_checkbox": False, "seed": "", "reg_data_dir": "", "dataset_config": "",
         "train_data_dir": str(folder / "img"), **more,
