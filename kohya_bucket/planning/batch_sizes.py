@@ -8,6 +8,7 @@ spends about 24 * d**2 operations on each of L tokens (projections and a feed-fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -176,6 +177,8 @@ def tokens_that_fit(peaks: Mapping[int, float], limit: float, reserve: float = 0
         21338
     """
     tokens, peak = np.array(sorted(peaks.items()), dtype=np.float64).reshape(-1, 2).T
+    if not math.isfinite(limit):
+        raise PlanError(f"limit is {limit}, but must be the memory that there is")
     if len(tokens) < 2:
         raise PlanError(f"peaks holds {len(tokens)}, but a line needs two: measure a small and a large batch")
     slope, fixed = np.polyfit(tokens, peak, 1)

@@ -33,7 +33,7 @@ _OF_SHARDS = ("shards", "open_shards", "nodes")
 
 def _token_cost(value: Any) -> str:
     try:
-        a, b = (float(v) for v in value)
+        a, b = (0.0 + v for v in value)  # a text of two digits is no pair of numbers
     except (TypeError, ValueError, OverflowError):
         a = b = -1.0
     return "" if 0 <= a < math.inf and 0 <= b < math.inf and a + b > 0 else "two numbers a, b, 0 or more and not both 0"

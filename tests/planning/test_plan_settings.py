@@ -169,6 +169,7 @@ REFUSED = [
     {"merge_max_crop": 25}, {"merge_max_crop": None}, {"max_pixels": "1000000", "bucket_sizes": SIZES},
     {"max_pixels": 1e6, "bucket_sizes": SIZES}, {"max_tokens": 0, "bucket_tokens": [1, 1, 1]},
     {"bucket_tokens": [1, 0, 1]}, {"bucket_tokens": [1.5, 1, 1]}, {"token_cost": (1, -1)}, {"token_cost": 3},
+    {"bucket_tokens": [1, 1, 1], "token_cost": "12"},
 ]  # fmt: skip
 
 

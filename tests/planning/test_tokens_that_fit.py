@@ -29,6 +29,7 @@ def test_batches_fit_into_memory_and_use_it(fixed, slope, seed):
         ({4096: 9.0}, 24, "needs two"),
         ({4096: 9.0, 8192: 8.0}, 24, "not lie on a rising line"),
         ({1: 1.0, 2: 9.0, 3: 2.0, 4: 30.0}, 24, "not lie on a rising line"),
+        ({4096: 14.0, 8192: 16.0}, float("inf"), "limit is inf"),
         ({4096: 14.0, 8192: 16.0}, 12, "limit is 12, but a step takes 12 without a single token"),
     ],
 )
