@@ -51,7 +51,7 @@ ALLOWED = {
         "a MetadataCache",
     ("cli/commands/cache.py", "cache.save(output)"): "a MetadataCache",
     ("cli/commands/cache.py", "interrupt.cache.save(output)"): "a MetadataCache",
-    ("cli/subjects.py", "scanned.save(self.cache)"): "a MetadataCache",
+    ("cli/subjects.py", "_with_others_of(before, scanned).save(self.cache)"): "a MetadataCache",
     ("images/scan_worker.py", "pickle.dump(ask(look, paths), outgoing)"): "into a pipe",
     ("images/scan_worker.py", "pickle.dump((look, paths), self._process.stdin)"): "into a pipe",
     ("datasets/webdataset.py", "built.save(index)"): "a TarIndex",
