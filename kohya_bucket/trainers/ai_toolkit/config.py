@@ -15,6 +15,7 @@ from kohya_bucket.trainers.ai_toolkit.companions import Companions, check_editin
 from kohya_bucket.trainers.ai_toolkit.controls import RAW
 from kohya_bucket.trainers.door.config_source import (
     FLAG,
+    LARGEST,
     MOST_STRANGE,
     NUMBER,
     ONE_OR_MORE,
@@ -210,8 +211,8 @@ def _numbers(train: Mapping[str, Any], source: ConfigSource, findings: Findings)
     types = dict.fromkeys(("batch_size", "gradient_accumulation", "steps"), WHOLE)
     stated = {key: train[key] for key in types if key in train}
     numbers = read_table(stated, types, ("config",), "train", source, findings, lambda key: ("unknown-key", key, ""))
-    for key in numbers.keys() - {"batch_size"}:  # that is checked with each dataset's
-        check_range(key, numbers[key], ONE_OR_MORE, "train", findings)
+    for key in ("gradient_accumulation", "steps"):  # the batch size is checked with each dataset's
+        check_range(key, numbers.get(key), ONE_OR_MORE, "train", findings)
     return numbers
 
 
@@ -273,7 +274,7 @@ def caption_ending(caption_ext: Any, caption_type: Any) -> str:
     return str(caption_type or (ending if ending.startswith(".") else f".{ending}"))
 
 
-_LARGEST_SCALE, _MOST_FRAMES = 1_000, 1_000_000
+_LARGEST_SCALE = 1_000
 
 
 def _check(keys: JobKeys, findings: Findings) -> bool:
@@ -284,8 +285,8 @@ def _check(keys: JobKeys, findings: Findings) -> bool:
     if not 0 < keys.scale <= _LARGEST_SCALE:
         message = f"scale is {keys.scale}, but must be above 0, and no more than {_LARGEST_SCALE:,}"
         findings.error("scale", keys.place, message)
-    if keys.num_frames > _MOST_FRAMES:
-        message = f"num_frames is {keys.num_frames:,}, but must be no more than {_MOST_FRAMES:,}"
+    if keys.num_frames > LARGEST:
+        message = f"num_frames is {keys.num_frames:,}, but must be no more than {LARGEST:,}"
         findings.error("frames", keys.place, message)
     if not keys.buckets:
         message = "buckets is false: ai-toolkit then crops every image anew, and draws batches from all of them alike"

@@ -243,7 +243,7 @@ class Type:
         return next(filter(self.fits, _guesses(value)), None)
 
 
-_LARGEST = 1_000_000  # no side, step or batch size is above
+LARGEST = 1_000_000  # no side, step, batch size or number of frames is above
 
 
 def _guesses(value: Any) -> Iterator[Any]:
@@ -259,7 +259,7 @@ def _guesses(value: Any) -> Iterator[Any]:
         if all(isinstance(one, (int, float)) and abs(one) < 1 << 53 for one in value):
             yield [float(one) for one in value]
         yield from value[:1]
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= _LARGEST:
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST:
         yield float(value)
         yield from (kind(value) for kind in (int, bool) if kind(value) == value)
 
@@ -291,7 +291,7 @@ ONE_OR_MORE = Type("1 or more", lambda value: value >= 1)
 MOST_REPEATS = 100_000  # 20 images three million times took more than a minute and 4 GB, for one epoch
 MOST_STRANGE = 100
 """Unknown keys for which a known one is looked up that was meant: each takes a millisecond."""
-SIDES = Type(f"sides of 1 to {_LARGEST:,} pixels", lambda value: min(value) >= 1 and max(value) <= _LARGEST)
+SIDES = Type(f"sides of 1 to {LARGEST:,} pixels", lambda value: min(value) >= 1 and max(value) <= LARGEST)
 
 
 def parse_resolution(text: Any, name: str = "resolution") -> tuple[int, int]:

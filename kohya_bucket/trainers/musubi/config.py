@@ -17,6 +17,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import folder_key
 from kohya_bucket.texts import some
 from kohya_bucket.trainers.door.config_source import (
+    LARGEST,
     ConfigSource,
     TablePath,
     check_range,
@@ -271,9 +272,6 @@ def buckets_follow(keys: CommonKeys, place: str, model: Family) -> bool:
     return {finding.code for finding in mistakes.of(Severity.ERROR)} <= {"batch-size", "caption-extension"}
 
 
-_MOST_FRAMES = 1_000_000
-
-
 def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
     """Whether runs of frames follow from the keys, and which."""
     how, lengths = keys.frame_extraction, list(keys.target_frames)
@@ -285,10 +283,10 @@ def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings)
     asked = 1 if how == "full" else min(lengths, default=0)
     rate = 1.0 if keys.source_fps is None else keys.source_fps
     numbers = keys.frame_stride, keys.frame_sample, keys.max_frames
-    if min(*numbers, asked) < 1 or max(*numbers, *lengths) > _MOST_FRAMES or not 0 < rate < float("inf"):
+    if min(*numbers, asked) < 1 or max(*numbers, *lengths) > LARGEST or not 0 < rate < float("inf"):
         message = f"target_frames {lengths}, frame_stride {keys.frame_stride}, frame_sample {keys.frame_sample}, "
         message += f"max_frames {keys.max_frames}, source_fps {keys.source_fps}: no frames follow from one of these"
-        findings.error("frames", place, message, f"give numbers from 1 to {_MOST_FRAMES:,}, and a rate above 0")
+        findings.error("frames", place, message, f"give numbers from 1 to {LARGEST:,}, and a rate above 0")
     elif how != "full" and model.name and asked < model.grid.base:
         message = f"target_frames {lengths}: {model.title} needs {model.grid.base} frames or more"
         findings.error("frames", place, f"{message}, and musubi-tuner stops", "list longer ones")
