@@ -277,11 +277,11 @@ def _lines(file: Path | None, images: int) -> list[str | None]:
     if file is None:
         return [None] * images
     try:
-        lines = [line.removesuffix("\n") for line in StringIO(read_text(file, MAX_TABLE_BYTES))]
+        lines: list[str | None] = [line.removesuffix("\n") for line in StringIO(read_text(file, MAX_TABLE_BYTES))]
     except ConfigError as error:
         raise ConfigError(f"{file}: the caption cannot be read ({error}); it must be UTF-8 text") from None
     if len(lines) != images:
         raise ConfigError(
             f"{file} has {counted(len(lines), 'line')} for {counted(images, 'image')}: give one per image, in order"
         )
-    return [*lines]
+    return lines

@@ -18,8 +18,8 @@ def caption_beside(image: str, ending: str) -> str | None:
     Raises:
         KohyaBucketError: it cannot be read, see `caption_of_file`.
     """
-    stem = os.path.splitext(image)[0]  # noqa: PTH122  (a Path drops a slash of an address)
-    beside = stem + ending if is_url(image) else str(Path(image).with_suffix(ending))
+    # A Path would drop a slash of an address.
+    beside = os.path.splitext(image)[0] + ending if is_url(image) else str(Path(image).with_suffix(ending))  # noqa: PTH122
     try:
         content = read_remote(beside) if is_url(image) else read_input(beside, MAX_CAPTION_BYTES)
     except FileNotFoundError:
