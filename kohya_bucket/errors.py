@@ -116,7 +116,7 @@ def may_pass(error: BaseException) -> bool:
     """Whether what could not be read may be readable later: nothing is known of what is in it."""
     if isinstance(error, (StorageError, UnreadableError)):
         return True
-    lasting = FileNotFoundError, OddFileError
+    lasting = FileNotFoundError, NotADirectoryError, OddFileError
     return (
         isinstance(error, OSError)
         and error.errno not in {None, errno.ENAMETOOLONG, *_LASTING}  # errors of parsers have no number
@@ -129,18 +129,18 @@ def reading(path: object) -> Iterator[None]:
     """Around whatever asks the system for a file: its refusals become `UnreadableError`, which says whether they may
     pass.
 
-    `FileNotFoundError` passes as it is, and so do errors of parsers. A name that is longer than the file system takes
-    is one of a file that is not there.
+    `FileNotFoundError` passes as it is, and so do errors of parsers. A name that is longer than the file system takes,
+    and a path through a file, are those of a file that is not there.
     """
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG or isinstance(error, NotADirectoryError):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
         if error.errno is None:
             raise
-        if error.errno == errno.ENAMETOOLONG:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
         if error.errno in _LASTING:
             raise UnreadableError(f"{path}: {_LASTING[error.errno]}") from error
         if isinstance(error, OddFileError):

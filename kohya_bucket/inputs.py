@@ -69,7 +69,7 @@ def read_small(path: Name, limit: int) -> bytes | None:
     try:
         fd = os.open(path, READING)
     except (OSError, ValueError):
-        if _may_be_file(path):
+        if may_be_file(path):
             raise
         return None
     try:
@@ -86,14 +86,14 @@ def read_small(path: Name, limit: int) -> bytes | None:
     return read_input(path, limit)
 
 
-def _may_be_file(path: Name) -> bool:
+def may_be_file(path: Name) -> bool:
     """Whether a regular file lies there, or it cannot be told now."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except ValueError:  # a name that no file can have
         return False
     except OSError as error:
-        return may_pass(error) and error.errno not in (errno.ENOTDIR, errno.EINVAL)
+        return may_pass(error) and error.errno != errno.EINVAL
 
 
 def too_long(path: Name, size: int, limit: int) -> TooLongError:

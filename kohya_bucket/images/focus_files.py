@@ -219,7 +219,7 @@ def _beside(paths: Sequence[str]) -> FloatArray:
             listed[folder] = frozenset()
             if not is_url(path):
                 # A folder that is gone: reading the image will say so.
-                with suppress(FileNotFoundError), reading(folder), suppress(NotADirectoryError):
+                with suppress(FileNotFoundError), reading(folder):
                     listed[folder] = frozenset(os.listdir(folder or "."))
         if stem + _OWN in listed[folder]:
             file = os.path.join(folder, stem + _OWN)

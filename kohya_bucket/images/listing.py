@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from itertools import chain
 
 from kohya_bucket.checks import as_flag, path_meant
-from kohya_bucket.errors import KohyaBucketError, may_pass, reading
+from kohya_bucket.errors import KohyaBucketError, reading
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_listed
 from kohya_bucket.images.remote import is_url, list_remote
-from kohya_bucket.inputs import MAX_TABLE_BYTES
+from kohya_bucket.inputs import MAX_TABLE_BYTES, may_be_file
 from kohya_bucket.texts import read_text
 
 
@@ -70,8 +69,7 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
             listed[folder] = frozenset()
             here = os.path.join(base, folder) or os.curdir
             # no such folder, no permission, or an impossible name
-            absent = NotADirectoryError, PermissionError, ValueError
-            with suppress(FileNotFoundError), reading(here), suppress(*absent):
+            with suppress(FileNotFoundError), reading(here), suppress(PermissionError, ValueError):
                 listed[folder] = frozenset(map(os.path.normcase, os.listdir(here)))
         out.append(name in listed[folder])
     return out
@@ -134,15 +132,8 @@ def list_images(
         matches = matches_of(text, recursive=True)
         # A pattern with an ending is taken literally; `data/*` means the images in it.
         named = os.path.splitext(text)[1] not in ("", ".*")
-        return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and _may_be_file(p))
+        return sorted(p for p in matches if (named or os.path.splitext(p)[1].lower() in wanted) and may_be_file(p))
     raise KohyaBucketError(f"{text}: no such file or folder, and no pattern either: {path_meant(text)}")
-
-
-def _may_be_file(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(path).st_mode)
-    except OSError as error:  # of what cannot be looked at now, reading it will say so
-        return may_pass(error)
 
 
 def matches_of(pattern: str, *, recursive: bool) -> list[str]:

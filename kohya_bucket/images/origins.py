@@ -260,6 +260,6 @@ class Origins:
 
 
 def _stamp(container: Container) -> Stamp:
-    with suppress(FileNotFoundError), reading(container.path), suppress(NotADirectoryError):
+    with suppress(FileNotFoundError), reading(container.path):
         return container.stamp or stamp_of(container.path)
     return _NOWHERE

@@ -312,7 +312,7 @@ def is_there(path: StorePath) -> bool:
     """Whether the path exists. Raises `UnreadableError` or `StorageError` where that cannot be told."""
     if isinstance(path, RemotePath):
         return path.is_file() or path.is_dir()
-    with suppress(FileNotFoundError), reading(path), suppress(NotADirectoryError):
+    with suppress(FileNotFoundError), reading(path):
         path.stat()
         return True
     return False

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kohya_bucket.errors import KohyaBucketError, UnreadableError, may_pass, reading
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import user_cache
 from kohya_bucket.images import MetadataCache, read_sizes
 from kohya_bucket.images.metadata_cache import is_metadata_cache
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.sizes import SizeScan
+from kohya_bucket.inputs import may_be_file
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.ranks import is_first_process, warn_once
 
@@ -66,19 +67,8 @@ def _with_others(fresh: MetadataCache, before: MetadataCache) -> MetadataCache:
     """The rows, and those of other files that are still there: datasets of one config may share a file."""
     if fresh.changes is None or not fresh.changes.dropped:
         return fresh
-    others = np.flatnonzero(fresh.paths.find(list(before.paths)) < 0)
-    still_there = [i for i in others.tolist() if _may_be_there(before.paths[i])]
-    keep = np.zeros(len(before), dtype=np.bool_)
-    keep[still_there] = True
-    return fresh.joined(before.where(keep))
-
-
-def _may_be_there(path: str) -> bool:
-    try:
-        os.stat(path)  # noqa: PTH116
-        return True
-    except (OSError, ValueError) as error:
-        return may_pass(error) and not isinstance(error, NotADirectoryError)
+    others = before.where(fresh.paths.find(before.paths) < 0)
+    return fresh.joined(others.where(np.array([may_be_file(path) for path in others.paths], dtype=np.bool_)))
 
 
 def cache_file(paths: Sequence[str], setting: str) -> Path | None:

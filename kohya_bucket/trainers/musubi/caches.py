@@ -138,7 +138,7 @@ class Caches:
         self.texts: list[str] = []
         self._texts_of_clips: dict[str, list[tuple[int, int]]] = defaultdict(list)
         names, killed = list[str](), []
-        with suppress(FileNotFoundError), reading(self.folder), suppress(NotADirectoryError):
+        with suppress(FileNotFoundError), reading(self.folder):
             names = sorted(os.listdir(self.folder))
         for file in names:
             if f"_{name}" in (final := final_name(file)):

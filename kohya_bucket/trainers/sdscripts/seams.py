@@ -68,7 +68,7 @@ def _glob_images(seam: Replaced, directory: str, base: str = "*") -> list[str]:
         paths: list[str] = seam.original(directory, base)
         return paths
     # As theirs, nothing of a folder that is not there. One that cannot be listed now ends the run.
-    with suppress(FileNotFoundError), reading(directory), suppress(NotADirectoryError):
+    with suppress(FileNotFoundError), reading(directory):
         return read_folder(directory, seam.door.owners.named("IMAGE_EXTENSIONS")).images
     return []
 
