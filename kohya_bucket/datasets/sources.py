@@ -145,12 +145,12 @@ def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
     Raises:
         UnreadableImageError: empty, broken, of a shape that no image has, or floats outside [0, 1].
     """
-    if isinstance(cell, Image.Image):
-        return to_pixels(cell)
-    encoded = _encoded(cell)
-    if encoded is None:
-        return _as_rgb(_as_height_width(_array(cell)))
     try:
+        if isinstance(cell, Image.Image):
+            return to_pixels(cell)
+        encoded = _encoded(cell)
+        if encoded is None:
+            return _as_rgb(_as_height_width(_array(cell)))
         return load_pixels(encoded, obey_exif=obey_exif)
     except NO_IMAGE as error:
         raise UnreadableImageError(str(error)) from error

@@ -164,9 +164,11 @@ def test_broken_images_are_named_and_passed_over(caplog: pytest.LogCaptureFixtur
     assert "stream:0 has no bucket and is not trained: not an image" in caplog.text
 
 
-def test_pixels_that_cannot_be_read_are_left_out_of_a_stream(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("opened", [bytes, lambda encoded: Image.open(io.BytesIO(encoded))], ids=["bytes", "Pillow"])
+def test_pixels_that_cannot_be_read_are_left_out_of_a_stream(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
     samples = list(Stream(6))
     samples[3] = {**samples[3], "image": samples[3]["image"][:-40]}
+    samples = [{**sample, "image": opened(sample["image"])} for sample in samples]
     rule = FixedBuckets(BucketSet.from_dims([(16, 16)]))
     stream = StreamingBuckets(samples, rule, 3, shuffle=False, name_column="key")
     batches = [numbers(batch) for batch in stream]
