@@ -151,7 +151,7 @@ def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
         encoded = _encoded(cell)
         if encoded is None:
             return _as_rgb(_as_height_width(_array(cell)))
-        return load_pixels(encoded, obey_exif=obey_exif)
+        return load_pixels(fetched(encoded) if isinstance(encoded, str) else encoded, obey_exif=obey_exif)
     except NO_IMAGE as error:
         raise UnreadableImageError(str(error)) from error
 
@@ -182,7 +182,7 @@ def content_of(cell: Any) -> bytes:
 
 
 def _encoded(cell: Any) -> bytes | str | None:
-    """A cell's encoded file, or the path of it; None for arrays. A cell may also be the reason why it has no image."""
+    """A cell's encoded file, or the path or address of it; None for arrays. A cell may also be the reason why it has no image."""
     if isinstance(cell, UnreadableImageError):
         raise cell
     if isinstance(cell, (bytes, bytearray, memoryview)):
@@ -302,11 +302,8 @@ class FileSource(CellSource):
     def read_sizes(self) -> SourceSizes:
         return self._sizes
 
-    def cell(self, index: int) -> str | bytes:
-        try:
-            return fetched(self.paths[index])
-        except OSError as error:
-            raise UnreadableImageError(str(error)) from error
+    def cell(self, index: int) -> str:
+        return self.paths[index]
 
     def caption(self, index: int) -> str:
         if isinstance(self._captions, TextColumn):

@@ -180,6 +180,14 @@ def test_pixels_that_cannot_be_read_are_left_out_of_a_stream(opened: Any, caplog
         list(StreamingBuckets(samples, rule, 3, shuffle=False, on_bad_image="stop"))
 
 
+def test_images_at_addresses_are_fetched() -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe({f"/stream/{i}.png": sample["image"] for i, sample in enumerate(Stream(5))})
+    samples = [{"image": {"bytes": None, "path": f"memory://stream/{i}.png"}} for i in range(5)]
+    stream = StreamingBuckets(samples, RULE, 2, on_bad_image="stop")
+    assert sorted(i for batch in stream for i in numbers(batch)) == list(range(5))
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(KohyaBucketError, match="buffer_size=3 does not hold one batch of 4 x 1"):
         StreamingBuckets(Stream(5), RULE, 4, buffer_size=3)
