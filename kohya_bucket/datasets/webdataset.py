@@ -87,11 +87,15 @@ def expand_shards(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     """Names of shards from webdataset's notation (`data-{000000..000012}.tar`, `a.tar::b.tar`) or a list.
 
     Raises:
-        KohyaBucketError: the `webdataset` package is missing.
+        KohyaBucketError: the `webdataset` package is missing, or a brace is not closed.
     """
     if not isinstance(shards, (str, os.PathLike)):
         return [name for shard in shards for name in expand_shards(shard)]
-    names: list[str] = _webdataset().shardlists.expand_urls(os.fspath(shards))
+    webdataset = _webdataset()
+    try:  # a backslash of Windows would be an escape there
+        names: list[str] = webdataset.shardlists.expand_urls(os.fspath(shards).replace(os.sep, "/"))
+    except ValueError as error:
+        raise KohyaBucketError(f"{shards}: is not a list of shards in webdataset's notation ({error})") from error
     return names
 
 
@@ -164,6 +168,8 @@ def stream_from_shards(
     names = expand_shards(shards)
     if not names:
         raise KohyaBucketError("no shards: the list of tar files is empty")
+    # webdataset takes what stands before a colon, such as a drive of Windows, for a protocol.
+    names = [f"file:{name}" if ":" in name and Path(name).is_file() else name for name in names]
     return StreamingBuckets(
         _Shards(names, plain_ending(image), plain_ending(caption)), rule, batch_size, caption_column="caption",
         name_column="name", **options,

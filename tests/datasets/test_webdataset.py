@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import shutil
 import tarfile
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from PIL import Image  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from kohya_bucket import BucketSet, FixedBuckets  # noqa: E402
-from kohya_bucket.datasets.webdataset import dataset_from_shards, stream_from_shards  # noqa: E402
+from kohya_bucket.datasets.webdataset import dataset_from_shards, expand_shards, stream_from_shards  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images import tar_index  # noqa: E402
 from kohya_bucket.images.tar_index import TarIndex, split_key  # noqa: E402
@@ -164,6 +165,18 @@ def test_a_broken_image_is_named_and_a_broken_shard_refused(tmp_path: Path) -> N
     (tmp_path / "i.parquet").write_bytes(b"no")
     with pytest.raises(KohyaBucketError, match="cannot be read as an index"):
         dataset_from_shards([path], RULE, index=tmp_path / "i.parquet")
+
+
+def test_paths_of_windows(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(shards[0]).parent.joinpath("c:", "data 50%").mkdir(parents=True)
+    monkeypatch.chdir(Path(shards[0]).parent)
+    named = [shutil.copy(shard, f"c:/data 50%/a{i}.tar") for i, shard in enumerate(shards)]
+    monkeypatch.setattr(os, "sep", "\\")
+    given = "c:\\data 50%\\a{0..2}.tar"
+    assert expand_shards(given) == named
+    assert sum(len(batch["path"]) for batch in stream_from_shards(given, RULE, 4, buffer_size=12)) == 15
+    with pytest.raises(KohyaBucketError, match="Unbalanced"):
+        expand_shards("a{0..2.tar")
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
