@@ -381,6 +381,11 @@ def bucketed_loader(
 
 
 def _dataset(source: Any, rule: BucketRule | None, caption_column: str | None) -> Any:
+    from_files = isinstance(source, (str, os.PathLike, Sequence))
+    if caption_column is not None and (from_files or hasattr(source, "bucket_indices")):
+        raise KohyaBucketError(
+            f"caption_column is {caption_column!r}, but only datasets of Hugging Face have columns: leave it out"
+        )
     if hasattr(source, "bucket_indices"):
         if rule is not None:
             raise KohyaBucketError(f"{type(source).__name__} has its buckets: leave the rule out")
@@ -391,6 +396,6 @@ def _dataset(source: Any, rule: BucketRule | None, caption_column: str | None) -
         buckets_of(source)  # says what to do: a rule cannot place what has no sizes
     if rule is None:
         raise KohyaBucketError("no rule says where images go: give one, e.g. KohyaBuckets.for_arch('sdxl')")
-    if isinstance(source, (str, os.PathLike, Sequence)):
+    if from_files:
         return BucketedDataset.from_folder(source, rule)
     return BucketedDataset.from_hf(source, rule, caption_column=caption_column)

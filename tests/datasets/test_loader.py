@@ -103,3 +103,6 @@ def test_what_is_missing_or_misspelled(folder) -> None:
         bucketed_loader(folder, batch_size=2)
     with pytest.raises(TypeError, match="'remainder'"):
         bucketed_loader(folder, RULE, 2, remaindre="pad")
+    for source, rule in ((folder, RULE), (BucketedDataset.from_folder(folder, RULE), None)):
+        with pytest.raises(KohyaBucketError, match="caption_column is 'text'"):
+            bucketed_loader(source, rule, 2, caption_column="text")
