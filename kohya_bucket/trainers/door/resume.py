@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from kohya_bucket.datasets.agreement import gather
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
 from kohya_bucket.files import write_file
 from kohya_bucket.planning import EpochPosition
@@ -71,6 +72,17 @@ def read_position(folder: Path, planner: GroupPlanner, ranks: int) -> EpochPosit
         raise NoPlaceError(f"{folder}: {error}") from error
     except ValueError as error:
         raise NoPlaceError(f"{file} is damaged ({type(error).__name__}: {error})") from error
+
+
+def _place_of_all(sampler: PlanSampler, folder: Path) -> EpochPosition | KohyaBucketError:
+    """What the first process reads, or why it cannot: other machines may have a folder of that name without the file,
+    and processes that begin at different images would wait for each other forever."""
+    place: EpochPosition | KohyaBucketError
+    try:
+        place = read_position(folder, sampler.planner, sampler.world_size)
+    except (UnreadableError, NoPlaceError) as error:
+        place = error
+    return place if sampler.world_size == 1 else gather({"place": place})[0]["place"]
 
 
 def _say_focus_changed(folder: Path, state: Mapping[str, Any], now: str | None) -> None:
@@ -187,14 +199,13 @@ class ResumeHooks:
 
     def _resume(self, sampler: PlanSampler, folder: Path) -> None:
         self._loaded = None
-        try:
-            position = read_position(folder, sampler.planner, sampler.world_size)
-        except UnreadableError as error:  # the epoch's first images would be trained again
-            end_run(str(error))
-        except NoPlaceError as error:
-            self.on_no_place(sampler, folder, error)
+        place = _place_of_all(sampler, folder)
+        if isinstance(place, NoPlaceError):
+            self.on_no_place(sampler, folder, place)
+        elif isinstance(place, KohyaBucketError):  # the epoch's first images would be trained again
+            end_run(str(place))
         else:
-            self.on_resumed(sampler, sampler.resume(position), folder)
+            self.on_resumed(sampler, sampler.resume(place), folder)
 
     def _on_start(self, first: int) -> None:
         # The accelerator counts the batches of an epoch; states are saved, and gradients accumulated, by it. With

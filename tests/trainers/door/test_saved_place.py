@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from kohya_bucket.planning import EpochPosition
-from kohya_bucket.trainers.door.resume import STATE_FILE, NoPlaceError, read_position, write_position
+from kohya_bucket.trainers.door import resume
+from kohya_bucket.trainers.door.resume import STATE_FILE, NoPlaceError, ResumeHooks, read_position, write_position
 from kohya_bucket.trainers.sdscripts.resuming import TrainerResume
 from tests.faults import PASSING, Faults
 from tests.trainers.door.test_sampler_positions import sampler_of
@@ -107,3 +108,20 @@ def test_a_place_that_cannot_be_read_now_ends_the_run(tmp_path, monkeypatch, cod
     faults.install(monkeypatch)
     with faults.at(range(1, 100), code), pytest.raises(SystemExit, match=f"{STATE_FILE}: cannot be read now"):
         run.on_load([], str(tmp_path))
+
+
+def test_all_processes_go_on_where_the_first_one_reads(tmp_path, monkeypatch):
+    """Machines may have folders of their own, of which only the first one's has the file."""
+    notes, begun = [], []
+    monkeypatch.setattr(resume, "gather", lambda note: [*notes, note], raising=False)
+    for machine in ("first", "second"):
+        sampler, run, folder = sampler_of({}, 3), ResumeHooks(), tmp_path / machine
+        sampler.world_size, run.sampler = 2, sampler
+        folder.mkdir()
+        if machine == "first":
+            position = sampler.planner.planner(2).position(EpochPosition(5, 1), 4)
+            write_position(folder, position, sampler.fingerprint)
+        run.on_load([], str(folder))
+        notes.append({"place": position})
+        begun.append(next(iter(sampler)).position)
+    assert begun == [8, 8]
