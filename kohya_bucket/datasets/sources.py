@@ -182,7 +182,7 @@ def content_of(cell: Any) -> bytes:
 
 
 def _encoded(cell: Any) -> bytes | str | None:
-    """A cell's encoded file, or the path or address of it; None for arrays. A cell may also be the reason why it has no image."""
+    """A cell's encoded file, or where it lies; None for arrays. A cell may also be the reason why it has no image."""
     if isinstance(cell, UnreadableImageError):
         raise cell
     if isinstance(cell, (bytes, bytearray, memoryview)):
