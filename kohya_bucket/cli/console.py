@@ -47,14 +47,14 @@ def say_first(lines: Sequence[str], limit: int = 10, rest: str = "", *, indent: 
 
 
 def plain_console(*, width: int | None = None) -> Console:
-    """A console whose `print` shows a text in one line, and names and paths as they are, `:x:` in them too."""
+    """A console whose `print` shows a text in one line, and names and paths as they are, `:x:` and `[x]` in them too."""
     from rich.console import Console
 
     class Plain(Console):
         def print(self, *objects: Any, **options: Any) -> None:
             super().print(*(one_line(part) if isinstance(part, str) else part for part in objects), **options)
 
-    return Plain(width=width, highlight=False, emoji=False)
+    return Plain(width=width, markup=False, highlight=False, emoji=False)
 
 
 def wide_console() -> Console:

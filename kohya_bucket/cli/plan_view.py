@@ -47,14 +47,15 @@ def show(plan: Plan, images: bool, as_json: bool) -> None:
 
 def _print_data(console: Console, data: DatasetPlan, images: bool) -> None:
     console.print()
-    console.print(f"[bold]Dataset {data.number}[/bold]: {data.title}")
+    console.print(f"Dataset {data.number}", style="bold", end="")
+    console.print(f": {data.title}", soft_wrap=True)
     for line in data.above:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
     _print_buckets(console, data.entry)
     for line in data.below:
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     if left_out := data.entry["not_trained"]:
-        console.print(f"[yellow]not trained: {len(left_out):,}[/yellow]")
+        console.print(f"not trained: {len(left_out):,}", style="yellow")
         lines = [f"{row.get('image') or row['path']}: {row['reason']}" for row in left_out]
         say_first(lines, len(lines) if images else 20, " (--images lists all)")
     if any("cut" in row for row in data.rows[:1]):
@@ -62,7 +63,7 @@ def _print_data(console: Console, data: DatasetPlan, images: bool) -> None:
             f"{'size':>11} {'bucket':>10} {'resized':>11} {'cut left,top,right,bottom':>26} {'crop':>6}  image"
         )
     for row in data.rows:
-        console.print(_row_line(row), markup=False, soft_wrap=True)
+        console.print(_row_line(row), soft_wrap=True)
 
 
 def size_text(size: Sequence[int]) -> str:
@@ -115,7 +116,8 @@ def _bucket_cells(row: Mapping[str, Any], what: str) -> dict[str, str]:
 def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int) -> None:
     """The epoch on each number of GPUs, beside what the trainer would do alone."""
     console.print()
-    console.print("[bold]An epoch[/bold]" + (f", {accumulate} batches per update" if accumulate > 1 else ""))
+    console.print("An epoch", style="bold", end="")
+    console.print(f", {accumulate} batches per update" if accumulate > 1 else "")
     cells = []
     for row in rows:
         line = {"epochs": row.epochs} if row.epochs else {}
@@ -137,7 +139,7 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int) -> No
         ledger = row.ledger if row.missed or row.repeated or row.moved else ""
         lines |= {f"{counted(row.gpus, 'GPU')}: {text}": None for text in (ledger, row.left_over) if text}
     for text in lines:
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
 
 def _print_findings(console: Console, findings: Findings, trainer: str, names: bool) -> None:
@@ -148,7 +150,7 @@ def _print_findings(console: Console, findings: Findings, trainer: str, names: b
         who = "kohya_bucket" if finding.code == "settings" else trainer
         title = f"{who} stops" if stops else finding.severity.value
         console.print(f"{title}: ", style=styles[finding.severity.value], end="")
-        console.print(finding.text, markup=False, soft_wrap=True)
+        console.print(finding.text, soft_wrap=True)
         # The text names the first few.
         for name in finding.names if names and len(finding.names) > 3 else ():
-            console.print(f"    {name}", markup=False, soft_wrap=True)
+            console.print(f"    {name}", soft_wrap=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kohya_bucket.buckets import bucket_set_to_toml, load_preset
 from kohya_bucket.cli import app
 from kohya_bucket.texts import one_line
 from tests.command_line import Command
@@ -69,6 +70,18 @@ def test_paths_are_relative_where_they_were_given_so(folder: Path, monkeypatch: 
 def test_a_name_with_colons_is_no_picture(folder: Path) -> None:
     assert "is not a folder" in run("plan", config_of(folder, "data:cat:x"))
     assert "data:cat:x" in run("plan", config_of(folder, "data:cat:x"))
+
+
+def test_a_name_with_brackets_is_no_style(folder: Path) -> None:
+    named = folder / "new [red] [" / "bold]"
+    make_pictures(named, [(300, 400)])
+    buckets = named / "set.toml"
+    buckets.write_text(bucket_set_to_toml(load_preset("sdxl")), encoding="utf-8")
+    compared = run("compare", str(named), "--rules", f"file:{buckets}")
+    assert f"1 image of {named}, at" in compared.replace("\n", "")
+    assert f"\nfile:{buckets} " in compared
+    assert f"file:{buckets}" in run("simulate", "512x512", "--rule", f"file:{buckets}")
+    assert f"  {named}: 1 image" in run("plan", config_of(folder, str(named)))
 
 
 def test_no_path_is_broken_over_two_lines_of_a_file(folder: Path) -> None:

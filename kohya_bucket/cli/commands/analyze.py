@@ -84,9 +84,9 @@ def analyze(
     console = plain_console()
     for finding in findings:
         console.print(f"{finding.severity.value}: ", style="yellow", end="")
-        console.print(finding.text, markup=False, soft_wrap=True)
+        console.print(finding.text, soft_wrap=True)
     if config is None and analyses:
-        console.print(measured_for(analyses[0]), markup=False, soft_wrap=True)
+        console.print(measured_for(analyses[0]), soft_wrap=True)
     for analysis in analyses:
         print_analysis(analysis, console, _IN_TERMINAL, decoded=decode)
 

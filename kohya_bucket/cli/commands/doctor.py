@@ -66,18 +66,18 @@ def _rank(finding: Finding) -> int:
 
 def _print(console: Console, section: Section) -> None:
     console.print()
-    console.print(section.title, style="bold", markup=False, soft_wrap=True)
+    console.print(section.title, style="bold", soft_wrap=True)
     for finding in sorted(section.findings, key=_rank):
         console.print(f"  {finding.severity.value}: ", style=_STYLES[finding.severity.value], end="")
         where = f"{finding.where}: " if finding.where else ""
-        console.print(where + finding.message, markup=False, soft_wrap=True)
+        console.print(where + finding.message, soft_wrap=True)
         if finding.remedy:
-            console.print(f"    what to do: {finding.remedy}", markup=False, soft_wrap=True)
+            console.print(f"    what to do: {finding.remedy}", soft_wrap=True)
         if any(name not in finding.message for name in finding.names):
             say_first(finding.names, rest=" (--json names all)", indent="    ")
     width = max((len(name) for name, _ in section.facts), default=0)
     for name, text in section.facts:
-        console.print(f"  {name:<{width}}  {text}", markup=False, soft_wrap=True)
+        console.print(f"  {name:<{width}}  {text}", soft_wrap=True)
 
 
 def _verdict(sections: Sequence[Section]) -> str:

@@ -188,7 +188,8 @@ def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tu
     def line(label: str, text: str) -> None:
         console.print(f"  {label:<10}{text}", soft_wrap=True)
 
-    console.print(f"[bold]{e.size[0]}x{e.size[1]}[/bold], aspect {e.aspect:.4f}, in {name}")
+    console.print(f"{e.size[0]}x{e.size[1]}", style="bold", end="")
+    console.print(f", aspect {e.aspect:.4f}, in {name}", soft_wrap=True)
     if foreign:
         line("file", foreign)
     if exif:
@@ -197,7 +198,8 @@ def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tu
         line("bucket", f"none: {e.reason}")
         return
     why = "exactly the image's size" if e.exact else f"aspect {e.bucket.aspect_ratio:.4f}, {e.distance:.4f} away"
-    line("bucket", f"[bold green]{e.bucket}[/bold green]  ({why})")
+    console.print(f"  bucket    {e.bucket}", style="bold green", end="")
+    console.print(f"  ({why})")
     for other in e.neighbours:
         side = "narrower" if other.bucket.aspect_ratio < e.bucket.aspect_ratio else "wider"
         switch = "" if other.switch is None else f"; they switch at {other.switch:.4f}"
