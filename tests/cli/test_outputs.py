@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket.cli import app, main
 from kohya_bucket.errors import KohyaBucketError
+from tests.pictures import png_header
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,13 @@ def test_a_preview_of_which_less_than_a_pixel_is_kept(folder: Path) -> None:
     assert result.exception is None
     with Image.open(preview) as image:
         assert image.size == (1024, 1)
+
+
+def test_a_preview_of_an_image_whose_pixels_are_damaged(folder: Path) -> None:
+    (image := folder / "damaged.png").write_bytes(png_header(300, 400).replace(b"IEND", b"\0\1\2\3"))
+    result = CliRunner().invoke(app, ["simulate", str(image), "--preview", str(folder.parent / "preview.png")])
+    assert isinstance(result.exception, KohyaBucketError)
+    assert str(image) in str(result.exception)
 
 
 def test_a_preview_says_its_bucket_and_what_is_cut_off(folder: Path) -> None:

@@ -223,7 +223,7 @@ def _draw_into(target: Path, file: Path | None, explained: Sequence[Explanation]
     """Draw the first of `explained` that has a bucket, over the image or, without its file, over a grid."""
     from PIL import Image
 
-    from kohya_bucket.images.pixels import upright
+    from kohya_bucket.images import pixels
     from kohya_bucket.reports.explain import draw_preview
 
     e = next((e for e in explained if e.bucket is not None), None)
@@ -231,12 +231,12 @@ def _draw_into(target: Path, file: Path | None, explained: Sequence[Explanation]
         raise KohyaBucketError(f"no preview: {explained[0].reason}")
     try:
         picture = Image.open(open_input(file)) if file is not None else _grid(e.size)
-        turned = upright(picture) if obey else picture
+        turned = pixels.upright(picture) if obey else picture
         if (turned.width < turned.height) == (e.size[0] < e.size[1]):  # or else the size counts as stored
             picture = turned
         picture = draw_preview(picture, e)
-    except OSError as error:
-        raise KohyaBucketError(f"{file} cannot be decoded: {error}") from error
+    except pixels.NO_IMAGE as error:
+        raise pixels.explained(str(file), error) from error
     kind = Image.registered_extensions().get(target.suffix.lower())
     try:
         if kind is None:
