@@ -40,14 +40,19 @@ if TYPE_CHECKING:
 _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
-def tars_in(sources: Sequence[str], before: Path | None = None) -> TarIndex | None:
+def tars_in(
+    sources: Sequence[str], before: Path | None = None, engine: Engine = "auto", **options: object
+) -> TarIndex | None:
     """The index of the shards that are named; None where no tar is.
 
-    Of an earlier index, in the file `before`, those that have not changed are taken.
+    Of an earlier index, in the file `before`, those that have not changed are taken. `ConfigError` where one of the
+    `options` is on: they ask for more than headers.
     """
-    if shards := _shards_in(sources):
-        return TarIndex.build(shards, before=None if before is None else TarIndex.load(before))
-    return None
+    if not (shards := _shards_in(sources)):
+        return None
+    if asked := [f"--{name}" for name, value in options.items() if value]:
+        raise ConfigError(f"{shards[0]} is a tar, of whose images only headers are read: leave out {' and '.join(asked)}")
+    return TarIndex.build(shards, before=None if before is None else TarIndex.load(before), engine=engine)
 
 
 def _shards_in(sources: Sequence[str]) -> list[str]:

@@ -35,6 +35,18 @@ def test_every_way_of_naming_shards_gives_the_same(command_line, sources, tmp_pa
     assert TarIndex.load(kept).sizes.tolist() == [list(size) for size in SIZES * 4]
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("analyze", "--decode"), ("analyze", "--hash"), ("analyze", "--cache"), ("cache sizes", "--hash")],
+)
+def test_more_than_headers_is_refused(command_line, sources, tmp_path, command, option) -> None:  # noqa: F811
+    kept = [tmp_path / "kept.parquet"]
+    output = ["--output", *kept] if command == "cache sizes" else []
+    code, _, errors = command_line(*command.split(), *sources["tars"], *output, option, *kept * (option == "--cache"))
+    assert code == 2
+    assert f"only headers are read: leave out {option}" in errors
+
+
 def test_nothing_else_beside_shards(command_line, sources, tmp_path) -> None:  # noqa: F811
     (tmp_path / "folder").mkdir()
     code, _, errors = command_line("analyze", sources["tars"][0], tmp_path / "folder")

@@ -218,7 +218,7 @@ def sizes(
     kinds = is_metadata_cache, is_tar_index
     check_output("--output", output, "a Parquet file", path, lambda file: any(kind(str(file)) for kind in kinds))
     runs_on = engine_of(engine)
-    if (tars := tars_in(path, output if refresh and output.is_file() else None)) is not None:
+    if (tars := tars_in(path, output if refresh and output.is_file() else None, runs_on, hash=hash)) is not None:
         tars.save(output)
         if not quiet:
             say(f"{len(tars)} images of {counted(len(tars.shards), 'shard')} in {output}")
