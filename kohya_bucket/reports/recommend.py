@@ -35,6 +35,7 @@ from kohya_bucket.buckets.misfits import (
 from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.headers import say_orientations
+from kohya_bucket.images.origins import container_of
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
@@ -130,7 +131,7 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
     """Changes to the images themselves."""
     images = analysis.images
     if broken := images.failures:
-        fix = f"repair or remove; {fix_command(images.paths[i] for i in broken)} sets aside what cannot be decoded"
+        fix = "repair or remove" + _fix([images.paths[i] for i in broken], "; {} sets aside what cannot be decoded")
         gain, why = f"{len(broken):,} more images, or a clean log", "They are not trained"
         yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, "broken")
     if unlisted := images.unlisted:
@@ -162,6 +163,11 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         )  # fmt: skip
     yield from _turned(analysis)
     yield from _copies(analysis)
+
+
+def _fix(paths: list[str], says: str) -> str:
+    """What `fix` does for files; nothing for images in tars, which it does not open."""
+    return "" if any(map(container_of, paths)) else says.format(fix_command(paths))
 
 
 def _unmeasured(analysis: Analysis, current: str, proposed: str, why: str, gain: str, listed: str) -> Recommendation:
@@ -198,9 +204,9 @@ def _turned(analysis: Analysis) -> Iterator[Recommendation]:
         placement = subject.rule.place(sizes)
         after = summarize(sizes, placement, subject.counts(placement, subject.rule))
         moved = int((placement.bucket_sizes != analysis.placement.bucket_sizes)[turned].any(axis=1).sum())
-        fix = fix_command(images.paths[i] for i in turned.tolist())
+        fix = _fix([images.paths[i] for i in turned.tolist()], ": {}")
         yield Recommendation(
-            "files", f"{len(turned):,} turned or mirrored by EXIF", f"turn the pixels: {fix}",
+            "files", f"{len(turned):,} turned or mirrored by EXIF", f"turn the pixels{fix}",
             f"Training ignores the tag ({say_orientations(images.orientation[turned].tolist())})",
             f"trained as they are seen, {moved:,} of them in another bucket", cost, before, after, "exif_rotated",
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Commands on tar shards."""
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from kohya_bucket.images.tar_index import TarIndex
 from tests.command_line import command_line  # noqa: F401
 from tests.datasets.test_shard_lists import SIZES, make_tar
+from tests.pictures import png_header
 
 
 @pytest.fixture
@@ -45,6 +47,15 @@ def test_more_than_headers_is_refused(command_line, sources, tmp_path, command, 
     code, _, errors = command_line(*command.split(), *sources["tars"], *output, option, *kept * (option == "--cache"))
     assert code == 2
     assert f"only headers are read: leave out {option}" in errors
+
+
+def test_fix_is_not_advised_for_images_in_a_tar(command_line, tmp_path) -> None:  # noqa: F811
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        for name, content in (("a.png", png_header(300, 400)), ("b.png", b"no image")):
+            (tmp_path / name).write_bytes(content)
+            tar.add(tmp_path / name, name)
+    _, shown, _ = command_line("analyze", tmp_path / "x.tar")
+    assert "1 unreadable → repair or remove\n" in shown
 
 
 def test_nothing_else_beside_shards(command_line, sources, tmp_path) -> None:  # noqa: F811
