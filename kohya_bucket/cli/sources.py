@@ -41,16 +41,16 @@ _PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 def tars_in(
-    sources: Sequence[str], before: Path | None = None, engine: Engine = "auto", **options: object
+    sources: Sequence[str], before: Path | None = None, engine: Engine = "auto", **more: bool
 ) -> TarIndex | None:
     """The index of the shards that are named; None where no tar is.
 
-    Of an earlier index, in the file `before`, those that have not changed are taken. `ConfigError` where one of the
-    `options` is on: they ask for more than headers.
+    Of an earlier index, in the file `before`, those that have not changed are taken. `ConfigError` where an option is
+    on that asks for `more` than headers.
     """
     if not (shards := _shards_in(sources)):
         return None
-    if asked := [f"--{name}" for name, value in options.items() if value]:
+    if asked := [f"--{name}" for name, is_on in more.items() if is_on]:
         raise ConfigError(f"{shards[0]} is a tar, of whose images only headers are read: leave out {' and '.join(asked)}")
     return TarIndex.build(shards, before=None if before is None else TarIndex.load(before), engine=engine)
 

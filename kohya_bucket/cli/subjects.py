@@ -103,8 +103,8 @@ def from_folders(
     def subject(name: str, images: ImageTable, clips: ClipFacts | None = None) -> Subject:
         return Subject(name, images, options.make(images.sizes), batch_size, origin, programs, clips)
 
-    unfit = {"hash": reading.hash, "decode": reading.decode, "cache": reading.cache}
-    if (tars := tars_in(sources, engine=reading.engine, **unfit)) is not None:
+    more = {"hash": reading.hash, "decode": reading.decode, "cache": reading.cache is not None}
+    if (tars := tars_in(sources, None, reading.engine, **more)) is not None:
         orientation = tars.rows["orientation"].astype(np.uint8)
         names = [tars.name(i) for i in range(len(tars))]
         images = ImageTable.sized(names, tars.sizes, orientation=orientation, failures=tars.reasons, captions=())

@@ -29,7 +29,7 @@ from kohya_bucket.images.mending import Fix, content_of, stamp_of_plain
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.stamps import hash_bytes, hash_file
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import parse_json
+from kohya_bucket.texts import counted, parse_json
 
 _PLACE, _LOG, _CLAIM = ".set-aside", "log.jsonl", "claim-"
 _HEAD = f"{MADE_BY}: fix"
@@ -102,6 +102,7 @@ def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress |
 
     Raises:
         KohyaBucketError: there is no room or right for the folder of the run, or another run is at work.
+        KeyboardInterrupt: Ctrl-C; its text says how many were done.
     """
     root = Path(os.path.realpath(folder))
     place = root / _PLACE
@@ -113,7 +114,11 @@ def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress |
             outcome = Outcome(run, 0, [])
             with open(run / _LOG, "x", encoding="utf-8", newline="\n") as log:
                 _write_line(log, {"made_by": _HEAD})
-                _apply_all(folder, root, fixes, encoding, outcome, log, progress)
+                try:
+                    _apply_all(folder, root, fixes, encoding, outcome, log, progress)
+                except KeyboardInterrupt:
+                    done = f"interrupted after {outcome.done} of {counted(len(fixes), 'file')}"
+                    raise KeyboardInterrupt(f"{done}; what they were is in {run}, and --undo puts it back") from None
             if not outcome.done:
                 _undo_run(root, run, [])
             return outcome

@@ -163,6 +163,18 @@ def test_what_was_changed_since_or_took_a_name_stays(few: Path) -> None:
     assert bytes_of(few) == before
 
 
+def test_an_interrupt_says_how_many_were_fixed_and_how_to_put_them_back(few: Path) -> None:
+    look = mending.find(str(few))
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=f"after 2 of {len(look.fixes)} files.*--undo puts it back"):
+        mend_log.apply(str(few), look.fixes, "cp1252", interrupt)
+    assert mend_log.undo(str(few)).done == 2
+
+
 def test_what_is_left_changed_is_named(few: Path) -> None:
     fixed(few)
     (few / "b.png").write_bytes(b"another where the renamed file was")
