@@ -276,8 +276,8 @@ def replace_file(path: str | os.PathLike[str], content: bytes | Callable[[Binary
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if target.exists() and not target.is_file():
-            _fill(target, content)
+        if Path(path).exists() and not target.is_file():  # what /dev/stdout leads to may have no path
+            _fill(Path(path), content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_file() and not os.access(target, os.W_OK):

@@ -154,6 +154,15 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="this system does not name open files")
+def test_a_pipe_without_a_name_is_written_to() -> None:
+    reading, writing = os.pipe()
+    replace_file(f"/dev/fd/{writing}", b"content")
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.read() == b"content"
+
+
 def test_a_folder_in_the_place_of_a_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(KohyaBucketError, match=f"{tmp_path.name}: cannot be written"):
         replace_file(tmp_path, b"content")
