@@ -158,6 +158,12 @@ def test_npz_are_precomputed_for_an_older_sd_scripts_and_moved_for_it(tmp_path, 
     assert (code, "add --format npz" in err) == (2, True)
 
 
+def test_npz_without_images_are_no_import(tmp_path, run):
+    (tmp_path / "a_0512x0512_sd.npz").write_bytes(b"")
+    code, _, said = run("cache", "import", tmp_path, "-o", tmp_path / "out", "--arch", "sd")
+    assert (code, "no images found there" in said, (tmp_path / "out").exists()) == (2, True, False)
+
+
 def test_the_vae_of_imported_npz_is_named(tmp_path, images, run):
     folder, out = tmp_path / "images", tmp_path / "out"
     buckets = ["-c", bucket_file(tmp_path)]

@@ -153,14 +153,14 @@ def import_(
     they are; without it they would be encoded again. In float32 every bit is kept.
     """
     from kohya_bucket.cli.encoding import vae_hash_of
-    from kohya_bucket.images import list_images
+    from kohya_bucket.cli.sources import images_in
     from kohya_bucket.latents.dtypes import dtype_name
     from kohya_bucket.latents.store.layout import common_root
     from kohya_bucket.trainers.door.registry import usual_trainer
 
     caches = usual_trainer().cache_files()
     family = _family(arch, usual_trainer().cached_families())
-    images = list_images(path)
+    images = images_in(path)
     root = common_root(images, output)
     with scan_progress("importing", quiet=quiet) as progress:
         done = caches.import_latents(
