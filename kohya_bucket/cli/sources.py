@@ -51,7 +51,7 @@ def tars_in(
     if not (shards := _shards_in(sources)):
         return None
     if asked := [f"--{name}" for name, is_on in more.items() if is_on]:
-        raise ConfigError(f"{shards[0]} is a tar, of whose images only headers are read: leave out {' and '.join(asked)}")
+        raise ConfigError(f"{shards[0]}: of images in tars only headers are read: leave out {' and '.join(asked)}")
     return TarIndex.build(shards, before=None if before is None else TarIndex.load(before), engine=engine)
 
 
