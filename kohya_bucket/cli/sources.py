@@ -179,12 +179,13 @@ def sizes_of(
 
 @dataclass(frozen=True)
 class ScannedImages:
-    """N images with their sizes, (0, 0) where `reasons` says why there is none, and their captions."""
+    """N images with their sizes, (0, 0) where `reasons` says why there is none, and their captions; None if none
+    were asked for."""
 
     images: Origins
     sizes: IntArray
     reasons: dict[int, str]
-    captions: list[str | None]
+    captions: list[str | None] | None
 
 
 @dataclass(frozen=True)
@@ -271,16 +272,15 @@ def _read_tables(paths: list[str], options: SourceOptions, engine: Engine, quiet
     starts = accumulate((len(table.sizes) for table in tables), initial=0)
     reasons = {start + row: why for start, t in zip(starts, tables, strict=False) for row, why in t.reasons.items()}
     if caption is None:
-        return ScannedImages(images, sizes, reasons, _lines(options.captions_file, len(images)))
+        lines = options.captions_file
+        return ScannedImages(images, sizes, reasons, None if lines is None else _lines(lines, len(images)))
     cells = zip((cell for table in tables for cell in table.captions or ()), images.names, strict=True)
     captions = [None if cell is None else caption_of_cell(cell, name) for cell, name in cells]
     return ScannedImages(images, sizes, reasons, captions)
 
 
-def _lines(file: Path | None, images: int) -> list[str | None]:
-    """The captions in a file, one for each image; None for each where there is no file."""
-    if file is None:
-        return [None] * images
+def _lines(file: Path, images: int) -> list[str | None]:
+    """The captions in a file, one for each image."""
     try:
         lines: list[str | None] = [line.removesuffix("\n") for line in StringIO(read_text(file, MAX_TABLE_BYTES))]
     except ConfigError as error:

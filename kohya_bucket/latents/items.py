@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ class LatentItems:
         sources: their names, as the store has them.
         original_sizes, bucket_sizes, resized_sizes, crops: [N, 2] int32.
         crop_ltrb: [N, 4] float64 left, top, right, bottom of the crop, SDXL's conditioning.
-        captions: N texts or None.
+        captions: N texts or None; None if they are unknown: those in the store stay.
         source_bytes, source_mtime_ns: [N] int64, of the file or its container; -1 if missing.
         source_hashes: N content hashes, or None if none were requested.
         without_bucket: (path, reason) of images that get no latent.
@@ -168,7 +168,7 @@ class LatentItems:
     resized_sizes: IntArray
     crops: IntArray
     crop_ltrb: FloatArray
-    captions: list[str | None]
+    captions: list[str | None] | None
     source_bytes: npt.NDArray[np.int64]
     source_mtime_ns: npt.NDArray[np.int64]
     source_hashes: list[str] | None = None
@@ -213,7 +213,7 @@ class LatentItems:
             resized_sizes=placement.resized_sizes[keep],
             crops=placement.cuts[keep, :2].astype(np.int32),
             crop_ltrb=placement.crop_ltrb[keep],
-            captions=[None] * len(keep) if captions is None else [captions[i] for i in keep],
+            captions=None if captions is None else [captions[i] for i in keep],
             source_bytes=nbytes,
             source_mtime_ns=mtimes,
             source_hashes=kept.hashes() if content_hash else None,
@@ -256,7 +256,8 @@ class LatentItems:
         at = np.asarray(items, dtype=np.int64)
         columns: dict[str, Any] = {name: [value] * len(at) for name, value in vars(self.encoding).items()}
         columns |= {name: getattr(self, name)[at] for name in ("source_bytes", "source_mtime_ns")}
-        columns["source"], columns["caption"] = ([texts[i] for i in items] for texts in (self.sources, self.captions))
+        columns["source"] = [self.sources[i] for i in items]
+        columns["caption"] = [self._caption(i) for i in items]
         columns["source_hash"] = (
             [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items]
         )
@@ -294,12 +295,24 @@ class LatentItems:
         always = self.source_hashes is not None
         return source_changes(stored, files, hash_of, inside=self.images.inside[items], always=always)
 
+    def _caption(self, i: int) -> str | None:
+        return None if self.captions is None else self.captions[i]
+
+    def with_captions_of(self, store: LatentStore) -> LatentItems:
+        """The same with the captions that a store has, where they are unknown here."""
+        if self.captions is not None:
+            return self
+        texts = [*store.strings("caption"), None]  # the last for images that it does not have, at -1
+        return replace(self, captions=[texts[i] for i in store.find(self.sources, self.collection).tolist()])
+
     def with_newer_texts(self, store: LatentStore) -> Any:
         """The store's rows with changed captions and new hashes, which need no encoding; None if nothing changed."""
         at = store.find(self.sources, self.collection)
         stored = np.flatnonzero(at >= 0)
         rows = at[stored]
-        newer = {"caption": _changed_texts(store, "caption", rows, [self.captions[i] for i in stored])}
+        newer = {}
+        if self.captions is not None:
+            newer["caption"] = _changed_texts(store, "caption", rows, [self.captions[i] for i in stored])
         if self.source_hashes is not None:  # "" where a file could not be read: the stored hash stays
             same = np.array([bool(self.source_hashes[i]) for i in stored], dtype=np.bool_)
             same &= store.column("source_bytes")[rows] == self.source_bytes[stored]
@@ -310,7 +323,7 @@ class LatentItems:
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
-        values: dict[str, Any] = vars(self.encoding) | {"source": self.sources[i], "caption": self.captions[i]}
+        values: dict[str, Any] = vars(self.encoding) | {"source": self.sources[i], "caption": self._caption(i)}
         values |= {name: tuple(column[i].tolist()) for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
         values |= {name: int(getattr(self, name)[i]) for name in ("source_bytes", "source_mtime_ns")}
         values["source_hash"] = "" if self.source_hashes is None else self.source_hashes[i]

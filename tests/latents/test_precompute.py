@@ -283,6 +283,18 @@ def test_a_changed_caption_encodes_nothing(tmp_path, images):
     assert LatentStore(tmp_path / "out").strings("caption") == ["new"] * len(images)
 
 
+def test_captions_stay_where_none_are_known(tmp_path, images):
+    captions = [f"caption {i}" for i in range(len(images))]
+    precompute_latents(dataset_of(images, captions), MeanEncoder(), tmp_path / "out")
+    images[0].write_bytes(images[0].read_bytes() + b"edited")
+    for collection, kept in (("", captions), ("other", [None] * len(images))):
+        encoded = precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out", collection=collection).encoded
+        assert encoded == (len(images) if collection else 1)
+        store = LatentStore(tmp_path / "out")
+        found = store.find([path.name for path in images], collection)
+        assert [store.strings("caption")[i] for i in found] == kept
+
+
 def test_masks_are_the_alpha_channel_and_opaque_images_have_none(tmp_path):
     clear = make_images(tmp_path / "a", [(64, 64), (100, 60)], alpha=True)
     solid = make_images(tmp_path / "b", [(64, 64)])

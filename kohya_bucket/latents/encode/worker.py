@@ -333,9 +333,10 @@ class StoreSink:
         space: LatentSpace | None = None,
         images_root: Path | None = None,
     ) -> None:
-        self._wanted, self._space = wanted, space
         self.writer = StoreWriter(root, images_root=images_root)
         self.store = LatentStore(root)
+        self._wanted = wanted.with_captions_of(self.store) if isinstance(wanted, LatentItems) else wanted
+        self._space = space
         self.notes, self.refused = list[str](), dict[int, str]()
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:

@@ -151,6 +151,20 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     assert kinds(again.stale_reasons(item)) == [Stale.SOURCE]
 
 
+def test_an_image_that_is_encoded_again_keeps_its_caption(tmp_path, image):
+    from kohya_bucket.latents.store.writer import write_manifest
+    from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
+
+    cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
+    for vae in ("v1", "v2"):
+        cache.save(CacheItem(str(image), BUCKET, SIZE, vae=vae), latents(SDXL), ltrb())
+        cache.finish()
+        if vae == "v1":
+            write_manifest(cache.opened(), cache.opened().with_texts(caption={0: "its caption"}))
+            cache.refresh()
+    assert cache.opened().strings("caption") == ["its caption"]
+
+
 def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     from kohya_bucket.latents.store.latent_store import LatentStore
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache

@@ -116,16 +116,17 @@ class ShardCache:
     ) -> None:  # fmt: skip
         """Add an item; it is on disk after `flush`. Arguments as `save_latents`; `keys` is for npz."""
         source = self._source(item.image)
-        collection = self.collection or self.arch.name
+        collection, caption = self.collection or self.arch.name, None
         if item.further:
             collection += f" to {item.bucket_reso[0]}x{item.bucket_reso[1]}"
         stale = self._find(item.image, item.bucket_reso)
         if stale is not None:  # is replaced, wherever it is
-            collection = self.opened().entry(stale).collection
+            old = self.opened().entry(stale)
+            collection, caption = old.collection, old.caption
         left, top, right, bottom = (float(side) for side in crop_ltrb)
         mask = None if alpha_mask is None else np.rint(as_array(alpha_mask) * 255).astype(np.uint8)
         original, fingerprint = as_pair(item.original_size), item.fingerprint()
-        entry = StoreEntry(source, fingerprint, original, (left, top, right, bottom), None, collection)
+        entry = StoreEntry(source, fingerprint, original, (left, top, right, bottom), caption, collection)
         # as npz have them; copied, since they are written later
         bits = [part.copy() for part in finite_arrays(item, latents, flipped)]
         mask = None if mask is None or (mask == 255).all() else mask
