@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance import pack
-from kohya_bucket.latents.store.entries import decode, encode, narrowed, schema
+from kohya_bucket.latents.store.entries import ItemTable, decode, encode, narrowed, schema
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -278,6 +278,19 @@ def test_a_manifest_of_shards_that_are_gone_has_only_what_is_there_and_the_rest_
     assert f"{store.info(0).name}: gone; 1 item is lost: a" in said
     with pytest.raises(LatentStoreError, match="packed or pruned"):
         store.read(0)
+
+
+def test_a_manifest_is_searched_once_however_many_shards_are_gone(tmp_path, monkeypatch):
+    for name in "abcdef":
+        fill(tmp_path, [name])
+    write_manifest(LatentStore(tmp_path))
+    searched = []
+    monkeypatch.setattr(ItemTable, "find", lambda self, *args, find=ItemTable.find: searched.append(1) or find(self, *args))
+    for path in sorted((tmp_path / "shards").iterdir())[:5]:
+        path.unlink()
+    store = LatentStore(tmp_path)
+    assert len(store.damage) == len(store.away) == store.away_rows.num_rows == 5
+    assert len(searched) == 1
 
 
 def test_manifests_replace_each_other(tmp_path):

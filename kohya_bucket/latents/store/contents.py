@@ -107,12 +107,13 @@ def _contents_of(layout: Layout, seen: Shards, without: Set[str]) -> Contents:
         contents.table = manifest.unify_dictionaries()
         return contents
     # Else merge its rows with those of the unnamed shards, and keep those of missing shards aside.
-    lost = {name: manifest.filter(in_shards(manifest, [name])) for name in missing}
+    lost = manifest.filter(in_shards(manifest, missing)) if missing else None
     if manifest is not None:
         parts.append(_packed(manifest))
     del manifest
     contents.table = _newest_in_order(parts, contents.shards)
-    _keep_missing(contents, missing, {name: named[name] for name in missing}, lost)
+    if missing:
+        _keep_missing(contents, missing, named, lost)
     return contents
 
 
@@ -121,21 +122,20 @@ def _shards_with_rows(manifest: Any) -> set[str]:
     return set() if manifest is None else set(pc.unique(manifest["shard"]).to_pylist())
 
 
-def _keep_missing(contents: Contents, missing: dict[str, str], infos: Shards, lost: dict[str, Any]) -> None:
-    """Report missing shards with the reason, and keep what the manifest says about them."""
-    pa, _, _ = arrow()
-    kept = {}
+def _keep_missing(contents: Contents, missing: dict[str, str], infos: Shards, lost: Any) -> None:
+    """Report missing shards with the reason, and keep what the manifest says about them: `lost`, its rows of them."""
+    rows = _not_replaced(contents.table, lost)
+    sources_of: dict[str, list[str]] = {}
+    for name, source in zip(rows["shard"].to_pylist(), rows["source"].to_pylist(), strict=True):
+        sources_of.setdefault(name, []).append(source)
     for name, problem in sorted(missing.items()):
-        rows = _not_replaced(contents.table, lost[name])
-        if len(rows):
-            kept[name] = rows
-        if problem != _GONE or (len(rows) and name not in contents.given_up):
-            sources = rows["source"].to_pylist()
+        sources = sources_of.get(name, [])
+        if problem != _GONE or (sources and name not in contents.given_up):
             items = f"{counted(len(sources), 'item', 'is', 'are')} lost: {some(sources)}"
             contents.damage.append((name, f"{problem}; {items}"))
-    contents.indexed &= kept.keys() == missing.keys()
-    contents.away = {name: infos[name] for name in kept}
-    contents.away_rows = pa.concat_tables(kept.values()) if kept else None
+    contents.indexed &= sources_of.keys() == missing.keys()
+    contents.away = {name: infos[name] for name in sorted(sources_of)}
+    contents.away_rows = rows if sources_of else None
 
 
 def _describe(
