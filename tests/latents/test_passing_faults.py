@@ -11,8 +11,10 @@ import pytest
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError, UnreadableError, may_pass, reading
 from kohya_bucket.images import origins, stamps
 from kohya_bucket.latents import LatentStore, precompute_latents
-from kohya_bucket.latents.store import storage
+from kohya_bucket.latents.store import contents, storage
+from kohya_bucket.latents.store.writer import StoreWriter
 from tests.faults import PASSING, Faults
+from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.stub_encoders import MeanEncoder, dataset_of
 from tests.thinned import one_in
 
@@ -127,6 +129,23 @@ def test_a_hash_stays_where_its_image_cannot_be_read_now(tmp_path, images, monke
     hashes = precompute()
     monkeypatch.setattr(origins, "hash_file", hash_file)
     assert precompute() == hashes
+
+
+def test_what_is_written_after_a_fault_that_passed_counts_over_all_before(tmp_path, monkeypatch):
+    fill(tmp_path, ["a", "b", "c"])
+    real, failed = contents.self_described, []
+
+    def described(*args):
+        if not failed:
+            failed.append(args)
+            raise UnreadableError("cannot be read now")
+        return real(*args)
+
+    monkeypatch.setattr(contents, "self_described", described)
+    with pytest.raises(UnreadableError), StoreWriter(tmp_path, shard_bytes=1) as writer:  # which keeps what it has
+        writer.add(entry("c"), bits(7), space=SPACE)
+    store = LatentStore(tmp_path)
+    assert same(store.read(int(store.find(["c"])[0])), bits(7))
 
 
 @pytest.mark.parametrize("code", [errno.ELOOP, errno.ENODEV, *PASSING])

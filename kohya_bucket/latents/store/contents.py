@@ -341,9 +341,9 @@ class SequenceNumbers:
                 self._seen.update(index.shards)
         for name, nbytes in self._layout.shard_sizes().items():
             if name not in self._seen:
-                self._seen.add(name)
                 with suppress(LatentStoreError, FileNotFoundError):
                     self._count(self_described(self._layout, name, nbytes)[0])
+                self._seen.add(name)  # only now: one that cannot be read at the moment is asked again
         return self._greatest
 
     def _count(self, table: object) -> None:
