@@ -23,10 +23,11 @@ from kohya_bucket.files import TEMPORARY_AGE, final_name
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.fingerprint import source_changes
 from kohya_bucket.latents.store.contents import manifest_of, self_described
+from kohya_bucket.latents.store.entries import WORDS
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout, paths_of, remedy
 from kohya_bucket.latents.store.storage import StorePath
-from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
+from kohya_bucket.latents.store.writer import OF_A_SHARD, StoreWriter, write_manifest
 from kohya_bucket.texts import counted
 
 
@@ -214,11 +215,20 @@ class MaintenanceReport:
 
 
 def copy_items(store: LatentStore, items: Sequence[int], writer: StoreWriter) -> None:
-    """Write items of `store` again under their old numbers; raises for a damaged one."""
+    """Write items of `store` again under their old numbers; raises for a damaged one.
+
+    Those that can share a shard come together, so that memory holds one shard, and not one of each bucket.
+    """
     numbers = store.column("written_ns")
-    for turn, i in enumerate(items):
+    kinds = np.column_stack([store.words(n)[1] if n in WORDS else store.column(n) for n in OF_A_SHARD])
+    at = np.asarray(items, dtype=np.int64)
+    at = at[np.lexsort(kinds[at].T)]
+    is_next = np.append(False, (kinds[at[1:]] != kinds[at[:-1]]).any(axis=1))
+    for turn, i in enumerate(at.tolist()):
         if turn % _EXPECTED == 0:
-            store.expect(items[turn : turn + _EXPECTED])
+            store.expect(at[turn : turn + _EXPECTED])
+        if is_next[turn]:
+            writer.flush()
         entry = store.entry(i)
         if store.info(i).arrays:
             outputs = {name: replace(packed, bits=np.array(packed.bits)) for name, packed in store.packed(i).items()}
@@ -316,8 +326,8 @@ def _items_by_shard(store: LatentStore) -> dict[str, list[int]]:
 
 def _already_packed(store: LatentStore, small: Sequence[str], keep: Sequence[int]) -> bool:
     """Whether copying would make the same shards again: one small shard per kind of row, without replaced rows."""
-    names = ["bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection", "shard"]
-    groups = store.table.take(np.array(keep, dtype=np.int64)).group_by(names, use_threads=False).aggregate([])
+    table = store.table.take(np.array(keep, dtype=np.int64))
+    groups = table.group_by([*OF_A_SHARD, "shard"], use_threads=False).aggregate([])
     kinds = set()
     for row in groups.to_pylist():
         info = store.shards[row["shard"]]

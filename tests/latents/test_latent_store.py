@@ -285,7 +285,9 @@ def test_a_manifest_is_searched_once_however_many_shards_are_gone(tmp_path, monk
         fill(tmp_path, [name])
     write_manifest(LatentStore(tmp_path))
     searched = []
-    monkeypatch.setattr(ItemTable, "find", lambda self, *args, find=ItemTable.find: searched.append(1) or find(self, *args))
+    monkeypatch.setattr(
+        ItemTable, "find", lambda self, *args, find=ItemTable.find: searched.append(1) or find(self, *args)
+    )
     for path in sorted((tmp_path / "shards").iterdir())[:5]:
         path.unlink()
     store = LatentStore(tmp_path)

@@ -12,7 +12,8 @@ from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents import LatentStore, precompute_latents
 from kohya_bucket.latents.maintenance import pack, prune, status, verify
 from kohya_bucket.latents.store.layout import Layout
-from tests.latents.latent_helpers import fill, same
+from kohya_bucket.latents.store.writer import StoreWriter
+from tests.latents.latent_helpers import SPACE, bits, entry, fill, same
 from tests.latents.stub_encoders import MeanEncoder, dataset_of
 from tests.thinned import one_in
 
@@ -197,6 +198,29 @@ def test_pack_brings_many_small_shards_into_few(tmp_path):
     assert all(same(store.read(i), want[name]) for i, name in enumerate(names))
     assert status(store).superseded == 0
     assert pack(LatentStore(tmp_path)).copied == 0
+
+
+@pytest.mark.parametrize(("upkeep", "copied"), [(pack, 24), (lambda store, _: prune(store, range(3)), 9)])
+def test_upkeep_holds_the_latents_of_one_shard_at_a_time(tmp_path, monkeypatch, upkeep, copied):
+    want, held, add = {}, [], StoreWriter.add
+    with StoreWriter(tmp_path / "store") as writer:
+        for i in range(24):
+            bucket, name = [(64, 32), (32, 64), (64, 64)][i % 3], f"{i:02d}"
+            want[name] = bits(i, bucket=bucket)
+            flipped = None if i % 2 else bits(i + 24, bucket=bucket)
+            made = entry(name, bucket_size=bucket, flip=flipped is not None)
+            writer.add(made, want[name], flipped=flipped, space=SPACE)
+
+    def watched(self, *args, **options):
+        add(self, *args, **options)
+        held.append(len(self._pending))
+
+    monkeypatch.setattr(StoreWriter, "add", watched)
+    upkeep(LatentStore(tmp_path / "store"), tmp_path / "copy")
+    assert held == [1] * copied
+    store = LatentStore(tmp_path / ("copy" if upkeep is pack else "store"))
+    assert store.strings("source") == sorted(want)[-len(store) :]
+    assert all(same(store.read(i), want[name]) for i, name in enumerate(store.strings("source")))
 
 
 def test_shards_of_several_stores_are_one_store_side_by_side(tmp_path):

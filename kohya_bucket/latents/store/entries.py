@@ -157,7 +157,7 @@ def decode(data: Any) -> tuple[Any, dict[str, Any]]:
         return table.replace_schema_metadata(None).cast(wanted), description
 
 
-_WORDS = ("vae", "interpolation", "dtype", "kind", "collection")
+WORDS = ("vae", "interpolation", "dtype", "kind", "collection")
 
 
 class ItemTable:
@@ -200,13 +200,13 @@ class ItemTable:
         """What item `i` is."""
         values: dict[str, Any] = {name: self.numbers(name, i) for name in NUMBER_COLUMNS}
         values |= {name: self.column(name)[i].item() for name in ("source_bytes", "source_mtime_ns", "flip", "mask")}
-        values |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption", *_WORDS)}
+        values |= {name: self.table[name][i].as_py() for name in ("source", "source_hash", "caption", *WORDS)}
         return StoreEntry.from_values(values)
 
     def columns(self, rows: npt.NDArray[np.int64]) -> dict[str, Any]:
         """What these items depend on, as columns for `fingerprint.differences`."""
         columns = self.source_columns(rows) | {name: self.column(name)[rows] for name in ("flip", "mask")}
-        for name in _WORDS[:-1]:
+        for name in WORDS[:-1]:
             words, codes = self.words(name)
             columns[name] = np.array(words, dtype=object)[codes[rows]] if len(rows) else np.zeros(0, dtype=object)
         for name in ("bucket_size", "resized_size", "crop"):

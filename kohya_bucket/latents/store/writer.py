@@ -39,7 +39,7 @@ from kohya_bucket.latents.store.shards import SPANS, ShardInfo, write_shard
 from kohya_bucket.latents.store.storage import StorePath, write_new
 
 Bits = npt.NDArray[Any]
-_OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
+OF_A_SHARD = ("bucket_width", "bucket_height", "dtype", "kind", "flip", "mask", "collection")
 
 
 _TEXT_SPACE = LatentSpace(values="text", downsample_factor=1)
@@ -136,7 +136,7 @@ class StoreWriter:
             numbers: decide between two items of one key, see `SequenceNumbers`; None: above all numbers in the store
                 when this is committed.
         """
-        common = tuple(rows[name][0] for name in _OF_A_SHARD)
+        common = tuple(rows[name][0] for name in OF_A_SHARD)
         width, height, dtype, kind, flip, mask, _ = common
         masks = [None] * len(plain) if masks is None else masks
         if flip != (flipped is not None):
@@ -186,19 +186,23 @@ class StoreWriter:
         self._added += n
         pending.nbytes += sum(part.nbytes for part in bits if part is not None)
         if pending.nbytes >= self._shard_bytes:
-            self._commit(key, self._greatest())
+            self._commit(key, self._greatest([key]))
         elif self._flush_seconds is not None and time.monotonic() - self._flushed > self._flush_seconds:
             self.flush()
 
     def flush(self) -> None:
         """Commit everything that is pending."""
-        above = self._greatest() if self._pending else 0
+        above = self._greatest(self._pending)
         for key in list(self._pending):
             self._commit(key, above)
         self._flushed = time.monotonic()
 
-    def _greatest(self) -> int:
-        return self._sequence_numbers.greatest(self.shards) if self._assigned is None else self._assigned.above
+    def _greatest(self, keys: Iterable[tuple[Any, ...]]) -> int:
+        """The number above which those of pending rows lie that have none; the store is looked at where there are."""
+        if self._assigned is not None:
+            return self._assigned.above
+        unnumbered = any(None in self._pending[key].numbers for key in keys)
+        return self._sequence_numbers.greatest(self.shards) if unnumbered else 0
 
     def __enter__(self) -> StoreWriter:
         return self
