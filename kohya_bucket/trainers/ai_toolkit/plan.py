@@ -102,6 +102,7 @@ def rule_of(keys: JobKeys, step: int) -> BucketRule:
 
 
 _SIZES = ".aitk_size.json"
+_KEPT_BY = "0.1.2"  # ai-toolkit drops the file of any other version, and makes it anew
 
 
 def counted_sizes(
@@ -128,7 +129,8 @@ def _kept_sizes(keys: JobKeys, paths: Sequence[str]) -> dict[int, tuple[int, int
     except (OSError, ValueError):
         return {}
     kept_sizes: dict[int, tuple[int, int]] = {}
-    for i, path in enumerate(paths if isinstance(kept, dict) else ()):
+    is_taken = isinstance(kept, dict) and kept.get("__version__") == _KEPT_BY
+    for i, path in enumerate(paths if is_taken else ()):
         entry: Any = kept.get(path.replace(folder, ""))
         if not isinstance(entry, list) or len(entry) != 3:  # of clips there are more
             continue
