@@ -224,6 +224,7 @@ def test_options_stand_in_the_job(job, command_line):
         ({"bach_size": 3}, {}, "ignores 'bach_size' without a word: it has no such key: did you mean 'batch_size'"),
         ({"batch_size": "2"}, {}, "batch_size is '2'"),
         ({"resolution": "512x512"}, {}, "resolution is '512x512', but must be whole numbers"),
+        ({"resolution": []}, {}, "resolution is [], but must be whole numbers"),
         ({"folder_path": None}, {}, "names no images"),
         ({"folder_path": "nowhere"}, {}, "nowhere is neither a folder nor a JSON file"),
         ({"buckets": False}, {}, "buckets is false"),
@@ -299,8 +300,9 @@ def test_sizes_that_ai_toolkit_has_kept_count_while_an_image_is_as_it_was(
     for image in (Path("images", "0.png"), tmp_path / "images" / "0.png"):
         (shown,) = json.loads(command_line("simulate", image, "--config", job({"resolution": 128}), "--json")[1])
         assert [*shown["bucket"].values()] == row["bucket"]
-    kept.write_text("{", encoding="utf-8")
-    assert command_line("plan", job({"resolution": 128}))[0] == 0
+    for other in ("{", json.dumps({"__version__": "0.1.1", f"{os.sep}0.png": entry})):  # the latter is made anew
+        kept.write_text(other, encoding="utf-8")
+        assert "kept-sizes" not in command_line("plan", job({"resolution": 128}), "--json")[1]
 
 
 def test_doctor_and_commands_that_do_not_take_it(tmp_path, job, command_line):
