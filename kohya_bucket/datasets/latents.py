@@ -79,9 +79,9 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
     """Latents that `precompute` stored. Use with `BucketBatchSampler` and a plain `DataLoader`.
 
     Item i is a dict: `latents` [C, H/8, W/8] in the stored type; `bucket` (`Bucket`); `bucket_idx`; `path` (the
-    image as the store names it); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32; `caption`
-    where any was stored, "" for images without; `text_outputs`, tensors by name, where asked for; `alpha_mask` [H, W]
-    float32 in 0..1 where any was stored, 1 for images without.
+    image as the store names it); `original_size` [2] int64 (width, height); `crop_ltrb` [4] float32, of a mirrored
+    image the mirrored crop; `caption` where any was stored, "" for images without; `text_outputs`, tensors by name,
+    where asked for; `alpha_mask` [H, W] float32 in 0..1 where any was stored, 1 for images without.
     Batched by torch's `default_collate`, `batch["latents"]` is [B, C, H/8, W/8], gathered from the files in one
     copy.
 
@@ -259,6 +259,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         dropped = self._drawn(self.caption_dropout, len(rows))
         items = [self._item(*each) for each in zip(numbers, rows, flips, dropped, strict=True)]
         originals, crops = _gathered(self._originals, rows, np.int64), _gathered(self._crops, rows, np.float32)
+        width, mirrored = items[0]["bucket"].width, torch.tensor(flips)
+        crops[mirrored, 0], crops[mirrored, 2] = width - crops[mirrored, 2], width - crops[mirrored, 0]
         for k, item in enumerate(items):
             item["latents"], item["original_size"], item["crop_ltrb"] = latents[k], originals[k], crops[k]
             item.gathered = latents

@@ -116,6 +116,9 @@ def test_flips_come_with_their_masks(tmp_path, images):
     assert torch.equal(dataset[0]["latents"], torch.from_numpy(plain.store.read(0, flipped=True).copy()))
     assert torch.equal(dataset[0]["alpha_mask"], plain[0]["alpha_mask"].flip(1))
     assert plain[0]["alpha_mask"].dtype == torch.float32
+    for item, mirrored in zip(plain, dataset, strict=True):
+        (left, top, right, bottom), width = item["crop_ltrb"].tolist(), item["bucket"].width
+        assert mirrored["crop_ltrb"].tolist() == [width - right, top, width - left, bottom]
     flipped = [torch.equal(half[0]["latents"], dataset[0]["latents"]) for _ in range(100)]
     assert 25 < sum(flipped) < 75
 
