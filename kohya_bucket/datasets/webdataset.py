@@ -87,14 +87,14 @@ def expand_shards(shards: str | os.PathLike[str] | Sequence[str | os.PathLike[st
     """Names of shards from webdataset's notation (`data-{000000..000012}.tar`, `a.tar::b.tar`) or a list.
 
     Raises:
-        KohyaBucketError: the `webdataset` package is missing, or a brace is not closed.
+        KohyaBucketError: the `webdataset` package is missing, a brace is not closed, or a variable is not set.
     """
     if not isinstance(shards, (str, os.PathLike)):
         return [name for shard in shards for name in expand_shards(shard)]
     webdataset = _webdataset()
     try:  # a backslash of Windows would be an escape there
         names: list[str] = webdataset.shardlists.expand_urls(os.fspath(shards).replace(os.sep, "/"))
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         raise KohyaBucketError(f"{shards}: is not a list of shards in webdataset's notation ({error})") from error
     return names
 

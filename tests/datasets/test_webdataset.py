@@ -175,8 +175,9 @@ def test_paths_of_windows(shards: list[str], monkeypatch: pytest.MonkeyPatch) ->
     given = "c:\\data 50%\\a{0..2}.tar"
     assert expand_shards(given) == named
     assert sum(len(batch["path"]) for batch in stream_from_shards(given, RULE, 4, buffer_size=12)) == 15
-    with pytest.raises(KohyaBucketError, match="Unbalanced"):
-        expand_shards("a{0..2.tar")
+    for wrong, why in (("a{0..2.tar", "Unbalanced"), ("${WDS_OF_NOBODY}/a.tar", "missing environment variable")):
+        with pytest.raises(KohyaBucketError, match=why):
+            expand_shards(wrong)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
