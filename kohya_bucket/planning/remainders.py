@@ -39,13 +39,6 @@ class RemainderContext:
     base_bucket: int | None
     no_upscale: npt.NDArray[np.bool_]
 
-    def fits(self, k: int) -> npt.NDArray[np.bool_]:
-        """[K] buckets that images of bucket k may be moved to without being enlarged against `no_upscale`."""
-        if self.bucket_sizes is None or not self.no_upscale[k]:
-            return np.ones(len(self.no_upscale), dtype=np.bool_)
-        fits: npt.NDArray[np.bool_] = (self.bucket_sizes <= self.bucket_sizes[k]).all(axis=1)
-        return fits
-
 
 @dataclass(frozen=True)
 class RemainderPolicy:
@@ -185,9 +178,9 @@ def _targets(
     A bucket may pass on no more than its own images: what it takes in before it is settled counts towards its
     full batches first.
     """
-    assert context.bucket_sizes is not None  # the policy says that it needs them
-    aspects = context.bucket_sizes[:, 0] / np.maximum(context.bucket_sizes[:, 1], 1)
-    areas = pixels_of(context.bucket_sizes)
+    sizes = context.bucket_sizes
+    assert sizes is not None  # the policy says that it needs them
+    aspects, areas = sizes[:, 0] / np.maximum(sizes[:, 1], 1), pixels_of(sizes)
     held = counts.copy()
     target = np.arange(len(counts), dtype=np.int32)
     moved = np.zeros(len(counts), dtype=np.int64)
@@ -199,14 +192,15 @@ def _targets(
         if remainder == 0 or remainder > counts[k]:
             continue
         # Of the buckets that are still open and may take these images, the one that crops least.
-        crop = 1 - np.minimum(aspects / aspects[k], aspects[k] / aspects)
+        others = np.flatnonzero(open_ & (context.groups == context.groups[k]))
         if context.no_upscale[k]:
-            crop = 1 - areas / areas[k]
-        allowed = open_ & (context.groups == context.groups[k]) & context.fits(k)
-        near = np.flatnonzero(allowed & (crop <= context.merge_max_crop))
-        if len(near) == 0:
+            others = others[(sizes[others] <= sizes[k]).all(axis=1)]
+            crop = 1 - areas[others] / areas[k]
+        else:
+            crop = 1 - np.minimum(aspects[others] / aspects[k], aspects[k] / aspects[others])
+        if not len(others) or crop.min() > context.merge_max_crop:
             continue
-        best = int(near[np.argmin(crop[near])])
+        best = int(others[np.argmin(crop)])
         target[k], moved[k] = best, remainder
         held[k] -= remainder
         held[best] += remainder
@@ -242,8 +236,9 @@ def _catch_all(demand: Demand, context: RemainderContext) -> tuple[Demand, list[
             base[members] = context.base_bucket
         elif context.bucket_sizes is not None:
             base[members] = members[_squarest(context.bucket_sizes[members])]
-    for k in np.flatnonzero(context.no_upscale).tolist():
-        base[k] = base[k] if context.fits(k)[base[k]] else k
+    if context.bucket_sizes is not None:
+        enlarged = context.no_upscale & (context.bucket_sizes[base] > context.bucket_sizes).any(axis=1)
+        base[enlarged] = np.flatnonzero(enlarged)
     counts = demand.per_bucket()
     moved = np.where(base == np.arange(demand.n_buckets), 0, counts % context.global_batch)
     rows = take_in_rotation(demand, moved, context.seed, context.epoch)
