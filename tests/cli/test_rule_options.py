@@ -1,7 +1,7 @@
 """The options that make a bucket rule: the same everywhere, with sd-scripts' defaults."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +118,9 @@ def test_the_rules_are_those_of_their_names() -> None:
     area = RuleArguments(resolution="1024", max_bucket_reso=2048, switching="area")
     assert compared_rule("exact", area, SIZES).max_side == 2048
     assert compared_rule("kohya", area, SIZES).switching == "area"
+    others = replace(area, max_crop=0.1, num_buckets=3, token_tolerance=0.2)  # a trainer has none of them
+    stock = compared_rule("kohya", replace(area, switching=None), SIZES)
+    assert repr(compared_rule("sd-scripts", others, SIZES)) == repr(stock)
     for name in TRAINERS:
         assert type(compared_rule(name, options, SIZES)) is TRAINERS[name].load()
     with pytest.raises(ConfigError, match=r"'konya'.*, all.*'kohya'"):

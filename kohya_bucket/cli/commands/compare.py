@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kohya_bucket.buckets.choices import TRAINERS
+from kohya_bucket.buckets.choices import TRAINERS, RuleOptions
 from kohya_bucket.buckets.rules.registry import RULES, is_rule, named_rule, rule_choices
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import print_table, say, wide_console
@@ -159,7 +159,7 @@ def compared_rule(name: str, options: RuleArguments, sizes: IntArray) -> BucketR
         width, height = options.size
         rule: BucketRule = TRAINERS[name].load()(round((width * height) ** 0.5))
         return rule
-    options_of_name = _own() | {_SD_SCRIPTS: {"rule": "kohya"}}
+    options_of_name = _own() | {_SD_SCRIPTS: {"rule": "kohya", **asdict(RuleOptions())}}  # it has none of these
     if name not in options_of_name and not is_rule(name):
         one_of("rule", name, [*comparable(), *groups()], ConfigError)
     return replace(options, **options_of_name.get(name) or {"rule": name, **named_rule(name).not_taken}).make(sizes)
