@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from kohya_bucket.buckets import bucket_set_to_toml, load_preset
 from kohya_bucket.cli import app
+from kohya_bucket.images import list_images
 from kohya_bucket.texts import one_line
 from tests.command_line import Command
 from tests.pictures import make_pictures
@@ -158,6 +159,14 @@ def test_no_name_writes_to_the_terminal_as_it_likes(command_line: Command, hosti
         arguments = [word.replace(found, str(text)) for word in arguments]
     _, out, errors = command_line(*arguments)
     assert_shown(out + errors)
+
+
+@pytest.mark.posix("Windows has no such names")
+def test_a_list_of_bad_files_can_be_read_whatever_their_names_are(hostile: Path) -> None:
+    listed = hostile.parent / "bad.txt"
+    result = CliRunner().invoke(app, ["analyze", str(hostile), "--quiet", "--list-bad", str(listed)])
+    assert "3 names have a line break or bytes that are no text" in result.output
+    assert list_images(listed) == [str(hostile / f"broken {name}") for name in (HOSTILE[2], HOSTILE[3])]
 
 
 @pytest.mark.posix("Windows has no such names")

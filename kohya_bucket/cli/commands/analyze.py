@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _IN_TERMINAL, _IN_JSON, _ON_PAGE = 5, 100, 300  # images in each list
 _PICTURES = 240  # small ones on a page
+_UNLISTED = re.compile("[\n\r\ud800-\udfff]")
 
 
 def analyze(
@@ -121,14 +123,14 @@ def _write_page(analyses: Sequence[Analysis], html: Path, title: str, quiet: boo
 
 
 def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
-    """A comment and one path per line, as lists of paths are read; names with a line break cannot be in one."""
+    """A comment and one path per line, as lists of paths are read; some names cannot be in one."""
     from kohya_bucket.reports.recommend import bad_files
 
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
-    listed = [name for name in bad if not {"\n", "\r"} & set(name)]
-    replace_file(target, "".join(f"{line}\n" for line in (f"# {MADE_BY}", *listed)).encode("utf-8", "surrogateescape"))
+    listed = [name for name in bad if not _UNLISTED.search(name)]
+    replace_file(target, "".join(f"{line}\n" for line in (f"# {MADE_BY}", *listed)).encode("utf-8"))
     left, unlisted = len(bad) - len(listed), ""
     if left:
         names, them = counted(left, "name", "has", "have"), "it" if left == 1 else "them"
-        unlisted = f"; {names} a line break, so the list leaves {them} out"
+        unlisted = f"; {names} a line break or bytes that are no text, so the list leaves {them} out"
     say(f"{counted(len(listed), 'path')} of images to repair, split or leave out in {target}{unlisted}", err=True)
