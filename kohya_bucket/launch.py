@@ -85,10 +85,7 @@ def _run(trainer: Callable[[], object], arguments: list[str]) -> None:
         if _watching:  # else a trainer was stopped, and named
             print(f"kohya_bucket: {line}", file=sys.stderr)
     elif not used and ended is None and is_first_process():
-        print(
-            f"kohya_bucket: {name} uses no datasets of {whose}, so there was nothing to do",
-            file=sys.stderr,
-        )
+        print(f"kohya_bucket: {name} uses no datasets of {whose}, so there was nothing to do", file=sys.stderr)
     if ended is not None:
         raise ended
 

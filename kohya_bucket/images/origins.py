@@ -18,11 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, UnreadableError, reading
-from kohya_bucket.images.image_rows import (
-    IMAGE_COLUMN,
-    ScannedRows,
-    read_row,
-)
+from kohya_bucket.images.image_rows import IMAGE_COLUMN, ScannedRows, read_row
 from kohya_bucket.images.listing import absolute_paths
 from kohya_bucket.images.parallel import REQUESTS, for_each
 from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels

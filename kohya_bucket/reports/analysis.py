@@ -19,10 +19,7 @@ from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.planning.plan import BucketCounts
-from kohya_bucket.reports.summary import (
-    Summary,
-    summarize,
-)
+from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.trainers.door.subject import ImageTable, Subject
 
 Indices = npt.NDArray[np.intp]

@@ -12,15 +12,7 @@ import typer
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import say, say_first, scan_progress
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import (
-    AsJson,
-    Quiet,
-    Recursive,
-    Sources,
-    check_output,
-    engine_of,
-    family_of,
-)
+from kohya_bucket.cli.options import AsJson, Quiet, Recursive, Sources, check_output, engine_of, family_of
 from kohya_bucket.cli.options import path as folder
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument

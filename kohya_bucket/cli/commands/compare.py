@@ -15,15 +15,7 @@ from kohya_bucket.buckets.rules.registry import RULES, is_rule, named_rule, rule
 from kohya_bucket.checks import one_of
 from kohya_bucket.cli.console import print_table, say, wide_console
 from kohya_bucket.cli.help import opt
-from kohya_bucket.cli.options import (
-    BATCH_SIZE,
-    AsJson,
-    Quiet,
-    Recursive,
-    RuleArguments,
-    TableOrSources,
-    gpu_counts,
-)
+from kohya_bucket.cli.options import BATCH_SIZE, AsJson, Quiet, Recursive, RuleArguments, TableOrSources, gpu_counts
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.texts import counted, one_line
 
