@@ -52,12 +52,12 @@ def too_small(sizes: IntArray, placement: Placement) -> Mask:
     return np.asarray(enlargement(sizes, placement) > MUCH_ENLARGED)
 
 
-def too_long(sizes: IntArray, placement: Placement, far: float = FAR) -> Mask:
-    """[N] images that are further than `far` from their bucket, and would be from the longest usual one."""
+def too_long(sizes: IntArray, placement: Placement) -> Mask:
+    """[N] images that are further than `FAR` from their bucket, and would be from the longest usual one."""
     distance = aspect_distance(sizes, placement)
-    out = np.asarray(distance > far)
+    out = np.asarray(distance > FAR)
     image = sizes[out].astype(np.float64)
-    out[out] = np.abs(np.log(image[:, 0] / image[:, 1])) - math.log(LONGEST_ASPECT) > far
+    out[out] = np.abs(np.log(image[:, 0] / image[:, 1])) - math.log(LONGEST_ASPECT) > FAR
     return out
 
 

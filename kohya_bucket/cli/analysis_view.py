@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kohya_bucket.buckets.families import NAME_THE_MODEL
 from kohya_bucket.images.listing import from_here
-from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.analysis import FEW, Analysis
 from kohya_bucket.reports.recommend import Recommendation, most_worth, recommend
 from kohya_bucket.texts import counted, one_line, some
 
@@ -124,7 +124,7 @@ def _buckets(analysis: Analysis, narrow: bool) -> RenderableType:
     if len(used) > _MOST:
         notes.append(f"{len(used) - _MOST} smaller buckets are not shown; --html and --json hold all.")
     for what, some_of in (
-        (f"fewer than {analysis.min_count} images", analysis.rarely_used),
+        (f"fewer than {FEW} images", analysis.rarely_used),
         ("no image", analysis.empty),
     ):
         if some_of:

@@ -16,13 +16,13 @@ from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, middle_cuts
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
 from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import FloatArray
-from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.planning.plan import BucketCounts
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.trainers.door.subject import ImageTable, Subject
 
 Indices = npt.NDArray[np.intp]
+FEW = 10  # a used bucket with fewer images counts as rarely used
 
 
 @dataclass(frozen=True)
@@ -74,22 +74,24 @@ class Analysis:
     Attributes:
         subject: the images and their rule.
         placement: where the rule puts them.
-        scale: [N] factor by which each image's sides are scaled; NaN without a bucket.
-        aspect_distance: [N] |log(image aspect / bucket aspect)|; NaN without a bucket.
-        min_count: a used bucket with fewer images counts as rarely used.
-        outlier_threshold: `aspect_distance` above which an image is an outlier.
     """
 
     subject: Subject
     placement: Placement
-    scale: FloatArray
-    aspect_distance: FloatArray
-    min_count: int
-    outlier_threshold: float
 
     @property
     def images(self) -> ImageTable:
         return self.subject.images
+
+    @cached_property
+    def scale(self) -> FloatArray:
+        """[N] factor by which each image's sides are scaled; NaN without a bucket."""
+        return enlargement(self.images.sizes, self.placement)
+
+    @cached_property
+    def aspect_distance(self) -> FloatArray:
+        """[N] |log(image aspect / bucket aspect)|; NaN without a bucket."""
+        return aspect_distance(self.images.sizes, self.placement)
 
     @cached_property
     def summary(self) -> Summary:
@@ -137,8 +139,8 @@ class Analysis:
 
     @property
     def rarely_used(self) -> list[BucketUse]:
-        """Used buckets with fewer than `min_count` images."""
-        return [b for b in self.used_buckets if b.images < self.min_count]
+        """Used buckets with fewer than `FEW` images."""
+        return [b for b in self.used_buckets if b.images < FEW]
 
     @property
     def empty(self) -> list[BucketUse]:
@@ -153,7 +155,7 @@ class Analysis:
     @cached_property
     def outliers(self) -> Indices:
         """Images whose aspect no bucket comes near."""
-        return self._worst(self.aspect_distance, self.aspect_distance > self.outlier_threshold)
+        return self._worst(self.aspect_distance, self.aspect_distance > FAR)
 
     @cached_property
     def most_cropped(self) -> Indices:
@@ -216,15 +218,14 @@ class Analysis:
         def lost(i: int) -> str:
             return f"{self.placement.crop_loss[i]:.1%} cropped off"
 
-        far = math.exp(self.outlier_threshold)
         lists = [
             ListedImages("most_cropped", "Cropped most", "Largest share cut off first.",
                          self.most_cropped.tolist(), lost),
             ListedImages("most_enlarged", "Enlarged most", "Smaller than their bucket.",
                          self.most_enlarged.tolist(), lambda i: f"enlarged {self.scale[i]:.2f} times"),
             ListedImages("outliers", "Far from every bucket",
-                         f"Images whose aspect differs from their bucket's by more than a factor of {far:.2f}: often a "
-                         "mistake in the data.", self.outliers.tolist(), lost),
+                         f"Images whose aspect differs from their bucket's by more than a factor of {math.exp(FAR):.2f}: "
+                         "often a mistake in the data.", self.outliers.tolist(), lost),
             ListedImages("focus_cut", "Focus cut off", "No crop of their bucket holds the whole rectangle.",
                          self._worst(self.focus_cut, self.focus_cut > 0).tolist(),
                          lambda i: f"{self.focus_cut[i]:.1%} of its focus cut off"),
@@ -256,8 +257,7 @@ class Analysis:
         """The same with the images at these paths broken, for the reasons given."""
         if not broken.keys() & set(self.images.paths):
             return self
-        subject = replace(self.subject, images=self.images.without(broken))
-        return analyze(subject, min_count=self.min_count, outlier_threshold=self.outlier_threshold)
+        return analyze(replace(self.subject, images=self.images.without(broken)))
 
     @staticmethod
     def _worst(values: FloatArray, chosen: npt.NDArray[np.bool_]) -> Indices:
@@ -265,22 +265,6 @@ class Analysis:
         return np.asarray(indices[np.argsort(-values[indices], kind="stable")])
 
 
-def analyze(subject: Subject, *, min_count: int = 10, outlier_threshold: float = FAR) -> Analysis:
-    """Place the subject's images and look at the result.
-
-    Args:
-        min_count: a used bucket with fewer images is listed as rarely used.
-        outlier_threshold: images further than this in log aspect from their bucket are outliers; 0.25 means that
-            22% of the image is cut off.
-
-    Raises:
-        KohyaBucketError: a threshold that is negative, infinite or no number.
-    """
-    if not 0 <= outlier_threshold < math.inf:
-        raise KohyaBucketError(
-            f"outlier_threshold is {outlier_threshold}, but must be a number, 0 or more; 0.25 is usual"
-        )
-    sizes = subject.images.sizes
-    placement = place(subject.rule, sizes, subject.focus)
-    scale, distance = enlargement(sizes, placement), aspect_distance(sizes, placement)
-    return Analysis(subject, placement, scale, distance, min_count, outlier_threshold)
+def analyze(subject: Subject) -> Analysis:
+    """Place the subject's images and look at the result."""
+    return Analysis(subject, place(subject.rule, subject.images.sizes, subject.focus))

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket._version import __version__
-from kohya_bucket.reports.analysis import Analysis, BucketUse
+from kohya_bucket.buckets.misfits import FAR
+from kohya_bucket.reports.analysis import FEW, Analysis, BucketUse
 from kohya_bucket.reports.recommend import recommend
 from kohya_bucket.trainers.door.subject import ImageTable
 
@@ -65,12 +66,12 @@ def _analysis_as_dict(analysis: Analysis, limit: int) -> dict[str, Any]:
         "summary": asdict(analysis.summary),
         "buckets": [_bucket(b) for b in analysis.buckets],
         "underfilled": [str(b.bucket) for b in analysis.underfilled],
-        "rarely_used": {"fewer_than": analysis.min_count, "buckets": [str(b.bucket) for b in analysis.rarely_used]},
+        "rarely_used": {"fewer_than": FEW, "buckets": [str(b.bucket) for b in analysis.rarely_used]},
         "broken": _reasons(images.failures, images, limit),
         "not_listed": _reasons(images.unlisted, images, limit),
         "misread": _reasons(images.misread, images, limit),
         "without_bucket": _images(analysis, analysis.unplaced, limit, reason=True),
-        "outliers": {"threshold": analysis.outlier_threshold, **_images(analysis, analysis.outliers, limit)},
+        "outliers": {"threshold": FAR, **_images(analysis, analysis.outliers, limit)},
         "most_cropped": _images(analysis, analysis.most_cropped, limit),
         "most_enlarged": _images(analysis, analysis.most_enlarged, limit),
         "focus": None if analysis.focus_cuts is None else analysis.focus_cuts._asdict(),

@@ -12,7 +12,7 @@ import numpy as np
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason
 from kohya_bucket.images.parallel import Progress
-from kohya_bucket.reports.analysis import Analysis
+from kohya_bucket.reports.analysis import FEW, Analysis
 from kohya_bucket.reports.compare import trained_on
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file
 from kohya_bucket.reports.pictures import Pictures, illustrate, image_row, shots, shown_images
@@ -196,7 +196,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "not_listed": len(images.unlisted),
         "summary": asdict(analysis.summary),
         "underfilled": len(analysis.underfilled),
-        "rare": {"count": len(analysis.rarely_used), "below": analysis.min_count},
+        "rare": {"count": len(analysis.rarely_used), "below": FEW},
         "advice": [
             {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost", "listed")}
             for r in recommend(analysis)

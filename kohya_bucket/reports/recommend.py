@@ -144,7 +144,7 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
         ways += ["put transparent ones onto a background"] if len(deep) < len(misread) else []
         why, gain = "Trainers see other pixels than people do", f"{len(misread):,} trained as they are seen"
         yield _unmeasured(analysis, f"{len(misread):,} read as something else", "; ".join(ways), why, gain, "misread")
-    long = _too_long(analysis)
+    long = too_long(analysis.images.sizes, analysis.placement)
     if count := int(long.sum()):
         sizes, loss = analysis.images.sizes[long].astype(np.float64), analysis.placement.crop_loss[long]
         aspects = sizes.max(axis=1) / sizes.min(axis=1)
@@ -177,7 +177,8 @@ def _unmeasured(analysis: Analysis, current: str, proposed: str, why: str, gain:
 
 def misfits(analysis: Analysis) -> Mask:
     """[N] images that are to be split, replaced or left out: too long or too small for any usual bucket."""
-    return _too_long(analysis) | too_small(analysis.images.sizes, analysis.placement)
+    sizes, placement = analysis.images.sizes, analysis.placement
+    return too_long(sizes, placement) | too_small(sizes, placement)
 
 
 def bad_files(analysis: Analysis) -> list[str]:
@@ -186,10 +187,6 @@ def bad_files(analysis: Analysis) -> list[str]:
     bad = ~images.readable | misfits(analysis)
     bad[analysis.unplaced] = True
     return [images.paths[i] for i in np.flatnonzero(bad).tolist()]
-
-
-def _too_long(analysis: Analysis) -> Mask:
-    return too_long(analysis.images.sizes, analysis.placement, analysis.outlier_threshold)
 
 
 def _turned(analysis: Analysis) -> Iterator[Recommendation]:
