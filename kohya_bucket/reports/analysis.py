@@ -224,8 +224,8 @@ class Analysis:
             ListedImages("most_enlarged", "Enlarged most", "Smaller than their bucket.",
                          self.most_enlarged.tolist(), lambda i: f"enlarged {self.scale[i]:.2f} times"),
             ListedImages("outliers", "Far from every bucket",
-                         f"Images whose aspect differs from their bucket's by more than a factor of {math.exp(FAR):.2f}:"
-                         " often a mistake in the data.", self.outliers.tolist(), lost),
+                         f"The aspect differs from the bucket's by more than a factor of {math.exp(FAR):.2f}: often a "
+                         "mistake in the data.", self.outliers.tolist(), lost),
             ListedImages("focus_cut", "Focus cut off", "No crop of their bucket holds the whole rectangle.",
                          self._worst(self.focus_cut, self.focus_cut > 0).tolist(),
                          lambda i: f"{self.focus_cut[i]:.1%} of its focus cut off"),
