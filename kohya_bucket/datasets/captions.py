@@ -40,12 +40,13 @@ def caption_of_file(content: bytes, name: str) -> str:
         if not name.lower().endswith(".json"):
             return text
         value = parse_json(text)
+        caption = value.get("caption") if isinstance(value, dict) else value
+        if isinstance(caption, str):
+            caption.encode("utf-8")  # JSON may hold half of a character, as of a text that was cut
+            return caption.strip()
     except ValueError as error:
-        kind = "UTF-8 text" if isinstance(error, UnicodeDecodeError) else "JSON"
+        kind = "UTF-8 text" if isinstance(error, UnicodeError) else "JSON"
         raise KohyaBucketError(f"{name}: the caption cannot be read ({error}); it must be {kind}") from error
-    caption = value.get("caption") if isinstance(value, dict) else value
-    if isinstance(caption, str):
-        return caption.strip()
     held = f"the keys {', '.join(value) or '(none)'}" if isinstance(value, dict) else type(value).__name__
     raise KohyaBucketError(
         f'{name}: the caption must be a JSON text, or a text under the key "caption" of an object, but it holds {held}'

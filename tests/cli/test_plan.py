@@ -301,6 +301,9 @@ def test_captions_that_are_no_utf_8_are_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("grün".encode("latin-1"))
     with pytest.raises(KohyaBucketError, match=r"a\.txt: the caption cannot be read .* it must be UTF-8 text"):
         source_in([str(tmp_path / "a.png")], SourceOptions(), recursive=True)
+    (tmp_path / "a.json").write_text('{"caption": "a smile, cut \\ud83d"}', encoding="utf-8")
+    with pytest.raises(KohyaBucketError, match=r"a\.json: the caption cannot be read .* it must be UTF-8 text"):
+        source_in([str(tmp_path / "a.png")], SourceOptions(caption_extension=".json"), recursive=True)
     with pytest.raises(ConfigError, match=r"a\.txt"):
         source_in([str(tmp_path / "a.png")], SourceOptions(tmp_path / "a.txt"), recursive=True)
 
