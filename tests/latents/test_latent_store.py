@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from kohya_bucket.errors import LatentStoreError
 from kohya_bucket.latents.maintenance import pack
 from kohya_bucket.latents.store.entries import ItemTable, decode, encode, narrowed, schema
+from kohya_bucket.latents.store.exact_arrays import pack as packed
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import Layout
 from kohya_bucket.latents.store.writer import StoreWriter, write_manifest
@@ -90,6 +92,18 @@ def test_collections_are_separate(tmp_path):
     assert len(store) == 2
     assert same(store.read(store.find(["a"], "sdxl")[0]), bits(1))
     assert list(store.find(["a"], "flux")) == [-1]
+
+
+@pytest.mark.parametrize("name", [None, 5, "a\0b", "\udcff"])
+def test_a_name_of_a_collection_that_rows_cannot_hold_is_refused_before_anything_is_written(tmp_path, name):
+    with StoreWriter(tmp_path) as writer:
+        with pytest.raises(LatentStoreError, match="collection is"):
+            writer.add(replace(entry("a"), collection=name), bits(1), space=SPACE)
+        with pytest.raises(LatentStoreError, match="collection is"):
+            writer.add_text(replace(entry("a"), collection=name), {"x": packed(np.zeros(3, np.float32))})
+        writer.add(entry("a"), bits(1), space=SPACE)
+    store = LatentStore(tmp_path)
+    assert (len(store), store.damage, len(store.in_collection(name))) == (1, [], 0)
 
 
 def test_reading_copies_nothing_and_cannot_change_the_file(tmp_path):

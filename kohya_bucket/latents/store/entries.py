@@ -236,8 +236,8 @@ class ItemTable:
 
     def in_collection(self, name: str) -> npt.NDArray[np.int64]:
         """Positions of the items of a collection."""
-        pa, pc, _ = arrow()
-        return np.flatnonzero(np.asarray(pc.equal(self.table["collection"].cast(pa.string()), name)))
+        words, codes = self.words("collection")
+        return np.flatnonzero(codes == words.index(name)) if name in words else np.zeros(0, dtype=np.int64)
 
     @property
     def bucket_sizes(self) -> npt.NDArray[np.int32]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.entries import (
@@ -34,7 +34,7 @@ from kohya_bucket.latents.store.entries import (
 )
 from kohya_bucket.latents.store.exact_arrays import Packed, check_outputs, checksum, joined
 from kohya_bucket.latents.store.latent_store import LatentStore
-from kohya_bucket.latents.store.layout import Layout, content_of
+from kohya_bucket.latents.store.layout import Layout, content_of, is_text
 from kohya_bucket.latents.store.shards import SPANS, ShardInfo, write_shard
 from kohya_bucket.latents.store.storage import StorePath, write_new
 
@@ -137,6 +137,7 @@ class StoreWriter:
                 when this is committed.
         """
         common = tuple(rows[name][0] for name in OF_A_SHARD)
+        _check_collection(common[-1])
         width, height, dtype, kind, flip, mask, _ = common
         masks = [None] * len(plain) if masks is None else masks
         if flip != (flipped is not None):
@@ -168,6 +169,7 @@ class StoreWriter:
             LatentStoreError: see `check_outputs`.
         """
         check_outputs(arrays)
+        _check_collection(entry.collection)
         item = dict(sorted(arrays.items()))
         key = entry.collection, tuple((name, packed.layout) for name, packed in item.items())
         pending = self._pending.setdefault(key, _Pending())
@@ -233,6 +235,12 @@ class StoreWriter:
         # What lies under an assigned name was written by another process for the same piece, and says the same.
         with suppress(*([FileExistsError] if self._assigned else [])):
             write_shard(path, tensors, entries, {"format": FORMAT} | note)
+
+
+def _check_collection(name: Any) -> None:
+    """Raise `LatentStoreError` for a name that rows cannot hold, and that would count as damage where they are read."""
+    if not isinstance(name, str) or "\0" in name or not is_text(name):
+        raise LatentStoreError(f"collection is {name!r}, but must be a text of Unicode, without zeros in it")
 
 
 _Tensors = dict[str, tuple[str, Bits]]
