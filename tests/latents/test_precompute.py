@@ -283,6 +283,12 @@ def test_a_changed_caption_encodes_nothing(tmp_path, images):
     assert LatentStore(tmp_path / "out").strings("caption") == ["new"] * len(images)
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+def test_captions_are_one_for_each_image(tmp_path, images, more):
+    with pytest.raises(KohyaBucketError, match=f"{len(images) + more} captions for {len(images)} images"):
+        precompute_latents(dataset_of(images, ["a"] * (len(images) + more)), MeanEncoder(), tmp_path / "out")
+
+
 def test_captions_stay_where_none_are_known(tmp_path, images):
     captions = [f"caption {i}" for i in range(len(images))]
     precompute_latents(dataset_of(images, captions), MeanEncoder(), tmp_path / "out")

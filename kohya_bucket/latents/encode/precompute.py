@@ -108,9 +108,7 @@ def encode_items(
         seed: of the noise with which latents are sampled.
         rank, processes: see `precompute_latents`.
     """
-    if workers is not None and workers < 1:
-        raise KohyaBucketError(f"workers is {workers}, but must be 1 or more; leave it out for one per processor")
-    check_numbers(batch_size, rank, processes)
+    check_numbers(batch_size, rank, processes, workers)
     wanted, refused = output.accept(wanted, encoder, images_root)
     report = PrecomputeReport(output.folder, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
     read_together = batch_size or MOST_TOGETHER  # equal in all processes: it decides which items are whose
@@ -130,10 +128,11 @@ def encode_items(
     return report
 
 
-def check_numbers(batch_size: int | None, rank: int = 0, processes: int = 1) -> None:
-    """Refuse a batch size or a process with which nothing, or too little, would be encoded."""
-    if batch_size is not None:
-        refuse_other("batch_size", batch_size, whole_number(1), KohyaBucketError)
+def check_numbers(batch_size: int | None, rank: int = 0, processes: int = 1, workers: int | None = None) -> None:
+    """Refuse numbers, or a process, with which nothing, or too little, would be encoded."""
+    for name, number in (("batch_size", batch_size), ("workers", workers)):
+        if number is not None:
+            refuse_other(name, number, whole_number(1), KohyaBucketError)
     if not 0 <= rank < processes:
         raise KohyaBucketError(f"rank is {rank} of {processes} processes, but they count from 0")
 
@@ -287,6 +286,8 @@ def _images_of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | N
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]
+    if captions is not None and len(captions) != len(paths):
+        raise KohyaBucketError(f"the dataset has {len(captions)} captions for {len(paths)} images: give one for each")
     return [os.fspath(path) for path in paths], placement, captions
 
 
