@@ -261,7 +261,7 @@ def _check_values(keys: CommonKeys, place: str, model: Family, findings: Finding
         findings.note("no-upscale", place, "bucket_no_upscale does nothing while enable_bucket is off", "set both")
     if isinstance(keys, ClipKeys):
         _check_frames(keys, place, model, findings)
-        _check_model(keys, place, model, findings)
+        check_model(keys, place, model, findings)
         _check_clip_buckets(keys, place, model, findings)
 
 
@@ -295,7 +295,8 @@ def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings)
         findings.note("target-frames", place, message, f"{model.title} takes {model.grid} frames")
 
 
-def _check_model(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
+def check_model(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
+    """Whether the model trains clips, and what it does with their rate."""
     if not model.name and keys.source_fps is not None:
         message = f"source_fps is {keys.source_fps}, but how many frames are left depends on the model"
         findings.error("no-architecture", place, message, "name it, e.g. --arch wan")

@@ -81,8 +81,9 @@ class MusubiTuner(Trainer):
         return subjects_of(_read_whole(asked), self.programs(asked), batch_size, reader)
 
     def ways(self, asked: Asked, item: OneItem, focus: str | None) -> tuple[list[Way], AdapterOptions]:
+        from kohya_bucket.trainers.door.findings import Findings, Severity
         from kohya_bucket.trainers.door.options import AdapterOptions, required
-        from kohya_bucket.trainers.musubi.config import check_options
+        from kohya_bucket.trainers.musubi.config import check_model, check_options
         from kohya_bucket.trainers.musubi.families import architecture_named
         from kohya_bucket.trainers.musubi.keys import ClipKeys, dataset_of
 
@@ -90,6 +91,10 @@ class MusubiTuner(Trainer):
         if asked.config is None:
             keys, model = dataset_of(asked.arguments, item.is_clip), architecture_named(asked.arch)
             width, height = keys.resolution
+            if isinstance(keys, ClipKeys):
+                check_model(keys, "", model, mistakes := Findings())
+                for wrong in mistakes.of(Severity.ERROR):
+                    raise ConfigError(wrong.text)
             return [_way(f"{width}x{height} for {model.title}", keys, model, item)], options.with_focus(focus)
         ways, read = [], _read_whole(asked)
         for number, keys in enumerate(read.datasets, 1):

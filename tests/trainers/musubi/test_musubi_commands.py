@@ -182,6 +182,7 @@ def test_clips_beside_images_are_not_left_out_in_silence(config, command_line, t
         (("640x480x9", "--target-frames", "25;3"), "from 1 to"),
         (("640x480x9", "--source-fps", "30"), "name the model whose rate it is brought to"),
         (("640x480", "--arch", "zi", "--rule", "auto"), "--arch places as musubi-tuner does: leave out --rule"),
+        (("640x480x9", "--arch", "zi"), "Z-Image trains no clips in musubi-tuner"),
         (("640x480x0",), "width, height and frames must be 1 or more"),
         (("none.mp4",), "none.mp4 cannot be read as a clip: no such file"),
         (("640x480x99999999999",), "a clip can have at most 10,000,000"),
