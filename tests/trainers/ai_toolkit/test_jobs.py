@@ -15,6 +15,7 @@ from PIL import Image
 import kohya_bucket
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
+from kohya_bucket.trainers.ai_toolkit.companions import companions_of
 from kohya_bucket.trainers.ai_toolkit.config import read_job
 from kohya_bucket.trainers.door import environment
 from tests.cli.test_preview import mistakes
@@ -66,6 +67,14 @@ def test_companions_that_are_missing_are_named(job, command_line, tmp_path, key)
     for i in range(5):
         (folder / f"{i}.png").touch()
     assert found() == []
+
+
+def test_on_windows_names_of_companions_may_differ_in_case(tmp_path, monkeypatch):
+    (tmp_path / "IMG_1.PNG").touch()
+    images = [str(tmp_path / "x" / f"img_{i}.png") for i in (1, 2)]
+    assert companions_of(images, str(tmp_path), "control_path") == ["", ""]
+    monkeypatch.setattr(os.path, "normcase", str.lower)
+    assert companions_of(images, str(tmp_path), "control_path") == [str(tmp_path / "img_1.png"), ""]
 
 
 def test_a_model_that_edits_needs_control_images(job, command_line, tmp_path):
