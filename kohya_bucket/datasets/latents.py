@@ -276,7 +276,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
             out = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
         else:
             out = torch.from_numpy(bits)
-        if store.info(rows[0]).is_posterior:
+        if store.info(rows[0]).kind == "posterior":
             mean, spread = out[:, 0].float(), out[:, 1].float()
             noise = torch.randn(mean.shape, generator=self._random())
             return _scale(mean + spread * noise, space, self.scaled).to(out.dtype)

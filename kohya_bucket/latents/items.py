@@ -257,10 +257,8 @@ class LatentItems:
         columns: dict[str, Any] = {name: [value] * len(at) for name, value in vars(self.encoding).items()}
         columns |= {name: getattr(self, name)[at] for name in ("source_bytes", "source_mtime_ns")}
         columns["source"] = [self.sources[i] for i in items]
-        columns["caption"] = [self._caption(i) for i in items]
-        columns["source_hash"] = (
-            [""] * len(at) if self.source_hashes is None else [self.source_hashes[i] for i in items]
-        )
+        columns["caption"] = [self.captions and self.captions[i] for i in items]
+        columns["source_hash"] = [self.source_hashes[i] if self.source_hashes else "" for i in items]
         columns["interpolation"] = self.interpolations[at]
         for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True):
             columns |= zip(NUMBER_COLUMNS[name], column[at].T, strict=True)
@@ -295,9 +293,6 @@ class LatentItems:
         always = self.source_hashes is not None
         return source_changes(stored, files, hash_of, inside=self.images.inside[items], always=always)
 
-    def _caption(self, i: int) -> str | None:
-        return None if self.captions is None else self.captions[i]
-
     def with_captions_of(self, store: LatentStore) -> LatentItems:
         """The same with the captions that a store has, where they are unknown here."""
         if self.captions is not None:
@@ -323,10 +318,13 @@ class LatentItems:
 
     def entry(self, i: int) -> StoreEntry:
         """Item `i`, described for the store."""
-        values: dict[str, Any] = vars(self.encoding) | {"source": self.sources[i], "caption": self._caption(i)}
+        values: dict[str, Any] = vars(self.encoding) | {
+            "source": self.sources[i],
+            "caption": self.captions and self.captions[i],
+        }
         values |= {name: tuple(column[i].tolist()) for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
         values |= {name: int(getattr(self, name)[i]) for name in ("source_bytes", "source_mtime_ns")}
-        values["source_hash"] = "" if self.source_hashes is None else self.source_hashes[i]
+        values["source_hash"] = self.source_hashes[i] if self.source_hashes else ""
         return StoreEntry.from_values(values | {"interpolation": str(self.interpolations[i])})
 
 

@@ -102,10 +102,9 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
     for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
         key = (row["collection"], (row["bucket_width"], row["bucket_height"]), row["dtype"], row["kind"], row["vae"])
         groups[key] = row["count_all"]
-    layout = store.layout
     return StoreStatus(
         items=len(store),
-        nbytes=sum(layout.shard_sizes().values()),
+        nbytes=sum(store.layout.shard_sizes().values()),
         shards=len(store.shards),
         groups=groups,
         superseded=store.replaced_rows(),
@@ -122,8 +121,9 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
 def temporary_files(store: LatentStore) -> list[str]:
     """Files that interrupted writers left behind, or running ones are writing. Object storage has none."""
     folders = [folder for folder in (store.layout.root, store.layout.shards) if isinstance(folder, Path)]
-    paths = [folder / name for folder in folders for name in _listed(folder)]
-    return sorted(str(path) for path in paths if store.layout.is_own(final_name(path.name)))
+    final = {folder / name: final_name(name) for folder in folders for name in _listed(folder)}
+    own = store.layout.store_file.name
+    return sorted(str(path) for path, name in final.items() if name == own or store.layout.own_file(name))
 
 
 def _listed(folder: Path) -> list[str]:
@@ -317,7 +317,6 @@ def pack(
 
 
 def _items_by_shard(store: LatentStore) -> dict[str, list[int]]:
-    """Readable items by the name of their shard."""
     items: dict[str, list[int]] = {name: [] for name in store.shards}
     for i in range(len(store)):
         items[store.info(i).name].append(i)

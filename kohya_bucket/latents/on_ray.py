@@ -135,6 +135,9 @@ class Actors:
         on_gpu: each has its own GPU, if the cluster has any.
         say: called with each line that the user should see at once.
 
+    Attributes:
+        count: how many there are or will be; `processors`: of the cluster.
+
     Raises:
         KohyaBucketError: Ray is missing.
     """
@@ -148,7 +151,8 @@ class Actors:
         say: Callable[[str], None] | None = None,
     ) -> None:
         self._ray = joined_ray()
-        gpus = int(self._ray.cluster_resources().get("GPU", 0)) if on_gpu else 0
+        resources = self._ray.cluster_resources()
+        gpus = int(resources.get("GPU", 0)) if on_gpu else 0
         self._make = make
         # Processors are for decoding: an actor that waits for its device needs none.
         self._kind = self._ray.remote(EncoderOnRay).options(
@@ -157,7 +161,8 @@ class Actors:
         self._say = say
         self._failed_loads = 0
         self._why = ""
-        self._members: list[_Member] = [self._new() for _ in range(count or gpus or 1)]
+        self.count, self.processors = count or gpus or 1, max(1, int(resources.get("CPU", 1)))
+        self._members: list[_Member] = [self._new() for _ in range(self.count)]
         self._facts: Facts | None = None
 
     def __enter__(self) -> Actors:
@@ -166,16 +171,6 @@ class Actors:
     def __exit__(self, *_: object) -> None:
         for member in self._members:
             self._kill(member)
-
-    @property
-    def count(self) -> int:
-        """How many actors there are or will be."""
-        return len(self._members)
-
-    @property
-    def processors(self) -> int:
-        """Processors of the cluster."""
-        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def facts(self) -> Facts:
         """Those of the first actor that has loaded its model. Raises as `work`."""

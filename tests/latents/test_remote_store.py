@@ -98,11 +98,11 @@ def test_gathers_are_what_was_written(address, kept, monkeypatch, gigabytes):
         for k, i in enumerate(order):
             assert same(got[k], bits(1000 + i) if flips[k] else want[NAMES[i]])
     if gigabytes == "0":
-        assert isinstance(store._tensors(0)["latents"], RemoteRows)
+        assert isinstance(store._files.tensors(store.info(0))["latents"], RemoteRows)
         assert not kept.exists()
     else:
         until(lambda: len(shards_of(kept)) == len(store.shards))
-        assert all(isinstance(store._tensors(i)["latents"], np.ndarray) for i in range(len(store)))
+        assert all(isinstance(store._files.tensors(store.info(i))["latents"], np.ndarray) for i in range(len(store)))
         assert same(store.gather([7, 0, 3, 3]), np.stack([want[NAMES[i]] for i in (7, 0, 3, 3)]))
 
 
@@ -218,7 +218,7 @@ def test_a_byte_that_flips_on_this_node_is_read_again_from_the_storage(address, 
     damaged = flip_byte(file.read_bytes(), store, 4)  # which reads it, and finds it right
     store.release()  # as where others are mapped in between
     file.write_bytes(damaged)
-    assert isinstance(store._tensors(4)["latents"], np.ndarray)
+    assert isinstance(store._files.tensors(store.info(4))["latents"], np.ndarray)
     assert same(store.gather([4])[0], want["04"])
     store._files._looked = -math.inf  # Windows keeps a file that is mapped until a later look
     assert same(store.gather([4])[0], want["04"])
@@ -487,7 +487,9 @@ def read_all(told, address, kept, limit, seed, rounds):
         for i in random.permutation(len(store)).tolist():
             wrong += not same(store.gather([i])[0], bits(i))
             time.sleep(0.002)
-    told.send((wrong, sum(isinstance(store._tensors(i)["latents"], np.ndarray) for i in range(len(store)))))
+    told.send(
+        (wrong, sum(isinstance(store._files.tensors(store.info(i))["latents"], np.ndarray) for i in range(len(store))))
+    )
 
 
 @pytest.mark.slow

@@ -124,9 +124,10 @@ def test_a_shard_is_a_file_of_safetensors_with_an_array_of_all_captions_in_each_
     assert specs["pooled"].dtype == "float32"
     assert specs["states"].dtype == "bfloat16"
     assert metadata["kind"] == "text"
+    store = LatentStore(tmp_path)
     with safetensors.safe_open(shard, "np") as file:
         assert set(file.keys()) == {"spans", "entries", *next(iter(want.values()))}
-        assert file.get_tensor("spans").tobytes() == LatentStore(tmp_path)._tensors(0)["spans"].tobytes()
+        assert file.get_tensor("spans").tobytes() == store._files.tensors(store.info(0))["spans"].tobytes()
 
 
 def test_one_caption_is_one_item():
@@ -172,7 +173,7 @@ def test_a_damaged_caption_is_an_error_and_the_others_are_kept(tmp_path):
     store = LatentStore(tmp_path)
     shard = next((tmp_path / "shards").iterdir())
     info, start = store.info(2), store.packed(2)
-    spans = store._tensors(2)["spans"]
+    spans = store._files.tensors(store.info(2))["spans"]
     at = info.tensors["states"].offset + int(spans[int(store._row[2]), 2, 0]) * 64 * 2
     del start, spans
     store.release()
@@ -229,7 +230,7 @@ def test_a_flipped_bit_gives_no_wrong_number_and_what_it_costs_is_named(tmp_path
 def test_a_span_beyond_its_tensor_is_an_error(tmp_path):
     fill_texts(tmp_path, 2)
     store = LatentStore(tmp_path)
-    store._tensors(0)["spans"][:, :, 1] += 1000  # of this process alone: the file stays
+    store._files.tensors(store.info(0))["spans"][:, :, 1] += 1000  # of this process alone: the file stays
     with pytest.raises(LatentStoreError, match="lies outside its tensor"):
         store.arrays(1)
 

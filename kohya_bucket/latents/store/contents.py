@@ -88,7 +88,8 @@ def _contents_of(layout: Layout, seen: Shards, without: Set[str]) -> Contents:
             break
     # Sort the shards into usable, damaged and missing ones; one of another length than the manifest says is missing,
     # too. A shard that has no rows in the manifest was packed or pruned, and is not missed.
-    missing = dict.fromkeys((named.keys() & _shards_with_rows(manifest)) - sizes.keys(), _GONE)
+    with_rows = set() if manifest is None else set(arrow()[1].unique(manifest["shard"]).to_pylist())
+    missing = dict.fromkeys((named.keys() & with_rows) - sizes.keys(), _GONE)
     for name, nbytes in sorted(sizes.items()):
         if name in without:
             continue
@@ -115,11 +116,6 @@ def _contents_of(layout: Layout, seen: Shards, without: Set[str]) -> Contents:
     if missing:
         _keep_missing(contents, missing, named, lost)
     return contents
-
-
-def _shards_with_rows(manifest: Any) -> set[str]:
-    _, pc, _ = arrow()
-    return set() if manifest is None else set(pc.unique(manifest["shard"]).to_pylist())
 
 
 def _keep_missing(contents: Contents, missing: dict[str, str], infos: Shards, lost: Any) -> None:

@@ -19,7 +19,7 @@ from kohya_bucket.latents.store.entries import OPAQUE, WITHOUT_MASKS, ItemTable
 from kohya_bucket.latents.store.exact_arrays import DamagedItemError, Packed, checksum, split, unpack
 from kohya_bucket.latents.store.layout import Layout, remedy
 from kohya_bucket.latents.store.remote_shards import RemoteShards, RowRange, shard_files
-from kohya_bucket.latents.store.shards import SPANS, ShardInfo, Tensors
+from kohya_bucket.latents.store.shards import SPANS, ShardInfo
 from kohya_bucket.latents.store.storage import RemotePath, is_there
 from kohya_bucket.texts import counted, one_line, some
 
@@ -227,7 +227,7 @@ class LatentStore(ItemTable):
         row, storage = int(self._row[i]), {name: info.tensors[name].dtype for name in info.arrays}
 
         def read() -> dict[str, Packed]:
-            tensors = self._tensors(i)
+            tensors = self._files.tensors(info)
             outputs = split(tensors, row, storage, info.arrays)
             if always or self._unchecked(info, tensors[SPANS], SPANS, row):
                 if checksum(tensors[SPANS][row], [one.bits for one in outputs.values()]) != int(self._crc[0][i]):
@@ -238,7 +238,6 @@ class LatentStore(ItemTable):
         return self._attempts(i, read)
 
     def _bits(self, i: int, name: str, row: int, *, always: bool = False) -> npt.NDArray[Any]:
-        """A row of one tensor of item `i`."""
         info = self.info(i)
         array = self._files.tensors(info)[name]
         if not (always or self._unchecked(info, array, name, row)):  # usual, and fast
@@ -274,7 +273,7 @@ class LatentStore(ItemTable):
             if self.info(i).arrays:
                 self.packed(i, always=True)
                 return None
-            for name in self._tensors(i):
+            for name in self._files.tensors(self.info(i)):
                 row = int(self._mask_row[i] if _role(name) == _MASK else self._row[i])
                 if row >= 0:
                     self._bits(i, name, row, always=True)
@@ -287,9 +286,6 @@ class LatentStore(ItemTable):
         if self.verify != "first" or not isinstance(array, np.ndarray):
             return self.verify != "never"
         return not self._files.checked(info, name)[row]
-
-    def _tensors(self, i: int) -> Tensors:
-        return self._files.tensors(self.info(i))
 
 
 def _role(tensor: str) -> int:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kohya_bucket.errors import LatentStoreError, as_damage, reading
 from kohya_bucket.extras import argument
@@ -84,7 +85,7 @@ class Layout:
         with as_damage(f"{self.store_file} cannot be read", remedy):
             data = json.loads(self.check_own().decode("utf-8"))
             version, images = data["version"], data["images"]
-            if type(version) is not int or not isinstance(images, str) or not is_text(images) or "\0" in images:
+            if type(version) is not int or not is_text(images):
                 raise ValueError(f"version {version!r}, images {images!r}"[:200])
             return version, images
 
@@ -100,14 +101,10 @@ class Layout:
         return data
 
     def own_file(self, name: str) -> StorePath | None:
-        """The path of a shard or a manifest; None if we never give a file such a name."""
+        """The path of a shard or a manifest; None if we never give one such a name."""
         if SHARD_NAME.fullmatch(name):
             return self.shards / name
         return self.root / name if _MANIFEST.fullmatch(name) else None
-
-    def is_own(self, name: str) -> bool:
-        """Whether we give such a name to a file of a store."""
-        return name == self.store_file.name or self.own_file(name) is not None
 
     def new_shard(self, bucket_size: tuple[int, int], dtype: str, tag: str = "") -> StorePath:
         """Path for a shard whose name ends with `tag`; "" makes a unique one."""
@@ -200,13 +197,9 @@ def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None)
     return Path(common)
 
 
-def is_text(source: str) -> bool:
-    """Whether a name is Unicode, as rows require; on Linux a name may be any bytes."""
-    try:
-        source.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def is_text(name: Any) -> bool:
+    """Whether a name is a text of Unicode without zeros, as rows require; on Linux that of a file may be any bytes."""
+    return isinstance(name, str) and re.search("[\0\ud800-\udfff]", name) is None
 
 
 def _relative(path: Path, start: StorePath) -> str:

@@ -188,7 +188,6 @@ class RemoteShards(MappedShards):
         self._fetcher.begin(info)
 
     def _bring(self, info: ShardInfo) -> None:
-        """Download a whole shard into the cache, part by part."""
         url, step = os.fspath(self._remote / info.name), _PART * _AT_ONCE
 
         def fill(file: BinaryIO) -> None:
@@ -201,8 +200,6 @@ class RemoteShards(MappedShards):
 
 
 class _Fetcher:
-    """Downloads shards one after the other on a daemon thread of this process."""
-
     def __init__(self, bring: Callable[[ShardInfo], None]) -> None:
         self.process = os.getpid()
         self._bring = bring
@@ -349,7 +346,6 @@ class _GivenUpError(Exception):
 
 
 def _kept_as(temporary: Path) -> Path:
-    """The shard that a temporary file will become."""
     return temporary.parent / final_name(temporary.name)
 
 

@@ -136,13 +136,8 @@ class ShardInfo:
         return self.tensors[self.kind]
 
     @property
-    def is_posterior(self) -> bool:
-        """Its rows are mean and standard deviation instead of latents."""
-        return self.kind == "posterior"
-
-    @property
     def kind(self) -> str:
-        """What its rows are, one of `KINDS`."""
+        """What its rows are, one of `KINDS`; "posterior": mean and standard deviation."""
         return "text" if self.arrays else "posterior" if "posterior" in self.tensors else "latents"
 
     def to_json(self) -> dict[str, Any]:
@@ -172,15 +167,15 @@ def stated_arrays(data: dict[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def _check_latents(info: ShardInfo) -> None:
-    unknown = dict(info.tensors)
+    unknown, is_posterior = dict(info.tensors), info.kind == "posterior"
     mask = unknown.pop("alpha_mask", None)
     main = unknown.pop(info.kind, None)
     flipped = unknown.pop(f"{info.kind}_flipped", main)
-    if unknown or main is None or main.dtype not in LATENT_DTYPES or len(main.shape) != 4 + info.is_posterior:
+    if unknown or main is None or main.dtype not in LATENT_DTYPES or len(main.shape) != 4 + is_posterior:
         raise ValueError(f"shard {info.name!r} cannot hold the tensors {sorted(info.tensors)}")
     if info.space.values == "text":
         raise ValueError(f"shard {info.name!r} holds latents, but its note says text outputs")
-    if info.is_posterior and main.shape[1] != 2:
+    if is_posterior and main.shape[1] != 2:
         raise ValueError(f"shard {info.name!r} holds no mean and deviation, but a shape of {list(main.shape)}")
     if flipped is None or (flipped.dtype, flipped.shape) != (main.dtype, main.shape) or not main.nbytes:
         raise ValueError(f"shard {info.name!r} holds mirrored latents of another shape")

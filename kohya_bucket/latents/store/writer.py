@@ -200,7 +200,6 @@ class StoreWriter:
         self._flushed = time.monotonic()
 
     def _greatest(self, keys: Iterable[tuple[Any, ...]]) -> int:
-        """The number above which those of pending rows lie that have none; the store is looked at where there are."""
         if self._assigned is not None:
             return self._assigned.above
         unnumbered = any(None in self._pending[key].numbers for key in keys)
@@ -239,7 +238,7 @@ class StoreWriter:
 
 def _check_collection(name: Any) -> None:
     """Raise `LatentStoreError` for a name that rows cannot hold, and that would count as damage where they are read."""
-    if not isinstance(name, str) or "\0" in name or not is_text(name):
+    if not is_text(name):
         raise LatentStoreError(f"collection is {name!r}, but must be a text of Unicode, without zeros in it")
 
 

@@ -212,11 +212,7 @@ class BatchEncoder:
         return done
 
     def _in_parts(self, images: torch.Tensor, names: Sequence[str]) -> _Distribution:
-        """Encode in as few runs as memory allows.
-
-        Raises:
-            KohyaBucketError: a single image does not fit.
-        """
+        """Encode in as few runs as memory allows. Raises `KohyaBucketError` for a single image that does not fit."""
         import torch
 
         height, width = images.shape[2:]
@@ -260,7 +256,6 @@ class BatchEncoder:
             return self._encoder.encode(images), None
 
     def _sampled(self, mean: torch.Tensor, spread: torch.Tensor | None, noises: list[torch.Generator]) -> torch.Tensor:
-        """Sample, or keep mean and standard deviation."""
         import torch
 
         if spread is None:

@@ -237,7 +237,6 @@ def _raw_controls(arch: str, model: Mapping[str, Any]) -> bool:
 def _datasets(
     table: Any, number: int, batch_size: int, arch: str, source: ConfigSource, findings: Findings
 ) -> Iterator[JobKeys]:
-    """One dataset at each of its resolutions."""
     name = f"dataset {number}"
     if not isinstance(table, Mapping):
         findings.error("not-a-table", name, f"it is {table!r}, not keys with values")

@@ -219,7 +219,6 @@ def _files_below(folder: str, endings: tuple[str, ...]) -> Iterator[str]:
 
 
 def _place(keys: JobKeys, job: JobConfig, progress: Progress | None) -> DatasetOverview:
-    """Read the headers of a dataset's files, and place them."""
     findings = job.findings
     paths = files_of(keys, findings)
     check_companions(keys.companions, paths, f"dataset {keys.number}", findings)

@@ -353,7 +353,6 @@ class Caches:
 
 
 def _read(path: Path) -> tuple[TensorFile | None, list[StaleReason]]:
-    """What a file says, or why it says nothing."""
     try:
         return read_tensor_file(path), []
     except FileNotFoundError:

@@ -163,11 +163,7 @@ def plan_of(
 def _place(
     config: MusubiConfig, i: int, options: AdapterOptions, decode: bool, progress: Progress | None
 ) -> DatasetOverview:
-    """Read the headers of the files of one dataset, and place them.
-
-    Raises:
-        BucketSettingsError: keys from which no buckets follow.
-    """
+    """Raises `BucketSettingsError` for keys from which no buckets follow."""
     keys, place, model, findings = config.datasets[i], config.places[i], config.model, config.findings
     paths, controls = list_items(keys, place, findings, model, config.folders)
     focus = focus_of(options, paths)
@@ -256,7 +252,6 @@ def seconds_lost(scan: ClipScan, clips: ClipPlacement) -> float:
 
 
 def _check_clips(data: DatasetOverview, model: Family, findings: Findings) -> None:
-    """Add what the files of a dataset of clips show."""
     keys, scan = data.keys, data.scan
     if not isinstance(keys, ClipKeys) or scan is None or data.clips is None:
         return

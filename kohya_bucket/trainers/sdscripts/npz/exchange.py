@@ -224,7 +224,7 @@ def _refuse_unfit(store: LatentStore, sources: Mapping[int, str], arch: Family) 
     """Raise `LatentStoreError` for a posterior, and for latents of a VAE that the family is not trained with."""
     for i, source in sources.items():
         info = store.info(i)
-        if info.is_posterior:
+        if info.kind == "posterior":
             raise LatentStoreError(
                 f"{source} is stored as a posterior, but npz files hold latents: encode it without --posterior"
             )
