@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -29,15 +30,11 @@ IN_INFO = "kohya_bucket"
 logger = logging.getLogger("kohya_bucket")
 
 
-class _Epochs:
-    value = 1
-
-
 class RankSampler(PlanSampler):
     """A rank's own batches, since nothing deals ai-toolkit's loader out to ranks; each iteration is the next epoch."""
 
     def __init__(self, planner: GroupPlanner, seed: int) -> None:
-        super().__init__(planner, seed, _Epochs())
+        super().__init__(planner, seed, SimpleNamespace(value=1))
         self._iterated = False
 
     def __len__(self) -> int:

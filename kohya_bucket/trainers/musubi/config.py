@@ -273,7 +273,6 @@ def buckets_follow(keys: CommonKeys, place: str, model: Family) -> bool:
 
 
 def _check_frames(keys: ClipKeys, place: str, model: Family, findings: Findings) -> None:
-    """Whether runs of frames follow from the keys, and which."""
     how, lengths = keys.frame_extraction, list(keys.target_frames)
     if how not in _EXTRACTIONS:
         message = f"frame_extraction is {how!r}, at which musubi-tuner stops"

@@ -235,7 +235,6 @@ def _beside(path: Any, file: str) -> Any:
 
 
 def _check_captions(keys: CommonKeys, paths: Sequence[str], place: str, findings: Findings) -> None:
-    """Name caption files at which musubi-tuner stops, and marks that it trains."""
     if not keys.caption_extension:
         return
     files = [os.path.splitext(path)[0] + keys.caption_extension for path in paths]
