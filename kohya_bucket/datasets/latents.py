@@ -102,8 +102,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         bucket_indices: [N] int32, position in `bucket_set`.
 
     Raises:
-        LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, items of two VAEs, or
-            a caption without outputs.
+        LatentStoreError: no store there, nothing in it, `flip` where an item has no flip stored, `caption_dropout`
+            where none has a caption, items of two VAEs, or a caption without outputs.
         KohyaBucketError: a probability outside of 0 to 1.
 
     Examples:
@@ -141,6 +141,8 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.bucket_set = BucketSet.from_dims(sizes_in_use or (), name="latents")
         table = self.store.table
         self._captioned = table["caption"].null_count < len(table)
+        if caption_dropout and not self._captioned:
+            raise LatentStoreError(f"caption_dropout is {caption_dropout}, but no item of {path} has a caption")
         self._texts = {name: table[name] for name in ("caption", "source")}
         self._originals = [self.store.column(f"original_{side}") for side in ("width", "height")]
         self._crops = [self.store.column(f"ltrb_{side}") for side in SIDES]

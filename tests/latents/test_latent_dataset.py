@@ -271,6 +271,12 @@ def test_what_is_no_probability_is_refused(tmp_path, name, value):
         BucketedLatentDataset(tmp_path, **{name: value})
 
 
+def test_captions_that_are_not_there_cannot_be_dropped(tmp_path, images):
+    precompute_latents(dataset_of(images[:2]), MeanEncoder(), tmp_path / "out")
+    with pytest.raises(LatentStoreError, match=r"caption_dropout is 0\.1, but no item of .*out has a caption"):
+        BucketedLatentDataset(tmp_path / "out", caption_dropout=0.1)
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.weekly)])
 def test_ranks_with_generators_of_one_seed_draw_differently(tmp_path, monkeypatch, workers):
     fill(tmp_path, [f"{i}.png" for i in range(40)])
