@@ -12,6 +12,7 @@ import toml
 from typer.testing import CliRunner
 
 from kohya_bucket.cli import app
+from kohya_bucket.trainers.door import group, subject
 from kohya_bucket.trainers.door.group import GroupPlanner
 from kohya_bucket.trainers.sdscripts.config import read_config
 
@@ -129,6 +130,27 @@ def test_what_commands_show_is_what_a_loader_is_given(seed: int, tmp_path: Path)
                 assert shown(data["buckets"], what) == mine
                 assert data["summary"][what] == sum(mine.values())
     assert next(subjects, None) is None
+
+
+def test_what_is_planned_for_analyze_grows_with_the_images_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.png").write_bytes(png_header(600, 400))
+    dataset = {"batch_size": 2, "subsets": [{"image_dir": str(tmp_path / "data"), "num_repeats": 5}]}
+    planned: list[int] = []
+
+    def epoch_of(datasets: Any, *others: Any) -> Any:
+        planned.append(len(datasets))
+        return group.epoch_of(datasets, *others)
+
+    monkeypatch.setattr(subject, "epoch_of", epoch_of)
+    for table, most in (({}, 1), ({"resolutions": [256, 512], "resolution_mode": "rotate"}, 5)):
+        config = {"general": {"enable_bucket": True, "resolution": 512}, "datasets": [dataset] * 5}
+        (tmp_path / "config.json").write_text(json.dumps({**config, "kohya_bucket": table}), encoding="utf-8")
+        planned.clear()
+        run("analyze", "--config", tmp_path / "config.json", "--json")
+        assert set(planned) == {most}
 
 
 @pytest.mark.parametrize("trainer", ["ai-toolkit", "musubi-tuner"])

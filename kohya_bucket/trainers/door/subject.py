@@ -21,6 +21,7 @@ from kohya_bucket.images import SizeScan
 from kohya_bucket.images.clips import ClipScan
 from kohya_bucket.images.formats import CAPTION_EXTENSIONS
 from kohya_bucket.planning.plan import BucketCounts
+from kohya_bucket.planning.resolutions import RESOLUTION_MODES
 from kohya_bucket.texts import counted, some
 from kohya_bucket.trainers.door.dataset_keys import DatasetKeys
 from kohya_bucket.trainers.door.findings import Finding, Findings
@@ -239,9 +240,12 @@ class Epoch:
             PlanError: a remainder policy cannot do with that placement.
         """
         images = self._placed_anew(placement, no_upscale) if self.items is None else self.items(placement)
-        others = [one.trained if isinstance(one, PlacedDataset) else one for one in self.datasets]
-        datasets = [*others[: self.number], images, *others[self.number + 1 :]]
-        counts = epoch_of(datasets, options, (), 1)[0][self.number]
+        datasets, number = [images], 0
+        if RESOLUTION_MODES[options.resolution_mode].one_per_epoch:  # else other datasets change nothing on one process
+            others = [one.trained if isinstance(one, PlacedDataset) else one for one in self.datasets]
+            number = self.number
+            datasets = [*others[:number], images, *others[number + 1 :]]
+        counts = epoch_of(datasets, options, (), 1)[0][number]
         at = {bucket.as_tuple(): k for k, bucket in enumerate(placement.bucket_set or ())}
         here = images.resolution_of_bucket == self.resolution
         wider = np.array([at[size] for size, keep in zip(images.buckets, here, strict=True) if keep], dtype=np.intp)
