@@ -237,9 +237,12 @@ def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[
         return [url]
     else:
         raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
-    endings, start = tuple(extensions), len(path.rstrip("/").partition("*")[0])
-    images = (name for name in names if name.lower().endswith(endings))
-    return sorted(system.unstrip_protocol(name) for name in images if all(map(is_listed, name[start:].split("/"))))
+    images = (name for name in names if name.lower().endswith(tuple(extensions)))
+    # What a pattern says before its first sign counts, hidden or not; with it may begin a name that the sign ends.
+    said = re.split(r"[*?[]", path.rstrip("/"))[0]
+    begun = "_" * (said[-1:] not in ("", "/"))
+    shown = (name for name in images if all(map(is_listed, (begun + name[len(said) :]).split("/"))))
+    return sorted(map(system.unstrip_protocol, shown))
 
 
 @functools.lru_cache(maxsize=64)

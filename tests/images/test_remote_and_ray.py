@@ -50,6 +50,17 @@ def test_memory_urls_give_the_rows_of_files(folder: Path) -> None:
     assert missing[0][2] == "no such file"
 
 
+def test_patterns_far_away_find_what_they_find_here(tmp_path: Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    for name in (f"{folder}/{'a' * length}.png" for folder in ("1", "22", ".h") for length in range(1, 9)):
+        memory.pipe(f"/lengths/{name}", b"")
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for pattern in ("[0-9]/*.png", "*/a*.png", "1/a?*.png", "?2/*.png", ".h/*", ".h/aaa*.png", "2*/aa.png", "*/*"):
+        here = [Path(path).relative_to(tmp_path).as_posix() for path in list_images(f"{tmp_path}/{pattern}")]
+        assert [url.partition("lengths/")[2] for url in list_images(f"memory://lengths/{pattern}")] == here != []
+
+
 @pytest.mark.parametrize("data", [dict(CORPUS)["big_icc.jpg"], encode(picture().resize((670, 450)), "BMP")])
 def test_what_is_big_behind_a_url_is_not_read(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
