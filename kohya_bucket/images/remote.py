@@ -229,17 +229,17 @@ def changed_at(info: dict[str, Any]) -> float:
 def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[str]:
     """Sorted URLs of the images in a folder or matching a pattern, or of the one file that `url` names."""
     system, path = storage_of(url)
-    if any(sign in path for sign in "*?["):
-        names = as_os_error(lambda: system.glob(path))
-    elif as_os_error(lambda: system.isdir(path)):
-        names = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
-    elif as_os_error(lambda: system.exists(path)):
-        return [url]
-    else:
-        raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
+    said, *pattern = re.split(r"[*?[]", path.rstrip("/"), maxsplit=1)
+    names = as_os_error(lambda: system.glob(path)) if pattern else []
+    if names in ([], [path]):  # then it may be a name with such a sign in it
+        if as_os_error(lambda: system.isdir(path)):
+            names = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
+        elif as_os_error(lambda: system.exists(path)):
+            return [url]
+        elif not pattern:
+            raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
     images = (name for name in names if name.lower().endswith(tuple(extensions)))
     # What a pattern says before its first sign counts, hidden or not; with it may begin a name that the sign ends.
-    said = re.split(r"[*?[]", path.rstrip("/"))[0]
     begun = "_" * (said[-1:] not in ("", "/"))
     shown = (name for name in images if all(map(is_listed, (begun + name[len(said) :]).split("/"))))
     return sorted(map(system.unstrip_protocol, shown))

@@ -61,6 +61,16 @@ def test_patterns_far_away_find_what_they_find_here(tmp_path: Path) -> None:
         assert [url.partition("lengths/")[2] for url in list_images(f"memory://lengths/{pattern}")] == here != []
 
 
+def test_what_is_named_like_a_pattern_is_found_by_its_name() -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/named/pics [new]/a[1].png", b"")
+    assert list_images("memory://named/pics [new]/a[1].png") == ["memory://named/pics [new]/a[1].png"]
+    assert list_images("memory://named/pics [new]") == ["memory:///named/pics [new]/a[1].png"]
+    assert list_images("memory://named/pics [old]") == []
+    memory.pipe("/named/a.png?signed=1", b"")
+    assert list_images("memory://named/a.png?signed=1") == ["memory://named/a.png?signed=1"]
+
+
 @pytest.mark.parametrize("data", [dict(CORPUS)["big_icc.jpg"], encode(picture().resize((670, 450)), "BMP")])
 def test_what_is_big_behind_a_url_is_not_read(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
