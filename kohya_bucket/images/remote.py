@@ -168,8 +168,13 @@ class RemoteFile:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.length = int(_info(*storage_of(url))["size"] or 0)
-        self._head = self._read(0, min(_FIRST, self.length))
+        size = _info(*storage_of(url))["size"]
+        if size is None:  # as some servers answer: then only all of it tells
+            self._head = read_remote(url)
+            self.length = len(self._head)
+        else:
+            self.length = int(size)
+            self._head = self._read(0, min(_FIRST, self.length))
 
     def read_at(self, offset: int, length: int) -> bytes:
         stop = min(offset + length, self.length)

@@ -71,6 +71,17 @@ def test_what_is_named_like_a_pattern_is_found_by_its_name() -> None:
     assert list_images("memory://named/a.png?signed=1") == ["memory://named/a.png?signed=1"]
 
 
+def test_a_server_that_does_not_say_how_long_its_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.pipe("/chunked/a.png", encode(picture(), "PNG"))
+    memory.pipe("/chunked/empty.png", b"")
+    real = type(memory).info
+    monkeypatch.setattr(type(memory), "info", lambda self, path, **more: real(self, path, **more) | {"size": None})
+    scan = read_sizes(["memory://chunked/a.png", "memory://chunked/empty.png"])
+    assert scan.sizes[0].tolist() == list(picture().size)
+    assert [reason for _, _, reason in scan.failures] == ["an empty file (0 bytes)"]
+
+
 @pytest.mark.parametrize("data", [dict(CORPUS)["big_icc.jpg"], encode(picture().resize((670, 450)), "BMP")])
 def test_what_is_big_behind_a_url_is_not_read(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec = pytest.importorskip("fsspec")
