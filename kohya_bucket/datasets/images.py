@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kohya_bucket.buckets.bucket import BucketSet
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Reason
-from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.rule import BucketRule, check_rule
 from kohya_bucket.buckets.sizes import FloatArray, as_pair
 from kohya_bucket.checks import array_of
@@ -170,14 +170,6 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         return dataset
 
     @classmethod
-    def from_paths(
-        cls, paths: Iterable[str | os.PathLike[str]], rule: BucketRule, *,
-        captions: Sequence[str] | str | None = None, **options: Unpack[DatasetKeywords],
-    ) -> BucketedDataset:  # fmt: skip
-        """The constructor by another name."""
-        return cls(paths, rule, captions=captions, **options)
-
-    @classmethod
     def from_folder(
         cls,
         folder: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -226,7 +218,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         self.settings = settings
         self.sizes, unreadable = checked_sizes(source)
         self._unreadable = {i: reason for i, _, reason in unreadable}
-        placement = place(rule, self.sizes, self.focus)
+        placement = focused(rule.place(self.sizes), self.focus)
         if placement.bucket_set is None or not placement.placed.any():
             examples = "; ".join(f"{name}: {reason}" for _, name, reason in unreadable[:_SHOWN])
             raise KohyaBucketError(f"none of {len(source)} images has a bucket{examples and f' ({examples})'}")

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Bucket, Placement, Reason
-from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, middle_cuts
+from kohya_bucket.buckets.focus import FocusCuts, cut_rectangles, focused, middle_cuts
 from kohya_bucket.buckets.misfits import BARELY, FAR, aspect_distance, enlargement
-from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import FloatArray
 from kohya_bucket.images.headers import ORIENTATIONS
 from kohya_bucket.planning.plan import BucketCounts
@@ -267,4 +266,4 @@ class Analysis:
 
 def analyze(subject: Subject) -> Analysis:
     """Place the subject's images and look at the result."""
-    return Analysis(subject, place(subject.rule, subject.images.sizes, subject.focus))
+    return Analysis(subject, focused(subject.rule.place(subject.images.sizes), subject.focus))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kohya_bucket.buckets import Bucket, BucketRule
-from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, middle_cuts
-from kohya_bucket.buckets.placing import place
+from kohya_bucket.buckets.focus import cut_rectangles, focus_pixels, focused, middle_cuts
 from kohya_bucket.buckets.switching import switching_points
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class Explanation:
 
 
 def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] | None = None) -> Explanation:
-    """Place one image and look around its bucket; with a focus, as `buckets.placing.place` places it.
+    """Place one image and look around its bucket; with a focus, its crop keeps that.
 
     Raises:
         ValueError: a side below 1.
@@ -69,7 +68,7 @@ def explain(rule: BucketRule, width: int, height: int, focus: tuple[float, ...] 
     if min(width, height) < 1:
         raise ValueError(f"{width}x{height} is not an image size: both sides must be 1 or more")
     rectangle = None if focus is None else np.array([focus])
-    placement = place(rule, [(width, height)], rectangle)
+    placement = focused(rule.place([(width, height)]), rectangle)
     bucket = placement.bucket(0)
     if bucket is None:
         return Explanation((width, height), None, placement.reason(0).text)

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from kohya_bucket import KohyaBuckets, cli
 from kohya_bucket.buckets.focus import FocusCuts, focus_crops, focus_pixels, focused
-from kohya_bucket.buckets.placing import place
 from kohya_bucket.images.focus_files import focus_in, read_focus
 
 pytestmark = pytest.mark.slow
@@ -136,7 +135,7 @@ def test_what_the_middle_and_the_focus_cut_is_counted_as_python_counts_it(browse
     show(browser, images, tmp_path)
     load(browser, write(tmp_path / "focus.jsonl", *({"image": f"set/{n}", "focus": box} for n, box in boxes.items())))
     focus = np.array(list(boxes.values()))
-    counts = FocusCuts.from_placement(place(KohyaBuckets(1024, 768, 1280), list(SIZES.values()), focus), focus)
+    counts = FocusCuts.from_placement(focused(KohyaBuckets(1024, 768, 1280).place(list(SIZES.values())), focus), focus)
     line = browser.execute_script("return explorer.focusLine.textContent")
     assert line == f"{str(counts).removeprefix('focus: ')}."
     assert counts.cut_in_middle > 0

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.placement import Placement
-from kohya_bucket.buckets.placing import place
 from kohya_bucket.buckets.sizes import as_pair, size_keys, sizes_of_keys
 from kohya_bucket.checks import as_flag, known_keyword, number_of_launch, refuse_other, whole_number
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
@@ -282,7 +282,7 @@ def _images_of(dataset: Any) -> tuple[list[str], Placement, list[str | None] | N
         raise KohyaBucketError("latents are encoded from images as they are stored: make the dataset without obey_exif")
     placement = getattr(dataset, "placement", None)
     if placement is None:
-        placement = place(dataset.rule, dataset.sizes, getattr(dataset, "focus", None))
+        placement = focused(dataset.rule.place(dataset.sizes), getattr(dataset, "focus", None))
     captions = getattr(dataset, "captions", None)
     if captions is None and hasattr(source, "caption"):
         captions = [source.caption(i) or None for i in range(len(paths))]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.buckets import Placement
-from kohya_bucket.buckets.placing import place
+from kohya_bucket.buckets.focus import focused
 from kohya_bucket.buckets.sizes import FloatArray, IntArray
 from kohya_bucket.errors import BucketSettingsError, ConfigError
 from kohya_bucket.images.focus_files import read_focus, unfound
@@ -63,11 +63,11 @@ def place_all(
         ConfigError, BucketSettingsError: what `rule_for` refuses, with the resolution.
     """
     if not options.resolutions:
-        return (place(rule_for(keys, options, sizes), sizes, focus),)
+        return (focused(rule_for(keys, options, sizes).place(sizes), focus),)
     placements: list[Placement] = []
     for one in at_resolutions(keys, options):
         try:
-            placement = place(rule_for(one, options, sizes), sizes, focus)
+            placement = focused(rule_for(one, options, sizes).place(sizes), focus)
         except (BucketSettingsError, ConfigError) as error:
             width, height = one.resolution
             raise type(error)(f"[kohya_bucket] resolutions, {width}x{height}: {error}") from error

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kohya_bucket.buckets import placing
 from kohya_bucket.buckets.clips import ClipPlacement
 from kohya_bucket.buckets.focus import FocusCuts, focused
 from kohya_bucket.buckets.placement import Placement, Reason
@@ -174,7 +173,7 @@ def _place(
         return replace(place_clips(keys, place, paths, scan, model, findings, focus), controls=controls)
     sizes = scan_sizes(paths, progress=progress)
     check_turned(paths, sizes.orientation.tolist(), "musubi-tuner", place, findings)
-    placement = placing.place(keys.picture_rule(model), sizes.sizes, focus)
+    placement = focused(keys.picture_rule(model).place(sizes.sizes), focus)
     left_out = _left_out(paths, placement.reasons, sizes.failures, keys.what, place, findings)
     items = image_items(keys, paths, sizes_in_batch(keys, controls, model), placement)
     return DatasetOverview(items, keys, place, paths, placement, left_out, focus=focus, controls=controls)
