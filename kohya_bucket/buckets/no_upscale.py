@@ -157,12 +157,14 @@ _SLACK = 1e-12
 
 @dataclass(frozen=True)
 class Admissible:
-    """Which sizes may be used: multiples of `steps` pixels with at most `max_area` pixels, and, with
-    `no_upscale`, no side longer than the image's."""
+    """Which sizes may be used: multiples of `steps` pixels with at most `max_area` pixels and sides of `min_side` to
+    `max_side`, and, with `no_upscale`, no side longer than the image's."""
 
     max_area: int
     steps: int
     no_upscale: bool
+    min_side: int = 1
+    max_side: int = 2**31 - 1
 
     @property
     def max_units(self) -> int:
@@ -171,10 +173,11 @@ class Admissible:
 
     def caps(self, sizes: IntArray) -> tuple[IntArray, IntArray]:
         """[N] longest width and height in steps for each image."""
+        longest = min(self.max_units, self.max_side // self.steps)
         if not self.no_upscale:
-            cap = np.full(len(sizes), self.max_units, dtype=np.int32)
+            cap = np.full(len(sizes), longest, dtype=np.int32)
             return cap, cap
-        caps = np.minimum(sizes // self.steps, self.max_units).astype(np.int32)
+        caps = np.minimum(sizes // self.steps, longest).astype(np.int32)
         return caps[:, 0], caps[:, 1]
 
 
@@ -191,6 +194,7 @@ def largest_sizes(
         max_crop: bound on the crop loss after rounding to pixels, the one a `Placement` reports.
     """
     steps, max_units = admissible.steps, admissible.max_units
+    least_side = max(1, -(-admissible.min_side // steps))
     aspect = sizes[:, 0] / sizes[:, 1]
     # Rounding to pixels moves a side by up to half a pixel, so the walk starts a little outside the bound.
     bound = max_loss if max_crop is None else np.minimum(max_loss, max_crop + 0.5 / steps)
@@ -200,12 +204,12 @@ def largest_sizes(
     next_width = np.minimum(cap_width, np.sqrt(max_units * aspect / least_kept).astype(np.int64) + 1)
     best = np.zeros((len(sizes), 2), dtype=np.int32)
     best_area, best_loss = np.zeros(len(sizes), dtype=np.int64), np.full(len(sizes), np.inf)
-    rows = np.flatnonzero((next_width >= 1) & (cap_height >= 1))
+    rows = np.flatnonzero((next_width >= least_side) & (cap_height >= least_side))
     # One width a pass for all images at once, from the widest possible down, until no narrower size can win.
     while len(rows):
         width, narrowest_aspect, cap = next_width[rows], aspect[rows] * least_kept[rows], cap_height[rows]
         height = np.minimum(np.minimum((width / narrowest_aspect + 1).astype(np.int64), cap), max_units // width)
-        shortest = np.maximum(width * least_kept[rows] / aspect[rows] - 1, 1)
+        shortest = np.maximum(width * least_kept[rows] / aspect[rows] - 1, least_side)
         pending = np.flatnonzero(height >= shortest)
         while len(pending):  # lower the height until it is allowed, or below the shortest
             image, wide, tall = rows[pending], width[pending], height[pending]
@@ -228,7 +232,7 @@ def largest_sizes(
         next_width[rows] = narrower = width - 1
         # This bound on the area falls with the width, so an image whose best is above it is done.
         tallest = np.minimum(np.minimum(narrower / narrowest_aspect + 1, cap), max_units / np.maximum(narrower, 1))
-        rows = rows[(narrower > 0) & (narrower * tallest >= best_area[rows])]
+        rows = rows[(narrower >= least_side) & (narrower * tallest >= best_area[rows])]
     return best
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kohya_bucket import ExactBuckets
 from kohya_bucket.buckets import Reason
+from kohya_bucket.buckets.geometry import covering_sizes, crop_loss
 from kohya_bucket.buckets.rules.exact import optimal_sizes
 from kohya_bucket.errors import BucketSettingsError
 
@@ -107,6 +108,20 @@ def test_redistribution_leaves_no_bucket_below_a_batch(sizes, batch_size, no_ups
     np.testing.assert_array_equal(placement.bucket_sizes[stays], free.bucket_sizes[stays])
     order = np.random.default_rng(seed).permutation(len(sizes))
     np.testing.assert_array_equal(rule.place(np.array(sizes)[order]).bucket_sizes, placement.bucket_sizes[order])
+
+
+@pytest.mark.parametrize("no_upscale", [False, True])
+def test_who_is_left_out_for_its_crop_fits_no_size_within_the_sides(no_upscale) -> None:
+    rule = ExactBuckets(512, 32, min_side=64, max_side=512, max_crop=0.05, no_upscale=no_upscale)
+    sizes = np.exp(np.random.default_rng(0).uniform(4, 8, (300, 2))).astype(np.int32)
+    placement = rule.place(sizes)
+    assert placement.crop_loss[placement.placed].max() <= 0.05
+    steps = np.arange(64, 513, 32)
+    all_sizes = np.array([(w, h) for w in steps for h in steps], dtype=np.int32)
+    for image in sizes[placement.reasons == Reason.CROP_LIMIT]:
+        fitting = all_sizes[(all_sizes <= image).all(axis=1)] if no_upscale else all_sizes
+        resized = covering_sizes(np.tile(image, (len(fitting), 1)), fitting)
+        assert (crop_loss(*fitting.T, *resized.T) > 0.05).all(), image
 
 
 def test_redistribution_takes_the_next_size_by_manhattan_distance() -> None:

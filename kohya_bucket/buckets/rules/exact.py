@@ -128,12 +128,9 @@ class ExactBuckets(RuleBase):
         at = np.flatnonzero(reasons == Reason.PLACED)
         loss = geometry.crop_loss(*buckets[at].T, *geometry.covering_sizes(sizes[at], buckets[at]).T)
         at = at[loss > (self.max_crop or 0.0)]
-        admissible = Admissible(self.max_area, self.divisor, self.no_upscale)
-        larger = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
-        # Where no size is within `max_crop`, `larger` is 0, and so below the least side.
-        outside = (larger.min(axis=1) < self.min_side) | (larger.max(axis=1) > self.max_side)
-        buckets[at] = larger
-        reasons[at[outside]] = Reason.CROP_LIMIT
+        admissible = Admissible(self.max_area, self.divisor, self.no_upscale, self.min_side, self.max_side)
+        buckets[at] = largest_sizes(sizes[at], admissible, np.ones(len(at)), self.max_crop)
+        reasons[at[buckets[at, 0] < 1]] = Reason.CROP_LIMIT
 
     def _check(self, limits_given: bool) -> None:
         d, low, high = self.divisor, self.min_side, self.max_side
