@@ -13,6 +13,7 @@ from kohya_bucket.cli import app
 from kohya_bucket.cli.subjects import Reading
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, list_images
+from tests.clip_files import make_clip
 from tests.pictures import make_pictures
 
 
@@ -183,3 +184,15 @@ def test_a_cache_of_sizes_keeps_what_is_of_other_folders(tmp_path):
         kept = MetadataCache.load(cache)
     assert sorted(kept.sizes[:, 0].tolist()) == [64, 64, 96, 96]
     assert [bool(row.hash) for row in kept] == [True] * 4
+
+
+def test_broken_clips_are_listed_where_they_are_and_nothing_is_advised_that_passes_them_over(tmp_path, monkeypatch):
+    pytest.importorskip("av")
+    clip = make_clip(tmp_path / "data" / "whole.mp4", 5, (640, 480)).with_name("broken.mp4")
+    clip.write_bytes(b"no clip")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lists").mkdir()
+    result = run("data", "--hash", "--list-bad", "lists/bad.txt")
+    assert list_images("lists/bad.txt") == [str(clip)]
+    assert "--hash and --cache are for images" in result.output
+    assert "1 unreadable → repair or remove\n" in result.output
