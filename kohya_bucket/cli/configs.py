@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from kohya_bucket.trainers.door.face import Trainer
 
 
-SETTINGS = (".toml", ".json", ".yaml", ".yml")
-"""How the names of configs end."""
-
-
 def asked_trainer(command: str, context: typer.Context, config: Path | None, options: Iterable[str]) -> Trainer:
     """Whose config a file is. `ConfigError` for a command that does not take it, or options that it settles itself."""
     from kohya_bucket.cli.options import refuse_beside
@@ -50,7 +46,7 @@ def given_config(
         images: a single TOML or JSON file in their place counts as `--config` too.
     """
     named, buckets = list(images), options.bucket_config
-    if config is None and len(named) == 1 and _is_settings(Path(named[0])):
+    if config is None and len(named) == 1 and is_settings(Path(named[0])):
         config = Path(named.pop())
     if config is not None and buckets is None and _holds_buckets(config):
         config, buckets = None, config
@@ -59,8 +55,9 @@ def given_config(
     return config, replace(options, bucket_config=buckets), named
 
 
-def _is_settings(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() in SETTINGS
+def is_settings(path: Path) -> bool:
+    """Whether it is a config by its name."""
+    return path.is_file() and path.suffix.lower() in (".toml", ".json", ".yaml", ".yml")
 
 
 def _holds_buckets(path: Path) -> bool | None:

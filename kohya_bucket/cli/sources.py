@@ -130,13 +130,11 @@ class SizedImages:
         return f"{counted(len(self.sizes), 'image')} of {self.source}{broken}{foreign}"
 
 
-def images_in(sources: list[str], *, recursive: bool = True, extensions: Collection[str] | None = None) -> list[str]:
-    """The images that folders, files, patterns and lists name. `KohyaBucketError` where there is none.
-
-    Args:
-        extensions: endings that count in folders; by default those of images.
-    """
-    paths = list_images(sources, recursive=recursive, extensions=extensions or IMAGE_EXTENSIONS)
+def images_in(
+    sources: list[str], *, recursive: bool = True, extensions: Collection[str] = IMAGE_EXTENSIONS
+) -> list[str]:
+    """`list_images`; `KohyaBucketError` where there is none."""
+    paths = list_images(sources, recursive=recursive, extensions=extensions)
     if not paths:
         raise KohyaBucketError(f"{', '.join(sources)}: no images found there")
     return paths

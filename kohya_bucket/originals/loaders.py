@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -123,16 +124,8 @@ def _late_hand_over(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random, 
     return out
 
 
-def _sd_scripts(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
-    return _late_hand_over(ids, size, ranks, epochs, rng, whole=False)
-
-
-def _anima_lora(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
-    return _late_hand_over(ids, size, ranks, epochs, rng, whole=True)
-
-
-def _musubi_tuner(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
-    return [_dealt(_anew(ids, size, rng, whole=False), ranks) for _ in range(epochs)]
+def _dealt_anew(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random, *, whole: bool) -> list[Epoch]:
+    return [_dealt(_anew(ids, size, rng, whole=whole), ranks) for _ in range(epochs)]
 
 
 def _ai_toolkit(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
@@ -151,10 +144,6 @@ def _diffusion_pipe(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) 
     """The same, cut after a shuffle of a constant seed: every epoch leaves out the same images."""
     fixed = _anew(ids, size * ranks, rng, whole=True)
     return [[np.split(step, ranks) for step in _shuffled(fixed, rng)] for _ in range(epochs)]
-
-
-def _diffusers(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
-    return [_dealt(_anew(ids, size, rng, whole=True), ranks) for _ in range(epochs)]
 
 
 def _novelai(ids: Ids, size: int, ranks: int, epochs: int, rng: _Random) -> list[Epoch]:
@@ -184,13 +173,16 @@ class Loader:
 
 
 LOADERS: Mapping[str, Loader] = {
-    "sd-scripts": Loader("trains short batches; a worker begins with a batch of another order", "c162e90", _sd_scripts),
-    "musubi-tuner": Loader("trains short batches; ranks draw theirs apart", "30c658c", _musubi_tuner),
+    "sd-scripts": Loader("trains short batches; a worker begins with a batch of another order", "c162e90",
+                         partial(_late_hand_over, whole=False)),
+    "musubi-tuner": Loader("trains short batches; ranks draw theirs apart", "30c658c",
+                           partial(_dealt_anew, whole=False)),
     "ai-toolkit": Loader("fills short batches with their own images; every GPU trains all", "27a03a91", _ai_toolkit),
-    "anima_lora": Loader("leaves out short batches; workers as in sd-scripts", "0acdb05b", _anima_lora),
+    "anima_lora": Loader("leaves out short batches; workers as in sd-scripts", "0acdb05b",
+                         partial(_late_hand_over, whole=True)),
     "onetrainer": Loader("leaves out what fills no step, others in each epoch", "mgds 3a6994a", _one_trainer),
     "diffusion-pipe": Loader("leaves out what fills no step, always the same", "8f83dbf", _diffusion_pipe),
-    "diffusers": Loader("leaves out short batches, others in each epoch", "58eb52c", _diffusers),
+    "diffusers": Loader("leaves out short batches, others in each epoch", "58eb52c", partial(_dealt_anew, whole=True)),
     "NovelAI's program": Loader("moves what fills no batch to one of the base size", "2022", _novelai),
-}
+}  # fmt: skip
 """By name of the trainer."""

@@ -184,11 +184,10 @@ def chart(
     recursive: Recursive = True,
 ) -> None:
     """Which aspects go to which bucket, as a table or a picture."""
-    from kohya_bucket.cli.sources import images_in, sizes_of
+    from kohya_bucket.cli.sources import sizes_of
 
     options, path = options.for_arch(context, arch), path or []
-    inputs = [*path, options.bucket_config, *(images_in(path, recursive=recursive) if path else ())]
-    check_output("--output", output, "a picture", inputs)
+    check_output("--output", output, "a picture", [*path, options.bucket_config])
     sizes = sizes_of(path, recursive=recursive).sizes if path else None
     rule = options.make(sizes)
     bucket_set, switching = rule.bucket_set, str(getattr(rule, "switching", "midpoint"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kohya_bucket.cli.configs import SETTINGS
+from kohya_bucket.cli.configs import is_settings
 from kohya_bucket.cli.console import say
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import Quiet, Recursive, RuleArguments, check_output, refuse_beside
@@ -41,7 +41,7 @@ def explore(
     check_output("--out", out, "a web page", [source])
     if out is None and not open_:
         raise KohyaBucketError("--no-open without --out would show nothing: name a file with --out")
-    of_config = source is not None and Path(source).suffix.lower() in SETTINGS and Path(source).is_file()
+    of_config = source is not None and is_settings(Path(source))
     if of_config:
         refuse_beside(context, f"{source} brings its own resolution", ("resolution",))
     from kohya_bucket.cli.subjects import Reading
