@@ -59,8 +59,9 @@ def test_simulate_says_what_is_kept(run, folder) -> None:
     path = config(folder)
     (row,) = json.loads(run("simulate", folder / "images" / "a.png", "--config", path, "--json").stdout)
     assert row["cut"] == [0, 0, 128, 0]
-    (row,) = json.loads(run("simulate", folder / "images" / "deep" / "c.png", "--config", path, "--json").stdout)
-    assert row["focus"] is None
+    result = run("simulate", folder / "images" / "deep" / "c.png", "--config", path, "--json")
+    assert json.loads(result.stdout)[0]["focus"] is None
+    assert f"has none for {folder / 'images' / 'deep' / 'c.png'}" in result.output
     preview = folder / "preview.png"
     result = run("simulate", folder / "images" / "a.png", "--config", path, "--preview", preview)
     assert "focus" in result.output

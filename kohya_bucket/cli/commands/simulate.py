@@ -142,7 +142,9 @@ def _rectangle(focus: str | None, focus_argument: str | None, file: Path | None)
         raise KohyaBucketError(
             f"--focus is {focus_argument!r}, but a size has no name to look for in a file: give left,top,right,bottom"
         )
-    return rectangle or (None if file is None else focus_in(focus, str(file)))
+    if rectangle is None and file is not None and (rectangle := focus_in(focus, str(file))) is None:
+        say(f"focus {focus} has none for {file}: its middle is kept", err=True)
+    return rectangle
 
 
 def _with_longer_sides(options: RuleArguments, e: Explanation) -> list[tuple[str, str]]:
