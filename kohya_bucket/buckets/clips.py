@@ -156,11 +156,6 @@ class ClipPlacement:
         """[K] items in each bucket."""
         return np.bincount(self.bucket_index, minlength=len(self.buckets)).astype(np.int64)
 
-    @property
-    def items_per_clip(self) -> npt.NDArray[np.int64]:
-        """[N] items of each clip."""
-        return np.bincount(self.spans.clip, minlength=len(self)).astype(np.int64)
-
     @cached_property
     def kept(self) -> npt.NDArray[np.int64]:
         """[N] frames that at least one item has; the others of `frames` are dropped."""

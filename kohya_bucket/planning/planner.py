@@ -201,10 +201,6 @@ class EpochPlanner:
         """Steps of each of `epochs` by itself; with `equal_epochs` the shorter ones split batches to have the most."""
         return self._steps_alone(self.global_batch, self.world_size, 0)
 
-    def _steps_of_longest(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> int:
-        """Steps of the longest epoch; 0 where all are equally long by themselves."""
-        return 0 if len(self.epochs) == 1 else max(self._steps_alone(global_batch, ranks, seed))
-
     def _steps_alone(self, global_batch: _GlobalBatch, ranks: int, seed: int) -> list[int]:
         key = (seed, ranks, global_batch.tobytes())
         group = ranks if self.options.by_cost else 1  # without, a step is a batch of all ranks
@@ -235,7 +231,7 @@ class EpochPlanner:
             asked=asked,
             epoch_asked=epoch_asked,
             shards=self._shards,
-            least_steps=self._steps_of_longest(global_batch, ranks, seed) if part == 0 else 0,
+            least_steps=0 if part or len(self.epochs) == 1 else max(self._steps_alone(global_batch, ranks, seed)),
         )
         return planned(draft, self.fingerprint, moves=self.demand_model.several_buckets)
 

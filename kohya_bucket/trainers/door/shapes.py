@@ -41,7 +41,7 @@ class Takes(Check):
     """A function with these parameters after `self`, in this order, and no others."""
 
     def problem(self, found: Any) -> str:
-        names = parameters_of(found)
+        names = [name for name in signature_of(found).parameters if name not in _SELF]
         return "" if names == list(self.names) else f"takes ({', '.join(names)}), expected ({', '.join(self.names)})"
 
 
@@ -198,11 +198,6 @@ def signature_of(function: Any) -> inspect.Signature:
 
 def _is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is parameter.empty and parameter.kind not in _VARIADIC
-
-
-def parameters_of(function: Any) -> list[str]:
-    """Names of a function's parameters, `self` left out. `TypeError` or `ValueError` if it is not a function."""
-    return [name for name in signature_of(function).parameters if name not in _SELF]
 
 
 def attributes_of(cls: type) -> set[str]:
