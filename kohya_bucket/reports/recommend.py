@@ -87,6 +87,8 @@ def worth(before: Summary, after: Summary) -> float:
     Settings buy crop loss with batches that are not full, or with enlarged images, so these must count in one unit:
     without one, by the gravest number that changes, the usual longer buckets would not be proposed to photographs.
     """
+    if before.placed and not after.placed:  # of no image nothing is cropped
+        return 0.0
     more = after.mean_pixels / before.mean_pixels - 1 if before.mean_pixels else 0.0
     gains = (  # (points, the least that is worth a mention)
         (100 * (before.mean_crop - after.mean_crop), 0.1),

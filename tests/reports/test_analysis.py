@@ -154,6 +154,12 @@ def test_rectangles_must_be_turned_with_their_images() -> None:
     assert advice.cost == "1 focus rectangle must be turned with them"
 
 
+def test_no_setting_is_recommended_that_trains_nothing() -> None:
+    """A strip of a few pixels has no bucket without upscaling, so nothing of it would be cropped."""
+    found = recommend(analyze(Subject("set", table([(4000, 8)] * 3), KohyaBuckets(512))))
+    assert all(r.after.placed for r in found if r.setting != "files")
+
+
 @pytest.mark.parametrize("sizes", [[(768, 512), (512, 768), (600, 400)], [(384, 256), (300, 200), (200, 300)]])
 def test_without_upscaling_is_not_advised_where_a_limit_of_sides_is_what_cuts(sizes) -> None:
     found = recommend(analyze(Subject("set", table(sizes * 3), KohyaBuckets(256))))  # min_bucket_reso is 256 too
