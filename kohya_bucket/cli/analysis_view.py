@@ -144,7 +144,6 @@ def _lists(analysis: Analysis, limit: int) -> list[RenderableType]:
             size = "" if some_of.notes_only else f" ({'x'.join(map(str, images.sizes[i].tolist()))})"
             lines.append(one_line(f"  {from_here(images.paths[i])}{size}: {some_of.text(i)}"))
         rest = f"\n  … and {count - limit:,} more" if count > limit else ""
-        # No markup, in which a name could hold brackets, or colons that stand for a picture.
         body = "\n".join(lines)
         out.append(Text.assemble(("\n" + some_of.title, "bold"), f" ({count:,})\n{body}{rest}"))
     return out

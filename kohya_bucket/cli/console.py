@@ -19,6 +19,7 @@ _ENCODING_ERRORS = "kohya_bucket.plain"
 _PLAIN = {"→": "->", "…": "...", "█": "#", **dict(zip("▁▂▃▄▅▆▇", "..::++#", strict=True))}
 
 _PLAIN_HEAD = "    \n    \n -- \n" + "    \n" * 5  # `rich.box.SIMPLE_HEAD` in ASCII
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}  # of findings, the most urgent first
 _FILE_WIDTH = 140
 _ANY_WIDTH = 10_000
 _SECONDS_BETWEEN_LINES = 10

@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.console import Console
 
-from kohya_bucket.cli.console import print_table, say, say_first, wide_console
+from kohya_bucket.cli.console import STYLES, print_table, say, say_first, wide_console
 from kohya_bucket.texts import counted
 from kohya_bucket.trainers.door.findings import Findings, Severity
 from kohya_bucket.trainers.door.group import GpuRow
@@ -144,12 +144,11 @@ def _print_gpus(console: Console, rows: Sequence[GpuRow], accumulate: int) -> No
 
 def _print_findings(console: Console, findings: Findings, trainer: str, names: bool) -> None:
     """The findings, and below them what stops the trainer; with `names` all that each is about."""
-    styles = {"error": "bold red", "warning": "yellow", "note": "dim"}
     for finding in sorted(findings, key=lambda finding: finding.severity is Severity.ERROR):
         stops = finding.severity is Severity.ERROR
         who = "kohya_bucket" if finding.code == "settings" else trainer
         title = f"{who} stops" if stops else finding.severity.value
-        console.print(f"{title}: ", style=styles[finding.severity.value], end="")
+        console.print(f"{title}: ", style=STYLES[finding.severity.value], end="")
         console.print(finding.text, soft_wrap=True)
         # The text names the first few.
         for name in finding.names if names and len(finding.names) > 3 else ():

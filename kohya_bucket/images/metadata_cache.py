@@ -254,9 +254,8 @@ class MetadataCache:
     def scan(self) -> SizeScan:
         """These rows as a result of `read_sizes`."""
         failures = [(i, self.paths[i], reason) for i, reason in sorted(self.reasons.items())]
-        return SizeScan(
-            self.paths, self.sizes, self.orientation, self.formats, failures, np.ones(len(self), dtype=bool), ("cache",)
-        )
+        read = np.ones(len(self), dtype=bool)
+        return SizeScan(self.paths, self.sizes, self.orientation, self.formats, failures, read)
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -70,7 +70,6 @@ class Job:
         rows: [N] structured array of the task's columns, zero where it failed.
         done: [N] bool, the finished rows.
         failures: reasons, by index.
-        engines: the engine of each round, in order.
     """
 
     def __init__(
@@ -88,7 +87,6 @@ class Job:
         self.rows: npt.NDArray[Any] = np.zeros(len(paths), dtype=task.columns)
         self.done: npt.NDArray[np.bool_] = np.zeros(len(paths), dtype=bool)
         self.failures: dict[int, str] = {}
-        self.engines: list[Engine] = []
         self._look = task.look
         self._nothing = np.zeros((), self.rows.dtype).item()
         self._engine = "alone" if workers == 1 and engine == "auto" else engine
@@ -112,7 +110,6 @@ class Job:
         start, n = self._finished, len(self.paths)
         if start >= n:
             return
-        self.engines.append(engine)
         # Ray and helper processes do all that is left; threads and this thread at most a round, after which the choice
         # is made again.
         if engine == "ray":

@@ -47,7 +47,6 @@ class SizeScan:
         formats: [N] uint8 values of `ImageFormat`, by content.
         failures: (index, path, reason) of each unreadable file, by index.
         read: [N] bool, False for files that an interrupted scan did not reach.
-        engine: "alone", "threads" or "processes"; several if the scan changed it on the way.
     """
 
     paths: Sequence[str]
@@ -56,7 +55,6 @@ class SizeScan:
     formats: npt.NDArray[np.uint8]
     failures: list[tuple[int, str, str]]
     read: npt.NDArray[np.bool_]
-    engine: tuple[str, ...] = ()
 
     @classmethod
     def unread(cls, paths: Sequence[str]) -> SizeScan:
@@ -89,7 +87,7 @@ class SizeScan:
         for name, column in columns.items():
             column[rows] = getattr(other, name)
         failures = [(int(rows[i]), path, reason) for i, path, reason in other.failures]
-        return replace(self, failures=failures, engine=other.engine, **columns)
+        return replace(self, failures=failures, **columns)
 
     def select(self, rows: Sequence[int]) -> SizeScan:
         """Some of the files."""
@@ -199,5 +197,4 @@ def _as_scan(job: Job, checked: Job | None) -> SizeScan:
         formats=rows["format"].astype(np.uint8),
         failures=[(i, job.paths[i], reasons[i]) for i in failed],
         read=read,
-        engine=tuple(dict.fromkeys(job.engines)),
     )

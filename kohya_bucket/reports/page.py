@@ -11,7 +11,6 @@ import numpy as np
 
 from kohya_bucket._version import __version__
 from kohya_bucket.buckets import Reason
-from kohya_bucket.images.parallel import Progress
 from kohya_bucket.reports.analysis import FEW, Analysis
 from kohya_bucket.reports.compare import trained_on
 from kohya_bucket.reports.one_file import SHARED_SCRIPTS, markup_safe, one_file
@@ -141,7 +140,6 @@ def render_page(
     title: str = "",
     thumbnails: int = 240,
     limit: int = 300,
-    progress: Progress | None = None,
     pictures: Pictures | None = None,
 ) -> str:
     """The report of one or several datasets as the text of an HTML file.
@@ -151,11 +149,10 @@ def render_page(
         thumbnails: at most this many small pictures in the file, over all datasets; and of each dataset at most 20
             of images whose focus the middle crop would cut.
         limit: at most this many images in each list.
-        progress: called as `progress(done, total)` while the small pictures are made.
         pictures: those of `illustrate`; by default they are made here.
     """
     if pictures is None:
-        analyses, pictures = illustrate(analyses, thumbnails, progress)
+        analyses, pictures = illustrate(analyses, thumbnails)
     title = title or (analyses[0].subject.name if analyses else "No images")
     data = {
         "title": title,

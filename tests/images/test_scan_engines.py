@@ -14,6 +14,7 @@ from PIL import Image
 
 from kohya_bucket.images import ScanInterrupted, read_sizes, scan_worker
 from kohya_bucket.images import scan as scan_module
+from kohya_bucket.images.scan import Job
 from kohya_bucket.images.scan_worker import Helper
 
 
@@ -50,9 +51,10 @@ def test_slow_storage_is_read_on_threads(many: list[str], monkeypatch: pytest.Mo
         return real(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", slow)
-    scan = read_sizes(many)
-    assert scan.engine == ("threads",)
-    assert scan.read.all()
+    probe, chosen = Job._probe, []
+    monkeypatch.setattr(Job, "_probe", lambda job: chosen.append(probe(job)) or chosen[-1])
+    assert read_sizes(many).read.all()
+    assert set(chosen) == {"threads"}
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kohya_bucket.cli.configs import asked_trainer, only_one
-from kohya_bucket.cli.console import plain_console, say, say_first
+from kohya_bucket.cli.console import STYLES, plain_console, say, say_first
 from kohya_bucket.cli.help import opt
 from kohya_bucket.cli.options import AsJson, TrainerArguments
 from kohya_bucket.texts import counted
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kohya_bucket.trainers.door.findings import Finding, Section
-
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}  # the most urgent first
 
 
 def doctor(
@@ -57,18 +55,18 @@ def doctor(
 
 def _urgency(section: Section) -> int:
     """What stops the training comes first, then what harms it; others stay in their order."""
-    return min(map(_rank, section.findings), default=len(_STYLES))
+    return min(map(_rank, section.findings), default=len(STYLES))
 
 
 def _rank(finding: Finding) -> int:
-    return [*_STYLES].index(finding.severity.value)
+    return [*STYLES].index(finding.severity.value)
 
 
 def _print(console: Console, section: Section) -> None:
     console.print()
     console.print(section.title, style="bold", soft_wrap=True)
     for finding in sorted(section.findings, key=_rank):
-        console.print(f"  {finding.severity.value}: ", style=_STYLES[finding.severity.value], end="")
+        console.print(f"  {finding.severity.value}: ", style=STYLES[finding.severity.value], end="")
         where = f"{finding.where}: " if finding.where else ""
         console.print(where + finding.message, soft_wrap=True)
         if finding.remedy:
