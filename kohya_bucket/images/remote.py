@@ -156,6 +156,7 @@ _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _TAGS = ("ETag", "etag", "blob_id")  # the last one in the Hugging Face Hub
 _SECOND = 1_000_000_000
+_ARCHIVES = ("zip", "tar")
 
 
 def is_url(path: str) -> bool:
@@ -251,8 +252,9 @@ def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[
 
 
 @functools.lru_cache(maxsize=64)
-def _system(protocol: str, _process: int) -> Any:
-    """A protocol's file system; one per process, since those with threads do not survive a fork."""
+def _system(protocol: str, archive: str, _process: int) -> Any:
+    """A protocol's file system, or that in an archive; one per process, since those with threads do not survive a
+    fork."""
     try:
         import fsspec
     except ImportError:
@@ -260,7 +262,7 @@ def _system(protocol: str, _process: int) -> Any:
             f"{protocol}:// needs fsspec: {pip_install('remote')} and what your storage needs, such as s3fs"
         ) from None
     try:
-        return fsspec.filesystem(protocol)
+        return fsspec.core.url_to_fs(f"{protocol}://::{archive}")[0] if archive else fsspec.filesystem(protocol)
     except Exception as error:  # some storages need more than an address
         more = f": {pip_install(protocol)}" if protocol in EXTRAS else ""
         raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}{more}") from None
@@ -273,7 +275,10 @@ def storage_of(url: str) -> tuple[Any, str]:
         KohyaBucketError: the protocol is unknown, or needs more than an address.
         OSError: the address is malformed.
     """
-    system = _system(url.split("://", 1)[0], os.getpid())
+    protocol, archive = url.split("://", 1)[0], ""
+    if protocol in _ARCHIVES:  # zip://member::address of the archive, as a stream of the Hub has it
+        url, _, archive = url.partition("::")
+    system = _system(protocol, archive, os.getpid())
     return system, as_os_error(lambda: system._strip_protocol(url))
 
 

@@ -1,6 +1,7 @@
 """Batches from a stream: one bucket each, every image accounted for, memory bounded."""
 
 import io
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -180,10 +181,14 @@ def test_pixels_that_cannot_be_read_are_left_out_of_a_stream(opened: Any, caplog
         list(StreamingBuckets(samples, rule, 3, shuffle=False, on_bad_image="stop"))
 
 
-def test_images_at_addresses_are_fetched() -> None:
+@pytest.mark.parametrize("address", ["memory://stream/{}.png", "zip://{}.png::memory://stream/all.zip"])
+def test_images_at_addresses_are_fetched(address: str) -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
     memory.pipe({f"/stream/{i}.png": sample["image"] for i, sample in enumerate(Stream(5))})
-    samples = [{"image": {"bytes": None, "path": f"memory://stream/{i}.png"}} for i in range(5)]
+    with memory.open("/stream/all.zip", "wb") as file, zipfile.ZipFile(file, "w") as archive:
+        for i in range(5):
+            archive.writestr(f"{i}.png", memory.cat_file(f"/stream/{i}.png"))
+    samples = [{"image": {"bytes": None, "path": address.format(i)}} for i in range(5)]
     stream = StreamingBuckets(samples, RULE, 2, on_bad_image="stop")
     assert sorted(i for batch in stream for i in numbers(batch)) == list(range(5))
 
