@@ -161,7 +161,8 @@ def test_one_cache_folder_written_in_two_ways(command_line: Command) -> None:  #
     assert {one["code"] for one in found(command_line, config("c", "./c/"), "qi")} == {"shared-cache"}
     assert "'./c/' and 'c' are one folder" in command_line("plan", config("c", "./c/"), "--arch", "qi")[1]
     assert found(command_line, config("c", "d"), "qi") == []
-    assert [one["code"] for one in found(command_line, config("c [1]"), "qi")] == ["cache-brackets"]
+    for pattern in ("c [1]", "c*", "c?"):
+        assert [one["code"] for one in found(command_line, config(pattern), "qi")] == ["cache-brackets"]
 
 
 @reported(

@@ -225,9 +225,9 @@ def why_not_cached_in(folders: Sequence[str | None]) -> list[tuple[str, str, str
     out: list[tuple[str, str, str] | None] = []
     for folder, key in zip(folders, keys, strict=True):
         same = spelled[key]
-        if folder is not None and not fnmatch.fnmatchcase(folder, folder):
-            message = f"musubi-tuner finds no cache in {quoted(folder)}: it takes brackets in a path for a pattern"
-            out.append(("cache-brackets", message, "set cache_directory to a folder without them"))
+        if folder is not None and (not {"*", "?"}.isdisjoint(folder) or not fnmatch.fnmatchcase(folder, folder)):
+            message = f"musubi-tuner takes {quoted(folder)} for a pattern: it finds no cache there, or deletes others'"
+            out.append(("cache-brackets", message, "set cache_directory to a folder without *, ? and brackets"))
         elif folder is not None and len(same) > 1:
             message = f"{quoted(folder)} is the cache folder of {len(same)} datasets, at which musubi-tuner stops"
             if len(spellings := sorted(set(map(quoted, same)))) > 1:
