@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -173,16 +173,15 @@ def verify_files(store: LatentStore) -> list[tuple[str, str]]:
                 manifest_of(layout, path, {})
             except LatentStoreError as error:
                 problems.setdefault(path.name, str(error))
-    for name, info in store.shards.items():
+    sizes = layout.shard_sizes()
+    for name in sorted(store.shards.keys() & sizes.keys()):
         with suppress(FileNotFoundError):
             try:
-                with reading(layout.shards / name):
-                    nbytes = (layout.shards / name).stat().st_size
-                _, stated = self_described(layout, name, nbytes)
+                _, stated = self_described(layout, name, sizes[name])
             except LatentStoreError as error:
                 problems[name] = str(error)
                 continue
-            if stated != info:
+            if stated != store.shards[name]:
                 for manifest in layout.manifests():
                     problems.setdefault(manifest.name, f"a manifest describes {name} differently")
     return list(problems.items())
@@ -279,14 +278,18 @@ def pack(
 ) -> MaintenanceReport:
     """Copy the items in order into as few shards as possible, in place or into a new store in `target`.
 
-    A store in `target` is self-contained: it can be moved elsewhere and trained from without the images.
+    A store in `target` is self-contained: it can be moved elsewhere and trained from without the images. A copy that
+    was interrupted is continued.
 
     Raises:
         LatentStoreError: `target` already holds a store, or an item is damaged.
     """
     if target is not None:
-        if Layout(target).shard_sizes():
-            raise LatentStoreError(f"{target} already holds a latent store: choose an empty folder")
+        to_copy = {key: i for i, key in enumerate(_keys(store))}
+        if Layout(target).shard_sizes():  # of a copy that was interrupted, or of another store
+            there = LatentStore(target)
+            if there.layout.manifests() or any(to_copy.pop(key, None) is None for key in _keys(there)):
+                raise LatentStoreError(f"{target} already holds a latent store: choose an empty folder")
         if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
             raise LatentStoreError(
                 f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first "
@@ -294,7 +297,7 @@ def pack(
             )
         root = store.layout.images_root()
         with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
-            copy_items(store, range(len(store)), writer)
+            copy_items(store, list(to_copy.values()), writer)
         packed = LatentStore(target)
         write_manifest(packed)
         return MaintenanceReport(copied=len(packed), shards=len(packed.shards))
@@ -314,6 +317,10 @@ def pack(
     done.copied = len(keep)
     remove_shards(store, [*small, *empty], done)
     return done
+
+
+def _keys(store: LatentStore) -> Iterator[tuple[str, str, int]]:
+    return zip(store.strings("collection"), store.strings("source"), store.column("written_ns").tolist(), strict=True)
 
 
 def _items_by_shard(store: LatentStore) -> dict[str, list[int]]:

@@ -241,6 +241,31 @@ def test_shards_of_several_stores_are_one_store_side_by_side(tmp_path):
         assert sorted((parts[0] / "shards").iterdir()) == before
 
 
+def test_a_copy_that_was_interrupted_is_continued(tmp_path, monkeypatch):
+    want, add = fill(tmp_path / "store", "abcdef", shard_bytes=1), StoreWriter.add
+    added = []
+
+    def full(self, entry, *args, **options):
+        if len(added) == 4:
+            raise LatentStoreError("the disk is full")
+        added.append(entry.source)
+        add(self, entry, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "add", full)
+        with pytest.raises(LatentStoreError, match="full"):
+            pack(LatentStore(tmp_path / "store"), tmp_path / "copy")
+    fill(tmp_path / "other", "ab")
+    with pytest.raises(LatentStoreError, match="already holds"):
+        pack(LatentStore(tmp_path / "other"), tmp_path / "copy")
+    pack(LatentStore(tmp_path / "store"), tmp_path / "copy")
+    copy = LatentStore(tmp_path / "copy")
+    assert all(same(copy.read(i), want[name]) for i, name in enumerate(copy.strings("source")))
+    assert (len(copy), copy.replaced_rows(), copy.indexed) == (6, 0, True)
+    with pytest.raises(LatentStoreError, match="already holds"):  # a whole one
+        pack(LatentStore(tmp_path / "store"), tmp_path / "copy")
+
+
 def test_a_damaged_item_is_not_packed(tmp_path, root, images):
     flip_byte(root, images[3].name)
     with pytest.raises(LatentStoreError, match=r"prune .* --damaged"):

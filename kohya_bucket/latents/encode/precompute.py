@@ -138,11 +138,8 @@ def check_numbers(batch_size: int | None, rank: int = 0, processes: int = 1, wor
 
 
 def launched() -> tuple[int, int]:
-    """Which process of a launch by torchrun or accelerate this is, and how many there are.
-
-    Raises:
-        KohyaBucketError: `RANK` or `WORLD_SIZE` in the environment is not such a number.
-    """
+    """Which process of a launch by torchrun or accelerate this is, and how many there are. Raises as
+    `number_of_launch`."""
     world = number_of_launch("WORLD_SIZE", 1, range(1, 1 << 31))
     return number_of_launch("RANK", 0, range(world)), world
 
