@@ -3,16 +3,21 @@
 import json
 import os
 import re
+import shlex
 
 import numpy as np
 import pytest
 
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents import LatentStore
+from kohya_bucket.latents.items import Caption, Encoding
+from kohya_bucket.latents.store.exact_arrays import pack
+from kohya_bucket.latents.store.writer import StoreWriter
 from kohya_bucket.latents.vae import diffusers_vae
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 from kohya_bucket.trainers.sdscripts.npz.names import npz_path
 from tests.command_line import encoded_counts
+from tests.latents.latent_helpers import fill
 from tests.latents.stub_encoders import MeanEncoder, PosteriorStub, make_images
 
 SIZES = [(100, 60), (60, 100), (64, 64), (100, 62), (300, 200)]
@@ -74,10 +79,21 @@ def test_precompute_to_an_address(tmp_path, images, run, monkeypatch):
     code, text, _ = run("precompute", folder, *options, "-o", out)
     assert (code, encoded_counts(text)) == (0, (5, 0, 0))
     code, text, _ = run("cache", "pack", out, "--output", tmp_path / "here")
-    assert (code, "5 items copied" in text) == (0, True)
+    assert (code, "5 items copied" in text, "outputs of captions" in text) == (0, True, False)
     assert LatentStore(tmp_path / "here").layout.images_root() == folder
     code, _, errors = run("precompute", folder, *options, "-o", out, "--format", "npz", "--arch", "sd")
     assert (code, str(out) in errors) == (2, True)
+
+
+def test_a_copy_says_how_outputs_of_captions_are_copied(tmp_path, run, monkeypatch):
+    fill(tmp_path / "out", "ab")
+    with StoreWriter(tmp_path / "out" / "text") as writer:
+        writer.add_text(Caption("a").entry("text", Encoding()), {"x": pack(np.zeros(3, np.float32))})
+    monkeypatch.chdir(tmp_path)
+    _, text, _ = run("cache", "pack", "out", "-o", "copy")
+    command = text.splitlines()[1].partition("kohya-bucket ")[2]
+    assert run(*shlex.split(command, posix=os.name != "nt"))[0] == 0
+    assert len(LatentStore(tmp_path / "copy" / "text")) == 1
 
 
 def test_images_that_are_gone_are_taken_out_unless_all_are(tmp_path, images, run):

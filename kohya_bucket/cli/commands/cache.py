@@ -120,12 +120,17 @@ def pack(
     ),
 ) -> None:
     """Rewrite a store in as few files as possible. Not while something writes."""
+    from kohya_bucket.latents.items import TEXT_FOLDER
     from kohya_bucket.latents.maintenance import pack as pack_store
+    from kohya_bucket.latents.store.storage import is_there
 
     opened = _open(store)
     before = len(opened.shards)
     done = pack_store(opened, output)
     say(f"{counted(done.copied, 'item')} copied; {counted(before, 'shard')} before, {done.shards} now")
+    if output is not None and is_there(text := opened.layout.root / TEXT_FOLDER):
+        there = argument(output / TEXT_FOLDER)
+        say(f"outputs of captions are a store of their own: kohya-bucket cache pack {argument(text)} -o {there}")
     _end_if_not_removed(done)
     _end_if_damaged(opened, store, "so what they hold was not packed")
 

@@ -465,7 +465,7 @@ def _refuse_other_family(name: str, vae: Any, family: ModelFamily) -> None:
 
 
 def usable_device(device: Any) -> Any:
-    """The device, if torch can use it here. Raises `KohyaBucketError` where there is none, or torch does not know it."""
+    """The device, if torch can use it here. Raises `KohyaBucketError` where there is none, or torch lacks it."""
     import torch
 
     try:
