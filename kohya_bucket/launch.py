@@ -7,6 +7,7 @@ when it is imported.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import runpy
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from tempfile import gettempdir
-from typing import Any
+from typing import Any, NoReturn
 
 from kohya_bucket.buckets.choices import listed
 from kohya_bucket.errors import KohyaBucketError
@@ -37,6 +38,8 @@ def main(argv: list[str] | None = None) -> None:
         print(_USAGE, file=sys.stderr)
         raise SystemExit(2 if not arguments else 0)
     if arguments[0] == "-m" and len(arguments) > 1:
+        if not (top := arguments[1].partition(".")[0]) or importlib.util.find_spec(top) is None:
+            _refuse(f"module {arguments[1]!r} for this Python", "install the trainer", _USAGE)
         _run(lambda: runpy.run_module(arguments[1], run_name="__main__", alter_sys=True), arguments[1:])
     else:
         run_trainer(arguments[0], arguments[1:], _USAGE)
@@ -45,16 +48,17 @@ def main(argv: list[str] | None = None) -> None:
 def run_trainer(script: str, arguments: Sequence[str], usage: str) -> None:
     """Install the adapter, then run a trainer as if it had been started by itself, with these arguments."""
     if not os.path.isfile(script):  # noqa: PTH113
-        print(
-            f"kohya_bucket: there is no trainer {script!r} in {os.getcwd()}: "  # noqa: PTH109
-            f"start from the trainer's checkout, or give the trainer's path\n{usage}",
-            file=sys.stderr,
-        )
-        raise SystemExit(2)
+        _refuse(f"trainer {script!r} in {os.getcwd()}", "give the trainer's path", usage)  # noqa: PTH109
     folder = os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH120
     # As Python does for a script: in front, for another checkout that is on the path has modules of the same names.
     sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
     _run(lambda: runpy.run_path(script, run_name="__main__"), [script, *arguments])
+
+
+def _refuse(missing: str, remedy: str, usage: str) -> NoReturn:
+    what_to_do = f"start from the trainer's checkout, or {remedy}"
+    print(f"kohya_bucket: there is no {missing}: {what_to_do}\n{usage}", file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _run(trainer: Callable[[], object], arguments: list[str]) -> None:

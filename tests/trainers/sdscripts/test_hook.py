@@ -235,7 +235,13 @@ def test_processes_that_are_no_trainers_change_nothing(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("arguments", "message"), [((), "usage"), (("missing.py",), "there is no trainer 'missing.py'")]
+    ("arguments", "message"),
+    [
+        ((), "usage"),
+        (("missing.py",), "there is no trainer 'missing.py'"),
+        (("-m", "missing.part"), "there is no module 'missing.part'"),
+        (("-m", ""), "there is no module ''"),
+    ],
 )
 def test_the_launcher_says_what_it_needs(tmp_path, arguments, message):
     done = launch(tmp_path, *arguments)
