@@ -82,6 +82,7 @@ def test_a_config_brings_its_text_and_its_data_sets(opened, tmp_path) -> None:
         (["{}", "--out", "{}/x.png"], "named as an image, but a web page is written"),
         (["{}/nothing"], "no such file"),
         (["{}/c.json"], "the explorer takes dataset configs in TOML"),
+        (["{}/x.tar"], "x.tar: nothing to show: x.tar: not an image"),
         (["{}/set"], "has 1 images, but the explorer shows 0 at most"),
     ],
 )
@@ -89,6 +90,7 @@ def test_what_cannot_be_is_refused(opened, tmp_path, monkeypatch, arguments, why
     make_pictures(tmp_path / "set", [(40, 30)])
     datasets = [{"resolution": 512, "subsets": [{"image_dir": str(tmp_path / "set")}]}]
     (tmp_path / "c.json").write_text(json.dumps({"datasets": datasets}), encoding="utf-8")
+    (tmp_path / "x.tar").write_bytes(b"a tar")
     monkeypatch.setattr(explorer_page, "MOST_IMAGES", 0)
     result = run(*(a.format(tmp_path) for a in arguments))
     assert why in str(result.exception)

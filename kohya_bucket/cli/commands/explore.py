@@ -70,6 +70,8 @@ def _of_folder(source: str | None, reading: Reading, options: RuleArguments) -> 
         return render_explorer(trained=trained, settings=settings)
     images, path = reading.table(images_in([source], recursive=reading.recursive)), Path(source)
     images = with_repeats_of_folders(images.without(not_read(images.paths)))
+    if not images.readable.any():
+        raise KohyaBucketError(f"{source}: nothing to show: {images.short_name(0)}: {images.not_read[0]}")
     focus = GivenFocus.from_file(str(path / _FOCUS)) if (path / _FOCUS).is_file() else None
     name = path.name or path.resolve().name
     return render_explorer(name, [images], trained=trained, focus=focus, settings=settings)
