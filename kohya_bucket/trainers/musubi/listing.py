@@ -251,6 +251,7 @@ def _of_line(entry: Any, key: str) -> str:
         raise ValueError(f"it has no text {key!r}")
     if not isinstance(entry.get("caption"), str):
         raise ValueError("it has no text 'caption'")
+    entry["caption"].encode("utf-8")  # JSON may hold half of a character, which no tokenizer and no cache takes
     for name in entry:
         if name.startswith("control_path_") and not name.rpartition("_")[2].isdigit():
             raise ValueError(f"its key {name!r} ends in no number")

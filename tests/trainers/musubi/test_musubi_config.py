@@ -237,6 +237,7 @@ def test_lines_of_a_list(tmp_path):
         {"caption": "x"},
         {"video_path": "b.mp4"},
         [1],
+        {"video_path": "c.mp4", "caption": "a smile, cut \ud83d"},
     ]
     list_file = tmp_path / "v.jsonl"
     list_file.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
@@ -245,7 +246,7 @@ def test_lines_of_a_list(tmp_path):
     paths = list_items(config.datasets[0], "dataset 1", config.findings).paths
     assert paths == [str(tmp_path / "a.mp4"), "x/a.mp4"]
     wrong = [f.message.split(" of ")[0] for f in config.findings if f.code == "bad-line"]
-    assert wrong == ["line 3", "line 4", "line 5"]
+    assert wrong == ["line 3", "line 4", "line 5", "line 6"]
     controls = [f.message for f in config.findings if f.code == "missing-control-image"]
     assert [text.partition(" control ")[0] for text in controls] == ["1 of 2 items without a", "1"]  # that of line 1
     assert "share names" in said(config)["shared-names"]
