@@ -4,7 +4,8 @@ import errno
 
 import pytest
 
-from kohya_bucket.trainers.door.captions import read_captions
+from kohya_bucket.trainers.door.captions import check_broken, read_captions
+from kohya_bucket.trainers.door.findings import Findings
 from tests.faults import PASSING, Faults
 
 
@@ -18,6 +19,9 @@ def test_a_folder_that_does_not_answer_has_captions_that_cannot_be_read(tmp_path
         texts, broken = read_captions(files)
     assert texts == [None, None]
     assert list(broken) == files
+    findings = Findings()
+    check_broken(broken, "a trainer", "", findings)
+    assert [finding.remedy for finding in findings] == ["make it a text that can be read, or move it away"]
     assert read_captions(files) == (["a cat", None], {})
 
 
