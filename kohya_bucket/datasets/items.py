@@ -188,10 +188,7 @@ def check_size(pixels: Pixels, size: tuple[int, int]) -> None:
 
 def cover_size(size: tuple[int, int], bucket: Bucket) -> tuple[int, int]:
     """Size (width, height) that an image of `size` is scaled to so that it covers `bucket`."""
-    width, height = np.array([size[0]], np.float64), np.array([size[1]], np.float64)
-    sides = np.array([bucket.width], np.float64), np.array([bucket.height], np.float64)
-    resized = geometry.cover_resize(width, height, width / height, *sides, np.array([bucket.aspect_ratio]))
-    return int(resized[0][0]), int(resized[1][0])
+    return as_pair(geometry.covering_sizes(np.array([size]), np.array([bucket.as_tuple()]))[0])
 
 
 class BucketResize:

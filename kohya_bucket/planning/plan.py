@@ -145,9 +145,6 @@ class EpochPlan:
         """S, steps of the epoch: the same for every rank."""
         return len(self.start)
 
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
     def updates(self) -> int:
         """Updates of the weights: every `accumulate` steps, and once more for what is left at the end."""
