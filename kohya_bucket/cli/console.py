@@ -48,7 +48,7 @@ def say_first(lines: Sequence[str], limit: int = 10, rest: str = "", *, indent: 
 
 
 def plain_console(*, width: int | None = None) -> Console:
-    """A console whose `print` shows a text in one line, and and names as they are, with `:x:` and `[x]` in them too."""
+    """A console whose `print` shows a text in one line, and names as they are, with `:x:` and `[x]` in them too."""
     from rich.console import Console
 
     class Plain(Console):

@@ -209,8 +209,10 @@ class StoreWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # after an error, keep what is finished; the first error is the one to report
-        with suppress(*([] if kind is None else [KohyaBucketError])):
+        if kind is None:
+            self.flush()
+            return
+        with suppress(KohyaBucketError):  # keep what is finished; the first error is the one to report
             self.flush()
 
     def _commit(self, key: tuple[Any, ...], above: int) -> None:
