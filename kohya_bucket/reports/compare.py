@@ -112,11 +112,19 @@ def trained_on(analysis: Analysis) -> list[tuple[str, float, float, int, float]]
 
 
 def conclusion(results: Sequence[Compared]) -> str:
-    """Which rule loses least, and what that gains and costs against the first one."""
-    first, best = results[0], min(results, key=lambda one: one.summary.lost)
+    """Which rule loses least, and what that gains and costs against the first one.
+
+    An image without a bucket counts as lost whole.
+    """
+
+    def lost(one: Compared) -> float:
+        s = one.summary
+        return (s.mean_crop * s.placed + s.unplaced) / max(s.placed + s.unplaced, 1)
+
+    first, best = results[0], min(results, key=lost)
     if best is first:
-        return f"{first.name} loses least: {first.summary.lost:.2%}"
+        return f"{first.name} loses least: {lost(first):.2%}"
     gain, cost = differences(first.summary, best.summary)
-    text = f"{best.name} loses least: {best.summary.lost:.2%}, and {first.name} {first.summary.lost:.2%}"
+    text = f"{best.name} loses least: {lost(best):.2%}, and {first.name} {lost(first):.2%}"
     better = f". Better than {first.name}: {gain}" if gain else ""
     return text + better + (f". Worse: {cost}" if cost else "")

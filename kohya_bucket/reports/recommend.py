@@ -77,6 +77,10 @@ def _short_share(summary: Summary) -> float:
     return summary.short_batches / summary.batches if summary.batches else 0.0
 
 
+def _unplaced_share(summary: Summary) -> float:
+    return summary.unplaced / max(summary.placed + summary.unplaced, 1)
+
+
 def worth(before: Summary, after: Summary) -> float:
     """How much a change is worth, in percentage points of crop loss; 0 or less: do not mention it.
 
@@ -87,10 +91,11 @@ def worth(before: Summary, after: Summary) -> float:
         return 0.0
     more = after.mean_pixels / before.mean_pixels - 1 if before.mean_pixels else 0.0
     gains = (  # (points, the least that is worth a mention)
-        (100 * (before.lost - after.lost), 0.0 if after.unplaced < before.unplaced else 0.1),
+        (100 * (before.mean_crop - after.mean_crop), 0.1),
         (25 * (before.p95_crop - after.p95_crop), 0.25),
         (10 * (before.enlarged - after.enlarged), 0.3),  # an enlarged image counts like 10% cropped
         (8 * (_short_share(before) - _short_share(after)), 0.6),
+        (100 * (_unplaced_share(before) - _unplaced_share(after)), 0.0),  # an image without a bucket is cropped away
         ((20 if more > 0 else 2) * more, 0.5),  # fewer pixels hardly count: a lower resolution is a choice
     )
     return sum(points for points, _ in gains) if any(points > least for points, least in gains) else 0.0

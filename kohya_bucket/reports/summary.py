@@ -37,11 +37,6 @@ class Summary:
     enlarged: float
     mean_pixels: float
 
-    @property
-    def lost(self) -> float:
-        """Share of the images' area that is not trained; an image without a bucket is lost whole."""
-        return (self.mean_crop * self.placed + self.unplaced) / max(self.placed + self.unplaced, 1)
-
 
 def summarize(sizes: IntArray, placement: Placement, counts: BucketCounts) -> Summary:
     """Numbers of one placement; `sizes` [N, 2], `counts` what an epoch trains of its buckets."""
