@@ -49,7 +49,7 @@ def check_broken(broken: Mapping[str, str], trainer: str, place: str, findings: 
     if others := {file: why for file, why in broken.items() if why}:
         first = some([f"{file}: {why}" for file, why in others.items()], 1)
         message = f"{counted(len(others), 'caption file')} at which {trainer} stops ({first})"
-        findings.error("broken-caption", place, message, "make it a text that can be read, or move it away", others)
+        findings.error("broken-caption", place, message, "write a caption that can be read, or move the file away", others)
 
 
 def refuse_broken(files: Iterable[str], trainer: str) -> None:

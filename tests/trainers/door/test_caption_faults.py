@@ -21,7 +21,7 @@ def test_a_folder_that_does_not_answer_has_captions_that_cannot_be_read(tmp_path
     assert list(broken) == files
     findings = Findings()
     check_broken(broken, "a trainer", "", findings)
-    assert [finding.remedy for finding in findings] == ["make it a text that can be read, or move it away"]
+    assert [finding.remedy for finding in findings] == ["write a caption that can be read, or move the file away"]
     assert read_captions(files) == (["a cat", None], {})
 
 
