@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.images.remote import is_url, read_remote
+from kohya_bucket.images.remote import is_url, read_remote, split_archive
 from kohya_bucket.inputs import MAX_CAPTION_BYTES, read_input
 from kohya_bucket.texts import parse_json
 
@@ -18,8 +18,10 @@ def caption_beside(image: str, ending: str) -> str | None:
     Raises:
         KohyaBucketError: it cannot be read, see `caption_of_file`.
     """
-    # A Path would drop a slash of an address.
-    beside = os.path.splitext(image)[0] + ending if is_url(image) else str(Path(image).with_suffix(ending))  # noqa: PTH122
+    beside = str(Path(image).with_suffix(ending))
+    if is_url(image):  # of which a Path would drop a slash
+        member, archive = split_archive(image)
+        beside = os.path.splitext(member)[0] + ending + archive  # noqa: PTH122
     try:
         content = read_remote(beside) if is_url(image) else read_input(beside, MAX_CAPTION_BYTES)
     except FileNotFoundError:

@@ -156,7 +156,6 @@ _PROTOCOL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z0-9+.-]+)*://")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _TAGS = ("ETag", "etag", "blob_id")  # the last one in the Hugging Face Hub
 _SECOND = 1_000_000_000
-_ARCHIVES = ("zip", "tar")
 
 
 def is_url(path: str) -> bool:
@@ -234,18 +233,21 @@ def changed_at(info: dict[str, Any]) -> float:
 
 def list_remote(url: str, recursive: bool, extensions: Collection[str]) -> list[str]:
     """Sorted URLs of the images in a folder or matching a pattern, or of the one file that `url` names."""
+    if split_archive(url)[1]:
+        raise KohyaBucketError(f"{url}: images in an archive are not listed: unpack it first")
     system, path = storage_of(url)
     said, *pattern = re.split(r"[*?[]", path.rstrip("/"), maxsplit=1)
-    names = as_os_error(lambda: system.glob(path)) if pattern else []
-    if names in ([], [path]):  # then it may be a name with such a sign in it
-        if as_os_error(lambda: system.isdir(path)):
-            names = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
-        elif as_os_error(lambda: system.exists(path)):
-            return [url]
-        elif not pattern:
-            raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
+    # As on a disk, a name with such a sign in it comes before what it fits as a pattern.
+    if as_os_error(lambda: system.isdir(path)):
+        names = as_os_error(lambda: system.find(path, maxdepth=None if recursive else 1))
+    elif as_os_error(lambda: system.exists(path)):
+        return [url]
+    elif pattern:
+        names = as_os_error(lambda: system.glob(path))
+    else:
+        raise KohyaBucketError(f"{url}: no such file or folder there; check the address and your access to it")
     images = (name for name in names if name.lower().endswith(tuple(extensions)))
-    # What a pattern says before its first sign counts, hidden or not; with it may begin a name that the sign ends.
+    # Only what the pattern itself matched can be hidden; "_" stands for the start of a name that the pattern cut.
     begun = "_" * (said[-1:] not in ("", "/"))
     shown = (name for name in images if all(map(is_listed, (begun + name[len(said) :]).split("/"))))
     return sorted(map(system.unstrip_protocol, shown))
@@ -262,7 +264,7 @@ def _system(protocol: str, archive: str, _process: int) -> Any:
             f"{protocol}:// needs fsspec: {pip_install('remote')} and what your storage needs, such as s3fs"
         ) from None
     try:
-        return fsspec.core.url_to_fs(f"{protocol}://::{archive}")[0] if archive else fsspec.filesystem(protocol)
+        return fsspec.core.url_to_fs(f"{protocol}://{archive}")[0] if archive else fsspec.filesystem(protocol)
     except Exception as error:  # some storages need more than an address
         more = f": {pip_install(protocol)}" if protocol in EXTRAS else ""
         raise KohyaBucketError(f"{protocol}:// cannot be read here: {error}{more}") from None
@@ -275,11 +277,18 @@ def storage_of(url: str) -> tuple[Any, str]:
         KohyaBucketError: the protocol is unknown, or needs more than an address.
         OSError: the address is malformed.
     """
-    protocol, archive = url.split("://", 1)[0], ""
-    if protocol in _ARCHIVES:  # zip://member::address of the archive, as a stream of the Hub has it
-        url, _, archive = url.partition("::")
-    system = _system(protocol, archive, os.getpid())
+    url, archive = split_archive(url)
+    system = _system(url.split("://", 1)[0], archive, os.getpid())
     return system, as_os_error(lambda: system._strip_protocol(url))
+
+
+def split_archive(url: str) -> tuple[str, str]:
+    """The address of a member, and "::" with that of its archive, "" if it is in none.
+
+    Streams of the Hub have `zip://member::archive`. Not tar: its file system mixes what threads read.
+    """
+    member, colons, archive = url.partition("::") if url.startswith("zip://") else (url, "", "")
+    return member, colons + archive
 
 
 def _info(system: Any, path: str) -> Any:

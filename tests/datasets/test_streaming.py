@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets
 from kohya_bucket.buckets import Bucket
+from kohya_bucket.datasets.sources import content_of
 from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets
 from kohya_bucket.errors import KohyaBucketError
 from tests.warm import QUICK
@@ -191,6 +192,7 @@ def test_images_at_addresses_are_fetched(address: str) -> None:
     samples = [{"image": {"bytes": None, "path": address.format(i)}} for i in range(5)]
     stream = StreamingBuckets(samples, RULE, 2, on_bad_image="stop")
     assert sorted(i for batch in stream for i in numbers(batch)) == list(range(5))
+    assert len({content_of(sample["image"]) for sample in samples}) == 5  # by which ranks compare what they read
 
 
 def test_mistakes_are_named() -> None:

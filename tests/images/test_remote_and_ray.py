@@ -4,6 +4,7 @@ import io
 import json
 import multiprocessing
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +64,27 @@ def test_patterns_far_away_find_what_they_find_here(tmp_path: Path) -> None:
 
 def test_what_is_named_like_a_pattern_is_found_by_its_name() -> None:
     memory = pytest.importorskip("fsspec").filesystem("memory")
-    memory.pipe("/named/pics [new]/a[1].png", b"")
+    for name in ("pics [new]/a[1].png", "pics [new]/a1.png", "pics n/b.png"):
+        memory.pipe(f"/named/{name}", b"")
     assert list_images("memory://named/pics [new]/a[1].png") == ["memory://named/pics [new]/a[1].png"]
-    assert list_images("memory://named/pics [new]") == ["memory:///named/pics [new]/a[1].png"]
+    assert list_images("memory://named/pics [new]") == [
+        "memory:///named/pics [new]/a1.png",
+        "memory:///named/pics [new]/a[1].png",
+    ]
     assert list_images("memory://named/pics [old]") == []
     memory.pipe("/named/a.png?signed=1", b"")
     assert list_images("memory://named/a.png?signed=1") == ["memory://named/a.png?signed=1"]
+
+
+def test_images_in_an_archive_are_read_by_name_and_not_listed() -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    with memory.open("/packed/all.zip", "wb") as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("sub/a.png", encode(picture(), "PNG"))
+    address = "zip://{}::memory://packed/all.zip"
+    assert read_sizes([address.format("sub/a.png")]).sizes.tolist() == [list(picture().size)]
+    for name in ("sub", "sub/*.png"):
+        with pytest.raises(KohyaBucketError, match="images in an archive are not listed: unpack it first"):
+            list_images(address.format(name))
 
 
 def test_a_server_that_does_not_say_how_long_its_files_are(monkeypatch: pytest.MonkeyPatch) -> None:
