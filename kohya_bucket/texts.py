@@ -27,6 +27,11 @@ def one_line(text: object) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), str(text))
 
 
+def is_whole(text: str) -> bool:
+    """Whether a text is Unicode: of one that was cut, JSON may hold half of a character."""
+    return re.search("[\ud800-\udfff]", text) is None
+
+
 def some(names: Sequence[str], limit: int = 3) -> str:
     """The first few names, and how many more there are."""
     shown = ", ".join(names[:limit])

@@ -24,7 +24,8 @@ from kohya_bucket.images.headers import header_of, read_header
 from kohya_bucket.images.listing import refuse_one_path
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels, to_pixels
-from kohya_bucket.images.remote import fetched
+from kohya_bucket.images.remote import fetched, split_archive
+from kohya_bucket.texts import is_whole
 
 _METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
 
@@ -177,7 +178,7 @@ def content_of(cell: Any) -> bytes:
     except UnreadableImageError as error:
         return str(error).encode()
     if isinstance(encoded, str):
-        return PurePath(encoded).name.encode()
+        return PurePath(split_archive(encoded)[0]).name.encode()
     return b"%d " % len(encoded) + encoded[:_ENOUGH] + encoded[-_ENOUGH:]
 
 
@@ -332,4 +333,8 @@ def _texts(captions: Sequence[str]) -> TextColumn:
             "captions is a mapping, and iterating over it gives its keys: give a list in the order of the paths, e.g. "
             "[captions[path] for path in paths]"
         )
-    return TextColumn.from_texts(_all_are(str, captions, "caption", 'a text; "" stands for none'))
+    texts = _all_are(str, captions, "caption", 'a text; "" stands for none')
+    half = next((i for i, text in enumerate(texts) if not is_whole(text)), None)
+    if half is not None:
+        raise KohyaBucketError(f"caption {half} is {texts[half]!r}, but must be whole characters")
+    return TextColumn.from_texts(texts)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.placement import Placement
 from kohya_bucket.buckets.sizes import FloatArray, IntArray, as_pair
-from kohya_bucket.errors import UnreadableError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.images.stamps import hash_bytes
@@ -26,6 +26,7 @@ from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
 from kohya_bucket.latents.store.writer import StoreWriter
+from kohya_bucket.texts import is_whole
 
 TEXT_FOLDER = "text"  # of captions, inside the folder of a store of latents
 
@@ -202,6 +203,10 @@ class LatentItems:
         if not isinstance(images, Origins):
             images = Origins.named(map(absolute, images))
         kept = images.subset(keep)
+        texts = [captions[i] for i in keep] if captions and any(captions) else None
+        for name, text in zip(kept.names, texts or (), strict=False):
+            if text is not None and not (isinstance(text, str) and is_whole(text)):
+                raise KohyaBucketError(f"{name}: its caption is {text!r}, but must be a text of whole characters")
         without = [(images.names[i], placement.reason(i).text) for i in np.flatnonzero(~placement.placed).tolist()]
         nbytes, mtimes = kept.stamps()
         return cls(
@@ -213,7 +218,7 @@ class LatentItems:
             resized_sizes=placement.resized_sizes[keep],
             crops=placement.cuts[keep, :2].astype(np.int32),
             crop_ltrb=placement.crop_ltrb[keep],
-            captions=None if captions is None else [captions[i] for i in keep],
+            captions=texts,
             source_bytes=nbytes,
             source_mtime_ns=mtimes,
             source_hashes=kept.hashes() if content_hash else None,
@@ -257,7 +262,7 @@ class LatentItems:
         columns: dict[str, Any] = {name: [value] * len(at) for name, value in vars(self.encoding).items()}
         columns |= {name: getattr(self, name)[at] for name in ("source_bytes", "source_mtime_ns")}
         columns["source"] = [self.sources[i] for i in items]
-        columns["caption"] = [self.captions and self.captions[i] for i in items]
+        columns["caption"] = [None if self.captions is None else self.captions[i] for i in items]
         columns["source_hash"] = [self.source_hashes[i] if self.source_hashes else "" for i in items]
         columns["interpolation"] = self.interpolations[at]
         for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True):
@@ -320,7 +325,7 @@ class LatentItems:
         """Item `i`, described for the store."""
         values: dict[str, Any] = vars(self.encoding) | {
             "source": self.sources[i],
-            "caption": self.captions and self.captions[i],
+            "caption": None if self.captions is None else self.captions[i],
         }
         values |= {name: tuple(column[i].tolist()) for name, column in zip(NUMBER_COLUMNS, self._parts, strict=True)}
         values |= {name: int(getattr(self, name)[i]) for name in ("source_bytes", "source_mtime_ns")}

@@ -223,6 +223,7 @@ def test_every_batch_of_the_sampler_has_one_shape_whatever_the_remainder(paths: 
         ({"rule": SET}, r"rule is BucketSet.*FixedBuckets\(bucket_set\)"),
         ({"rule": "kohya"}, "rule is 'kohya'"),
         ({"captions": [None]}, "caption 0 is None, but must be a text"),
+        ({"captions": ["\ud83d"]}, "caption 0 is .*, but must be whole characters"),
         ({"metadata_cache": "x.parquet"}, r"metadata_cache is 'x\.parquet': give MetadataCache\.load"),
     ],
 )

@@ -8,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.buckets.placement import Reason
+from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.pixels import load_pixels
 from kohya_bucket.images.resize import resize_and_crop
@@ -293,12 +295,20 @@ def test_captions_stay_where_none_are_known(tmp_path, images):
     captions = [f"caption {i}" for i in range(len(images))]
     precompute_latents(dataset_of(images, captions), MeanEncoder(), tmp_path / "out")
     images[0].write_bytes(images[0].read_bytes() + b"edited")
+    dataset = BucketedDataset(images, KohyaBuckets(64, 32, 128, 16))  # has no captions: each is ""
     for collection, kept in (("", captions), ("other", [None] * len(images))):
-        encoded = precompute_latents(dataset_of(images), MeanEncoder(), tmp_path / "out", collection=collection).encoded
+        encoded = precompute_latents(dataset, MeanEncoder(), tmp_path / "out", collection=collection).encoded
         assert encoded == (len(images) if collection else 1)
         store = LatentStore(tmp_path / "out")
         found = store.find([path.name for path in images], collection)
         assert [store.strings("caption")[i] for i in found] == kept
+
+
+@pytest.mark.parametrize("caption", ["half \ud83d", 5])
+def test_what_is_no_text_is_refused_before_anything_is_encoded(tmp_path, images, caption):
+    with pytest.raises(KohyaBucketError, match=r"its caption is .*, but must be a text of whole characters"):
+        precompute_latents(dataset_of(images[:2], ["a", caption]), MeanEncoder(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_masks_are_the_alpha_channel_and_opaque_images_have_none(tmp_path):

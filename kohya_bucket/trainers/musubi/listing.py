@@ -18,7 +18,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.formats import VIDEO_EXTENSIONS, format_of_extension, frame_endings, is_listed
 from kohya_bucket.images.listing import from_here
 from kohya_bucket.inputs import MAX_TABLE_BYTES, open_input
-from kohya_bucket.texts import counted, parse_json, read_text, some
+from kohya_bucket.texts import counted, is_whole, parse_json, read_text, some
 from kohya_bucket.trainers.door.captions import check_broken, check_marks, read_captions, without_other_forms
 from kohya_bucket.trainers.door.findings import Findings, check_ignored, note_subfolders
 from kohya_bucket.trainers.musubi.architectures import ANY, Family
@@ -251,7 +251,8 @@ def _of_line(entry: Any, key: str) -> str:
         raise ValueError(f"it has no text {key!r}")
     if not isinstance(entry.get("caption"), str):
         raise ValueError("it has no text 'caption'")
-    entry["caption"].encode("utf-8")  # JSON may hold half of a character, which no tokenizer and no cache takes
+    if not is_whole(entry["caption"]):
+        raise ValueError("its caption has half a character, which no tokenizer and no cache takes")
     for name in entry:
         if name.startswith("control_path_") and not name.rpartition("_")[2].isdigit():
             raise ValueError(f"its key {name!r} ends in no number")

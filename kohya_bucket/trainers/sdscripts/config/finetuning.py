@@ -14,7 +14,7 @@ from typing import Any
 from kohya_bucket.checks import path_meant, quoted
 from kohya_bucket.errors import may_pass
 from kohya_bucket.inputs import MAX_TABLE_BYTES, read_input
-from kohya_bucket.texts import json_mistake, parse_json, some
+from kohya_bucket.texts import is_whole, json_mistake, parse_json, some
 from kohya_bucket.trainers.sdscripts.config.caches import check_captions
 from kohya_bucket.trainers.sdscripts.config.files import (
     READ_AGAIN,
@@ -147,8 +147,9 @@ def _check_entries(metadata: dict[str, Any], subset: SubsetConfig) -> None:
             raise ValueError(f"the image_size of {key!r} is {size!r}, but must be [width, height]")
         for name in ("caption", "tags"):
             text = entry.get(name)
-            if text is not None and not isinstance(text, str):
-                raise ValueError(f"{name} of {key!r} is {text!r}, but must be a text, and sd-scripts stops at it")
+            if text is not None and not (isinstance(text, str) and is_whole(text)):
+                must = "a text of whole characters, and sd-scripts stops at it"
+                raise ValueError(f"{name} of {key!r} is {text!r}, but must be {must}")
     relative = next((key for key in metadata if not os.path.isabs(key)), None)
     if relative is not None and subset.image_dir is None:
         raise ValueError(f"paths such as {relative!r} are relative, and the subset has no image_dir to join them to")

@@ -418,6 +418,7 @@ def test_a_share_in_percent_trains_nothing() -> None:
         (b'{"a.png": {"image_size": [99999999999, 5]}}', "must be [width, height]"),
         (b'{"a.png": {"image_size": [true, true]}}', "must be [width, height]"),
         (b'{"a.png": {"tags": ["x", "y"]}}', "tags of 'a.png' is ['x', 'y'], but must be a text"),
+        (b'{"a.png": {"caption": "x \\ud83d"}}', "must be a text of whole characters"),
         (b'{"a.png": {"caption": 5}}', "caption of 'a.png' is 5"),
         (b'\xef\xbb\xbf{"a.png": {}}', "save it as 'UTF-8', not 'UTF-8 with BOM'"),
         (b'{"a.png": {"caption": "gr\xfcn"}}', "is not UTF-8"),
