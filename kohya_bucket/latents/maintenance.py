@@ -285,11 +285,13 @@ def pack(
         LatentStoreError: `target` already holds a store, or an item is damaged.
     """
     if target is not None:
-        to_copy = {key: i for i, key in enumerate(_keys(store))}
+        items: Sequence[int] = range(len(store))
         if Layout(target).shard_sizes():  # of a copy that was interrupted, or of another store
             there = LatentStore(target)
-            if there.layout.manifests() or any(to_copy.pop(key, None) is None for key in _keys(there)):
+            copied = set(_keys(there))
+            if there.layout.manifests() or not copied <= set(_keys(store)):
                 raise LatentStoreError(f"{target} already holds a latent store: choose an empty folder")
+            items = [i for i, key in enumerate(_keys(store)) if key not in copied]
         if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
             raise LatentStoreError(
                 f"{store.layout.root} has {counted(damaged, 'damaged shard')}, which a copy would not have: first "
@@ -297,7 +299,7 @@ def pack(
             )
         root = store.layout.images_root()
         with StoreWriter(target, images_root=root, shard_bytes=shard_bytes, flush_seconds=None) as writer:
-            copy_items(store, list(to_copy.values()), writer)
+            copy_items(store, items, writer)
         packed = LatentStore(target)
         write_manifest(packed)
         return MaintenanceReport(copied=len(packed), shards=len(packed.shards))

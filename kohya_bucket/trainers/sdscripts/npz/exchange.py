@@ -74,10 +74,13 @@ def import_npz(
     encoding = EncodeOptions(vae, dtype, collection=collection)
     result = Exchange()
     with StoreWriter(output, images_root=images_root) as writer:
+        store = LatentStore(output)
+        items = zip(store.strings("collection"), store.strings("source"), strict=True)
+        captions = dict(zip(items, store.strings("caption"), strict=True))  # stay
         for n, (image, caches) in enumerate(zip(images, cache_files(images, arch), strict=True), 1):
             source = relative_source([image], images_root)[0]
             for cache in caches:
-                reasons = _add_latents(writer, image, source, cache, arch, encoding)
+                reasons = _add_latents(writer, image, source, cache, arch, encoding, captions)
                 result.skipped += [(str(cache.path), reason) for reason in reasons if reason]
                 result.done += reasons.count("")
             if progress is not None:
@@ -87,8 +90,9 @@ def import_npz(
 
 
 def _add_latents(
-    writer: StoreWriter, image: str, source: str, cache: CacheFile, arch: Family, encoding: EncodeOptions
-) -> list[str]:
+    writer: StoreWriter, image: str, source: str, cache: CacheFile, arch: Family, encoding: EncodeOptions,
+    captions: Mapping[tuple[str, str], str | None],
+) -> list[str]:  # fmt: skip
     """Add what a file holds to a store; for each of its sizes, or for the file, "" or why it is not added."""
     sizes: dict[Size, tuple[NpzLatents, Fingerprint | None, str]] = {}
     try:
@@ -116,7 +120,7 @@ def _add_latents(
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
         fingerprint = _fingerprint(image, bucket, item, noted, encoding)
-        entry = StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, None, name)
+        entry = StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, captions.get((name, source)), name)
         plain = from_float32(item.latents, encoding.dtype)
         flipped = None if item.flipped is None else from_float32(item.flipped, encoding.dtype)
         writer.add(entry, plain, flipped=flipped, mask=mask, space=arch.space)

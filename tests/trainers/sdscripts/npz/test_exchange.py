@@ -56,6 +56,16 @@ def test_several_resolutions_of_one_file(tmp_path):
     assert store.bucket_sizes.tolist() == [[128, 64], [64, 32]]
 
 
+def test_captions_in_the_store_stay(tmp_path):
+    arch, images = ARCHITECTURES["sd"], make_images(tmp_path / "images", [(64, 64)] * 2)
+    precompute_latents(dataset_of(images, ["a", "b"]), MeanEncoder(), tmp_path / "store")
+    for image in images:
+        write_npz(npz_path(str(image), (64, 64), arch), item(arch, bucket=(64, 64)), (64, 64), arch)
+    import_npz(list(map(str, images)), tmp_path / "store", arch, images_root=tmp_path / "images")
+    store = LatentStore(tmp_path / "store")
+    assert (store.strings("caption"), store.replaced_rows()) == (["a", "b"], 2)
+
+
 def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
     arch = ARCHITECTURES["sdxl"]
     images = make_images(tmp_path / "images", [(300, 150)] * 4)
