@@ -111,16 +111,18 @@ def apply(folder: str, fixes: Sequence[Fix], encoding: str, progress: Progress |
             run = place / str(max((int(path.name) for path in _runs(place)), default=0) + 1)
             run.mkdir()
             _give_to_owner(run, root.stat())
-            outcome = Outcome(run, 0, [])
+            outcome, is_interrupted = Outcome(run, 0, []), False
             with open(run / _LOG, "x", encoding="utf-8", newline="\n") as log:
                 _write_line(log, {"made_by": _HEAD})
                 try:
                     _apply_all(folder, root, fixes, encoding, outcome, log, progress)
                 except KeyboardInterrupt:
-                    done = f"interrupted after {outcome.done} of {counted(len(fixes), 'file')}"
-                    raise KeyboardInterrupt(f"{done}; what they were is in {run}, and --undo puts it back") from None
+                    is_interrupted = True
             if not outcome.done:
                 _undo_run(root, run, [])
+            if is_interrupted:
+                undo = f"; what they were is in {run}, and --undo puts it back" if outcome.done else ""
+                raise KeyboardInterrupt(f"interrupted after {outcome.done} of {counted(len(fixes), 'file')}{undo}")
             return outcome
     except OSError as error:
         raise KohyaBucketError(f"{place}: cannot be written: {why_not_written(error)}") from None

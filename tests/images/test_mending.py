@@ -17,6 +17,7 @@ import pytest
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
+from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import mend_log, mending
 from kohya_bucket.images.mending import Mend
 from tests.command_line import Command, command_line  # noqa: F401
@@ -173,6 +174,16 @@ def test_an_interrupt_says_how_many_were_fixed_and_how_to_put_them_back(few: Pat
     with pytest.raises(KeyboardInterrupt, match=f"after 2 of {len(look.fixes)} files.*--undo puts it back"):
         mend_log.apply(str(few), look.fixes, "cp1252", interrupt)
     assert mend_log.undo(str(few)).done == 2
+
+
+def test_an_interrupt_before_the_first_change_leaves_nothing_to_put_back(few: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted after 0 of \d+ files$"):
+        mend_log.apply(str(few), mending.find(str(few)).fixes, "cp1252", interrupt)
+    with pytest.raises(KohyaBucketError, match="holds no run to undo"):
+        mend_log.undo(str(few))
 
 
 def test_what_is_left_changed_is_named(few: Path) -> None:
