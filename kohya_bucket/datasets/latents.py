@@ -141,7 +141,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         self.bucket_set = BucketSet.from_dims(sizes_in_use or (), name="latents")
         table = self.store.table
         self._captioned = table["caption"].null_count < len(table)
-        if caption_dropout and not self._captioned:
+        if caption_dropout and table["caption"].take(self._rows).null_count == len(self._rows):
             raise LatentStoreError(f"caption_dropout is {caption_dropout}, but no item of {path} has a caption")
         self._texts = {name: table[name] for name in ("caption", "source")}
         self._originals = [self.store.column(f"original_{side}") for side in ("width", "height")]
@@ -261,6 +261,7 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         dropped = self._drawn(self.caption_dropout, len(rows))
         items = [self._item(*each) for each in zip(numbers, rows, flips, dropped, strict=True)]
         originals, crops = _gathered(self._originals, rows, np.int64), _gathered(self._crops, rows, np.float32)
+        # Of a mirrored image left and right change places, and are counted from the other side.
         width, mirrored = items[0]["bucket"].width, torch.tensor(flips)
         crops[mirrored, 0], crops[mirrored, 2] = width - crops[mirrored, 2], width - crops[mirrored, 0]
         for k, item in enumerate(items):

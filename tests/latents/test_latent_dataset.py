@@ -275,6 +275,10 @@ def test_captions_that_are_not_there_cannot_be_dropped(tmp_path, images):
     precompute_latents(dataset_of(images[:2]), MeanEncoder(), tmp_path / "out")
     with pytest.raises(LatentStoreError, match=r"caption_dropout is 0\.1, but no item of .*out has a caption"):
         BucketedLatentDataset(tmp_path / "out", caption_dropout=0.1)
+    precompute_latents(dataset_of(images[:2], ["a", "b"]), MeanEncoder(), tmp_path / "out", collection="told")
+    BucketedLatentDataset(tmp_path / "out", collection="told", caption_dropout=0.1)
+    with pytest.raises(LatentStoreError, match=r"no item of .*out has a caption"):
+        BucketedLatentDataset(tmp_path / "out", collection="", caption_dropout=0.1)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.weekly)])
