@@ -68,8 +68,6 @@ class Reading(Terminal):
 
     def clips(self, paths: Sequence[str]) -> tuple[ClipFacts, ImageTable]:
         """What is known of clips, and their frames as images."""
-        if self.hash or self.cache is not None:
-            self.say("--hash and --cache are for images: clips are not compared, and are read again each time")
         paths = absolute_paths(paths)
         with self.progress("reading clips") as progress:
             scan = read_clips(paths, decode=self.decode, workers=self.workers, engine=self.engine, progress=progress)

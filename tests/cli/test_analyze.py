@@ -194,5 +194,5 @@ def test_broken_clips_are_listed_where_they_are_and_nothing_is_advised_that_pass
     (tmp_path / "lists").mkdir()
     result = run("data", "--hash", "--list-bad", "lists/bad.txt")
     assert list_images("lists/bad.txt") == [str(clip)]
-    assert "--hash and --cache are for images" in result.output
+    assert "--hash: for images alone" in result.output
     assert "1 unreadable → repair or remove\n" in result.output

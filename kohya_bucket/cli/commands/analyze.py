@@ -71,6 +71,9 @@ def analyze(
 
     reading = Reading(recursive, hash, cache, workers, quiet, engine_of(engine), decode)
     subjects, findings = _subjects(context, path, config, options, batch_size, arch, reading)
+    unused = [name for name, value in {"--hash": hash, "--cache": cache}.items() if value]
+    if unused and any(subject.clips is not None for subject in subjects):
+        say(f"{' and '.join(unused)}: for images alone; clips are not compared, and are read again each time", err=True)
     analyses = [look_at(subject) for subject in subjects]
     if html is not None:
         analyses = _write_page(analyses, html, "" if config is None else config.name, quiet)
