@@ -45,7 +45,8 @@ class HuggingFaceSource(CellSource):
         # A transform of the dataset's own may need any column.
         self._whole_rows = _has_own_transform(dataset) or not hasattr(dataset, "select_columns")
         self._image, self._caption = image_column, caption_column
-        self._captions: Any = None if caption_column is None else self._only(caption_column)  # which takes half a ms
+        # Chosen once, which takes half a millisecond.
+        self._captions: Any = None if caption_column is None else self._only(caption_column)
         self._obey_exif = as_flag("obey_exif", obey_exif)
 
     def __len__(self) -> int:

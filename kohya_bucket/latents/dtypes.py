@@ -27,7 +27,7 @@ _SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "float": "fl
 
 
 def dtype_name(dtype: Any) -> str:
-    """Storage type by name, alias ("bf16"), numpy or torch type. `LatentStoreError` for one that none can have."""
+    """Storage type by name, alias ("bf16"), numpy or torch type. `LatentStoreError` for others."""
     text = str(dtype).removeprefix("torch.") if not isinstance(dtype, type) else np.dtype(dtype).name
     name = _SHORT.get(text, text)
     if name not in LATENT_DTYPES:

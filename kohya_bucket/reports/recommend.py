@@ -37,6 +37,7 @@ from kohya_bucket.errors import BucketSettingsError, PlanError
 from kohya_bucket.images.formats import is_video
 from kohya_bucket.images.headers import say_orientations
 from kohya_bucket.images.origins import container_of
+from kohya_bucket.images.remote import is_url
 from kohya_bucket.reports.analysis import Analysis
 from kohya_bucket.reports.summary import Summary, summarize
 from kohya_bucket.texts import counted
@@ -169,8 +170,9 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
 
 
 def _fix(paths: list[str], says: str) -> str:
-    """What `fix` does for files; nothing for clips, and for images in tars, which it does not open."""
-    return "" if any(container_of(path) or is_video(path) for path in paths) else says.format(fix_command(paths))
+    """What `fix` does for files; nothing for clips, and for images in tars or at addresses, which it does not open."""
+    others = (container_of(path) or is_video(path) or is_url(path) for path in paths)
+    return "" if any(others) else says.format(fix_command(paths))
 
 
 def _unmeasured(analysis: Analysis, current: str, proposed: str, why: str, gain: str, listed: str) -> Recommendation:

@@ -201,7 +201,7 @@ def _print(name: str, e: Explanation, exif: str, foreign: str, more: Sequence[tu
         return
     why = "exactly the image's size" if e.exact else f"aspect {e.bucket.aspect_ratio:.4f}, {e.distance:.4f} away"
     console.print(f"  bucket    {e.bucket}", style="bold green", end="")
-    console.print(f"  ({why})")
+    console.print(f"  ({why})", soft_wrap=True)
     for other in e.neighbours:
         side = "narrower" if other.bucket.aspect_ratio < e.bucket.aspect_ratio else "wider"
         switch = "" if other.switch is None else f"; they switch at {other.switch:.4f}"

@@ -71,6 +71,7 @@ def contents_of(layout: Layout, seen: Shards, without: Set[str] = frozenset()) -
 
 
 def _contents_of(layout: Layout, seen: Shards, without: Set[str]) -> Contents:
+    _, pc, _ = arrow()
     contents = Contents(None)
     described: dict[str, ShardInfo | Exception] = {}  # shards that the manifest does not name, by their own words
     parts: list[dict[str, bytes]] = []  # their rows
@@ -88,7 +89,7 @@ def _contents_of(layout: Layout, seen: Shards, without: Set[str]) -> Contents:
             break
     # Sort the shards into usable, damaged and missing ones; one of another length than the manifest says is missing,
     # too. A shard that has no rows in the manifest was packed or pruned, and is not missed.
-    with_rows = set() if manifest is None else set(arrow()[1].unique(manifest["shard"]).to_pylist())
+    with_rows = set() if manifest is None else set(pc.unique(manifest["shard"]).to_pylist())
     missing = dict.fromkeys((named.keys() & with_rows) - sizes.keys(), _GONE)
     for name, nbytes in sorted(sizes.items()):
         if name in without:

@@ -245,7 +245,7 @@ def _datasets(
         near = near_key(str(key), {*KEYS, *OTHER_KEYS}) if i < MOST_STRANGE else None
         message = f"ai-toolkit ignores {key!r} without a word: it has no such key"
         findings.warning("unknown-key", name, message, f"did you mean {near!r}?" if near else "remove it", (str(key),))
-    resolutions = _list(table.get("resolution", 512)) or [[]]
+    resolutions = _list(table.get("resolution", 512)) or [[]]  # an empty list is one wrong resolution, and named so
     usable = {key: table[key] for key in KEYS if table.get(key) is not None and key != "resolution"}
     values = read_table(usable, KEYS, ("config",), name, source, findings, lambda key: ("unknown-key", key, ""))
     paths = [values.pop(key, None) for key in ("dataset_path", "folder_path")]

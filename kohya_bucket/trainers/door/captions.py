@@ -49,7 +49,8 @@ def check_broken(broken: Mapping[str, str], trainer: str, place: str, findings: 
     if others := {file: why for file, why in broken.items() if why}:
         first = some([f"{file}: {why}" for file, why in others.items()], 1)
         message = f"{counted(len(others), 'caption file')} at which {trainer} stops ({first})"
-        findings.error("broken-caption", place, message, "write a caption that can be read, or move the file away", others)
+        remedy = "write a caption that can be read, or move the file away"
+        findings.error("broken-caption", place, message, remedy, others)
 
 
 def refuse_broken(files: Iterable[str], trainer: str) -> None:

@@ -92,9 +92,10 @@ class MusubiTuner(Trainer):
             keys, model = dataset_of(asked.arguments, item.is_clip), architecture_named(asked.arch)
             width, height = keys.resolution
             if isinstance(keys, ClipKeys):
-                check_model(keys, "", model, mistakes := Findings())
-                for wrong in mistakes.of(Severity.ERROR):
-                    raise ConfigError(wrong.text)
+                findings = Findings()
+                check_model(keys, "", model, findings)
+                if errors := findings.of(Severity.ERROR):
+                    raise ConfigError(errors[0].text)
             return [_way(f"{width}x{height} for {model.title}", keys, model, item)], options.with_focus(focus)
         ways, read = [], _read_whole(asked)
         for number, keys in enumerate(read.datasets, 1):
