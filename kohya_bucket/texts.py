@@ -17,6 +17,7 @@ _WANT = "a regular file is read here"
 
 # C0, C1, marks and overrides of writing direction, separators of lines and paragraphs, bytes that are not text.
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def one_line(text: object) -> str:
@@ -29,7 +30,7 @@ def one_line(text: object) -> str:
 
 def is_whole(text: str) -> bool:
     """Whether a text is Unicode: of one that was cut, JSON may hold half of a character."""
-    return re.search("[\ud800-\udfff]", text) is None
+    return _HALF.search(text) is None
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:

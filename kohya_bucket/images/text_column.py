@@ -6,7 +6,6 @@ reference counts change. This takes the bytes of the text plus 4, and is never w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, overload
@@ -14,8 +13,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from kohya_bucket.texts import is_whole
+
 _ENCODING = ("utf-8", "surrogateescape")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TextColumn(Sequence[str]):
@@ -82,7 +82,7 @@ class TextColumn(Sequence[str]):
         try:
             str(self.pool, "utf-8")
         except UnicodeDecodeError:
-            return np.array([not _SURROGATE.search(text) for text in self], dtype=np.bool_)
+            return np.array([is_whole(text) for text in self], dtype=np.bool_)
         return np.ones(len(self), dtype=np.bool_)
 
     def find(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:

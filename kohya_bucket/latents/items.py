@@ -21,7 +21,7 @@ from kohya_bucket.images.resize import choose_interpolation, resampler
 from kohya_bucket.images.stamps import hash_bytes
 from kohya_bucket.latents.dtypes import EXACT
 from kohya_bucket.latents.fingerprint import Fingerprint, Stale, differences, source_changes
-from kohya_bucket.latents.store.entries import NUMBER_COLUMNS, Columns, StoreEntry
+from kohya_bucket.latents.store.entries import NUMBER_COLUMNS, Columns, StoreEntry, arrow
 from kohya_bucket.latents.store.exact_arrays import pack
 from kohya_bucket.latents.store.latent_store import LatentStore
 from kohya_bucket.latents.store.layout import absolute, relative_source
@@ -302,8 +302,10 @@ class LatentItems:
         """The same with the captions that a store has, where they are unknown here."""
         if self.captions is not None:
             return self
-        texts = [*store.strings("caption"), None]  # the last for images that it does not have, at -1
-        return replace(self, captions=[texts[i] for i in store.find(self.sources, self.collection).tolist()])
+        pa, _, _ = arrow()
+        rows = store.find(self.sources, self.collection)
+        captions = store.table["caption"].take(pa.array(rows, mask=rows < 0)).to_pylist()
+        return replace(self, captions=captions)
 
     def with_newer_texts(self, store: LatentStore) -> Any:
         """The store's rows with changed captions and new hashes, which need no encoding; None if nothing changed."""

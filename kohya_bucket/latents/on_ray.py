@@ -394,7 +394,8 @@ def encode_on_ray(
     report = PrecomputeReport(output, len(wanted) + len(refused), without_bucket=wanted.without_bucket)
     reporter = Reporter(report, say, progress_callback)
     sink = StoreSink(output, wanted, images_root=images_root)
-    wanted = wanted.with_captions_of(sink.store)
+    assert isinstance(sink.wanted, LatentItems)
+    wanted = sink.wanted  # with the captions that the store has
     to_do, report.reasons = sink.missing()
     report.current = len(wanted) - int(to_do.sum())
     ahead = workers or 2 + -(-crew.processors // crew.count)

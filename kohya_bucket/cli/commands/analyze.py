@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from kohya_bucket.cli.options import (
     refuse_one_file,
 )
 from kohya_bucket.files import MADE_BY, replace_file
-from kohya_bucket.texts import counted
+from kohya_bucket.texts import counted, is_whole
 
 if TYPE_CHECKING:
     from kohya_bucket.cli.subjects import Reading
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 _IN_TERMINAL, _IN_JSON, _ON_PAGE = 5, 100, 300  # images in each list
 _PICTURES = 240  # small ones on a page
-_UNLISTED = re.compile("[\n\r\ud800-\udfff]")
 
 
 def analyze(
@@ -130,7 +128,7 @@ def _write_list(analyses: Sequence[Analysis], target: Path) -> None:
     from kohya_bucket.reports.recommend import bad_files
 
     bad = list(dict.fromkeys(name for analysis in analyses for name in bad_files(analysis)))
-    listed = [name for name in bad if not _UNLISTED.search(name)]
+    listed = [name for name in bad if is_whole(name) and {"\n", "\r"}.isdisjoint(name)]
     replace_file(target, "".join(f"{line}\n" for line in (f"# {MADE_BY}", *listed)).encode("utf-8"))
     left, unlisted = len(bad) - len(listed), ""
     if left:

@@ -335,18 +335,18 @@ class StoreSink:
     ) -> None:
         self.writer = StoreWriter(root, images_root=images_root)
         self.store = LatentStore(root)
-        self._wanted = wanted.with_captions_of(self.store) if isinstance(wanted, LatentItems) else wanted
+        self.wanted = wanted.with_captions_of(self.store) if isinstance(wanted, LatentItems) else wanted
         self._space = space
         self.notes, self.refused = list[str](), dict[int, str]()
 
     def missing(self) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        comparison = compare(self.store, self._wanted)
+        comparison = compare(self.store, self.wanted)
         return comparison.to_do, comparison.counts()
 
     def write(self, batch: EncodedBatch) -> None:
-        assert isinstance(self._wanted, LatentItems)
+        assert isinstance(self.wanted, LatentItems)
         assert self._space is not None
-        add_batch(self.writer, batch, self._wanted, self._space)
+        add_batch(self.writer, batch, self.wanted, self._space)
 
     def flush(self) -> None:
         self.writer.flush()

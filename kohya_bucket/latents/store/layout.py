@@ -28,6 +28,7 @@ from kohya_bucket.latents.store.storage import (
     sizes_in,
     write_new,
 )
+from kohya_bucket.texts import is_whole
 
 SHARD_NAME = re.compile(r"\d+x\d+-\w+-[0-9a-f]{16}\.safetensors")
 _MANIFEST = re.compile(r"manifest-[0-9]{1,20}-[0-9a-f]+\.parquet")
@@ -199,7 +200,7 @@ def common_root(paths: Sequence[str], output_dir: str | os.PathLike[str] | None)
 
 def is_text(name: Any) -> bool:
     """Whether a name is a text of Unicode without zeros, as rows require; on Linux that of a file may be any bytes."""
-    return isinstance(name, str) and re.search("[\0\ud800-\udfff]", name) is None
+    return isinstance(name, str) and "\0" not in name and is_whole(name)
 
 
 def _relative(path: Path, start: StorePath) -> str:

@@ -137,7 +137,7 @@ class StoreWriter:
                 when this is committed.
         """
         common = tuple(rows[name][0] for name in OF_A_SHARD)
-        _check_collection(common[-1])
+        _check_collection(rows["collection"][0])
         width, height, dtype, kind, flip, mask, _ = common
         masks = [None] * len(plain) if masks is None else masks
         if flip != (flipped is not None):

@@ -63,8 +63,9 @@ def check_companions(companions: Companions, images: Sequence[str], place: str, 
 def companions_of(images: Sequence[str], folder: str, key: str) -> list[str]:
     """The file of each image's name in a folder, the first by the order of endings; "" where there is none."""
     names, endings = set(map(os.path.normcase, os.listdir(folder))), _ENDINGS.get(key, IMAGES)
-    of_image = ([Path(image).stem + ending for ending in endings] for image in images)
-    return [next((os.path.join(folder, n) for n in own if os.path.normcase(n) in names), "") for own in of_image]
+    wanted = ([Path(image).stem + ending for ending in endings] for image in images)
+    first = (next((name for name in of_image if os.path.normcase(name) in names), "") for of_image in wanted)
+    return [name and os.path.join(folder, name) for name in first]
 
 
 def check_editing(table: Mapping[str, Any], companions: Companions, arch: str, name: str, findings: Findings) -> None:
