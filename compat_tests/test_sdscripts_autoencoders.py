@@ -16,7 +16,7 @@ from sdscripts_support import random_sizes, write_images
 
 from kohya_bucket.buckets import KohyaBuckets
 from kohya_bucket.errors import KohyaBucketError
-from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.fingerprint import module_hash, source_now
 from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem
@@ -118,7 +118,10 @@ def test_what_sdscripts_encodes_is_read_and_kept(unpatched, family, tmp_path):
     cache.refresh()
     items = []
     for info, path in zip(infos, cached_by_sdscripts(family, infos), strict=True):
-        item = CacheItem(info.absolute_path, info.bucket_reso, info.image_size, True, False, path=str(path))
+        item = CacheItem(
+            info.absolute_path, info.bucket_reso, info.image_size, True, path=str(path),
+            source=source_now(info.absolute_path),
+        )  # fmt: skip
         npz = NpzCache(family.arch)
         assert (npz.stale_reasons(item), npz.moved) == ([], 0)
         found = read_npz(path, info.bucket_reso, family.arch)

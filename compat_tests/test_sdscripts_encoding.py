@@ -2,12 +2,14 @@
 
 import importlib
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sdscripts_support import build_groups, cache_latents, random_sizes, write_images
+from PIL import Image
+from sdscripts_support import MeanVAE, build_groups, cache_latents, random_sizes, write_images
 from training_runs import train, write_config
 
 from kohya_bucket.latents.vae.encoder import noise_seed
@@ -85,6 +87,46 @@ def test_a_disk_that_is_full_leaves_whole_files_only(unpatched, small_disk):  # 
     assert len(list((small_disk / "a").glob("*.npz"))) == COUNT
 
 
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_images_that_are_edited_while_others_are_encoded_are_encoded_again(unpatched, tmp_path, kind):
+    paths = write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    table = {"latent_cache": kind} | ({"latent_cache_dir": str(tmp_path / "store")} if kind == "shards" else {})
+    config = {"kohya_bucket": table, "datasets": [{**KEYS, "subsets": [{"image_dir": str(tmp_path / "a")}]}]}
+
+    class Editing(MeanVAE):
+        def encode(self, images):
+            if not self.encoded:
+                for n, path in enumerate(paths):
+                    with Image.open(path) as image:
+                        image.point(lambda value: 255 - value).save(path)
+                    os.utime(path, ns=(n, n))
+            return super().encode(images)
+
+    sdscripts.install()
+    try:
+        for vae, encoded in ((Editing(), COUNT), (MeanVAE(), COUNT), (MeanVAE(), 0)):
+            group, _ = build_groups(unpatched, config)
+            cache_latents(group, vae)
+            assert vae.encoded == encoded
+    finally:
+        sdscripts.uninstall()
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_latents_that_are_not_finite_end_the_run_wherever_they_are_kept(unpatched, tmp_path, to_disk):
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 100, 300))
+    group, _ = build_groups(unpatched, {"datasets": [{**KEYS, "subsets": [{"image_dir": str(tmp_path / "a")}]}]})
+    strategies = importlib.import_module("library.strategy_sd")
+    vae = MeanVAE()
+    vae.encode = lambda images: MeanVAE.encode(vae, images * float("nan"))
+    sdscripts.install()
+    try:
+        with pytest.raises(SystemExit, match=r"its latent is not finite \(NaN or infinity\); it is not cached"):
+            cache_latents(group, vae, strategies.SdSdxlLatentsCachingStrategy(True, to_disk, 2, False))
+    finally:
+        sdscripts.uninstall()
+
+
 @pytest.fixture
 def data(unpatched, tmp_path):
     write_images(tmp_path / "images", random_sizes(COUNT, 1, 100, 200))
@@ -126,6 +168,24 @@ def test_the_same_weights_from_memory_npz_and_shards_made_and_found(sd_scripts_d
 
 
 @pytest.mark.slow
+@pytest.mark.training_run("a cached latent that is not finite")
+def test_a_cached_latent_that_is_not_finite_is_made_again(sd_scripts_dir, data, tmp_path):
+    training = Trainings(sd_scripts_dir, data, tmp_path)
+    training.trained("first", "npz")
+    path = next(data.glob("*.npz"))
+    arrays = dict(np.load(path))
+    name = next(name for name in arrays if name.startswith("latents"))
+    arrays[name].flat[5] = np.nan
+    np.savez(path, **arrays)
+    again = training.trained("again", "npz")
+    said = " ".join(again.log.split())  # the trainer's log breaks lines
+    assert f"its {name} is not finite (NaN or infinity)" in said
+    assert "1 latents were encoded" in said
+    assert all(np.isfinite(array).all() for array in np.load(path).values() if array.dtype == np.float32)
+    assert np.isfinite([mean for batch in again.batches for one in batch for mean in one["means"]]).all()
+
+
+@pytest.mark.slow
 @pytest.mark.posix("SIGKILL")
 @pytest.mark.training_run("killed while it cached")
 def test_a_run_that_is_killed_while_it_caches_leaves_whole_files_and_goes_on(sd_scripts_dir, data, tmp_path):
@@ -140,7 +200,7 @@ def test_a_run_that_is_killed_while_it_caches_leaves_whole_files_and_goes_on(sd_
         assert len(files) >= count
         for file in files:
             with OpenNpz(file) as opened:
-                assert not opened.damaged()
+                assert not opened.fault()
             assert all(np.isfinite(array).all() for array in np.load(file).values() if array.dtype == np.float32)
     assert training.trained("rest", "npz").tensors == memory.tensors
 

@@ -20,6 +20,7 @@ from kohya_bucket.latents.fingerprint import (
     Stale,
     StaleReason,
     as_text,
+    source_now,
 )
 from kohya_bucket.latents.vae.encoder import noise_seed, normalize
 from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
@@ -141,6 +142,11 @@ def test_latents_that_sdscripts_writes_over_ours_lose_the_fingerprint(family, tm
     assert np.array_equal(read_npz(path, BUCKET, family.arch).latents, made(family.arch, seed=1).latents)
 
 
+def cache_item(image, *args, **more):
+    """Of an image as it is now."""
+    return CacheItem(str(image), *args, source=source_now(image), **more)
+
+
 def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
@@ -151,7 +157,7 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
     item = replace(item, alpha_mask=np.round(item.alpha_mask * 255).astype(np.float32) / np.float32(255))
     save_by_sdscripts(family, tmp_path / "a.npz", item)
     cache = ShardCache(tmp_path / "store", tmp_path, family.arch)
-    wanted = CacheItem(str(image), BUCKET, SIZE, True, True)
+    wanted = cache_item(image, BUCKET, SIZE, True, True)
     cache.refresh()
     assert cache.stale_reasons(wanted) == [StaleReason(Stale.MISSING)]
     cache.save(wanted, item.latents, item.crop_ltrb, item.flipped, item.alpha_mask)
@@ -164,19 +170,21 @@ def test_a_shard_loads_as_the_npz_does(family, tmp_path):
         assert type(ours) is type(theirs)
         assert np.array_equal(ours, theirs)
     os.utime(image, ns=(1, 1))
+    wanted = replace(wanted, source=source_now(image))
     assert cache.stale_reasons(wanted) == [StaleReason(Stale.SOURCE, "its modification time differs")]
 
 
 def test_the_check_names_what_sdscripts_would_train_or_stop_at(family, tmp_path):
     image, path = tmp_path / "a.png", tmp_path / "a.npz"
     Image.new("RGB", SIZE).save(image)
-    item = CacheItem(str(image), BUCKET, SIZE, True, True)
+    item = cache_item(image, BUCKET, SIZE, True, True)
     latents = made(family.arch)
     save_latents(path, item, family.arch, torch.from_numpy(latents.latents), latents.crop_ltrb,
                  torch.from_numpy(latents.flipped), torch.from_numpy(latents.alpha_mask))  # fmt: skip
 
     def reasons(**changes):
-        return as_text(NpzCache(family.arch).stale_reasons(replace(item, path=str(path), **changes)))
+        wanted = replace(item, path=str(path), source=source_now(image), **changes)
+        return as_text(NpzCache(family.arch).stale_reasons(wanted))
 
     assert reasons() == ""
     assert family.strategy.is_disk_cached_latents_expected(BUCKET, str(path), True, True)

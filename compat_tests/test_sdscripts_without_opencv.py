@@ -38,10 +38,9 @@ import library.utils
 assert sys.modules["cv2"]._IS_CV2_STUB
 after = look()
 assert before in (None, after)
-item = CacheItem("x.png", (64, 64), (100, 80), resized_size=(80, 64))
 names = ("area", "lanczos", "bilinear", "bicubic")
-made = [CacheItem("x.png", (64, 64), (100, 80), resized_size=(80, 64), interpolation=name)._fingerprint(1, 2)
-        .interpolation for name in names]
+made = [CacheItem("x.png", (64, 64), (100, 80), resized_size=(80, 64), interpolation=name, source=(1, 2))
+        .fingerprint().interpolation for name in names]
 print(json.dumps([after, made]))
 """
 

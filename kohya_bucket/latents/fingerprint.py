@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, may_pass, reading
 from kohya_bucket.images.resize import IMITATED
-from kohya_bucket.images.stamps import hash_file
+from kohya_bucket.images.stamps import Stamp, hash_file
 
 
 class Stale(enum.Enum):
@@ -57,6 +57,7 @@ class Stale(enum.Enum):
     CHECKSUM = "the checksum of {} is wrong"
     PART = "it has no {}"
     SHAPE = "its {} has shape {}, not {}"
+    NOT_FINITE = "its {} is not finite (NaN or infinity)"
 
     @property
     def brief(self) -> str:
@@ -288,6 +289,17 @@ def source_identity(path: str | os.PathLike[str], *, content: bool = False) -> t
     """Length in bytes, modification time in ns and, with `content`, the file's hash (else "")."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns, hash_file(os.fspath(path)) if content else ""
+
+
+GONE: Stamp = (-1, -1)
+
+
+def source_now(image: str | os.PathLike[str]) -> Stamp:
+    """Length and time of an image, asked for before it is read; `GONE` where there is none, or it cannot be told."""
+    try:
+        return source_identity(image)[:2]
+    except OSError:
+        return GONE
 
 
 _SAMPLES = 1024

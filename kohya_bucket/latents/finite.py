@@ -19,7 +19,7 @@ def all_finite(array: npt.NDArray[Any]) -> bool:
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder())
     infinity = _INFINITY.get("bfloat16" if array.dtype == np.uint16 else array.dtype.name)
     if infinity is None:
-        return bool(np.isfinite(array).all())
+        return array.dtype.kind != "f" or bool(np.isfinite(array).all())
     bits = array.dtype.itemsize * 8
     # Of signed integers the positive numbers are the largest, of unsigned ones the negative numbers.
     return bool(

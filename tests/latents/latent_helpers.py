@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from kohya_bucket.latents.dtypes import carrier
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, StaleReason
+from kohya_bucket.latents.fingerprint import Fingerprint
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.latents.store.writer import StoreWriter
@@ -24,10 +24,11 @@ def entry(source, **changes):
 def bits(seed, dtype="bfloat16", kind="latents", bucket=(64, 32)):
     shape = (4, bucket[1] // 8, bucket[0] // 8)
     shape = (2, *shape) if kind == "posterior" else shape
-    random = np.random.default_rng(seed)
-    return random.integers(0, 256, int(np.prod(shape)) * carrier(dtype).itemsize, dtype=np.uint8).view(
-        carrier(dtype)
-    ).reshape(shape)  # fmt: skip
+    size = carrier(dtype).itemsize
+    random = np.random.default_rng(seed).integers(0, 256, int(np.prod(shape)) * size, dtype=np.uint8)
+    # One bit of the exponent is never set: NaN and infinity have all of them.
+    finite = random.view(f"<u{size}") & np.array((1 << 8 * size) - 1 - (1 << 8 * size - 2), f"<u{size}")
+    return finite.view(carrier(dtype)).reshape(shape)
 
 
 def fill(root, names, *, shard_bytes=1 << 20, **changes):
@@ -44,7 +45,7 @@ def fill(root, names, *, shard_bytes=1 << 20, **changes):
 
 
 def same(a, b):
-    """Equal bit for bit: random bits hold NaNs."""
+    """Equal bit for bit."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
@@ -55,8 +56,8 @@ def why_npz_bad(path, bucket, arch, *, original_size=None, flip=False, mask=Fals
         size = original_size or tuple(file.array(f"original_size{keys}").tolist()) if _there(file, keys) else (1, 1)
         parts = check._parts(arch, bucket, replace(PRINT, flip=flip, mask=mask))
         bad = check._why_unfit(file, keys, parts, size)
-        damaged = file.damaged() if content and bad is None else None
-        return [bad] if bad else [StaleReason(Stale.CHECKSUM, damaged)] if damaged else []
+        bad = bad or (file.fault() if content else None)
+        return [bad] if bad else []
 
     return next(iter(check._entry_in(path, bucket, arch, judge).reasons), None)
 

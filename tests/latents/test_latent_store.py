@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.maintenance import pack
+from kohya_bucket.latents.dtypes import from_float32
+from kohya_bucket.latents.maintenance import pack, verify
 from kohya_bucket.latents.store.entries import ItemTable, decode, encode, narrowed, schema
 from kohya_bucket.latents.store.exact_arrays import pack as packed
 from kohya_bucket.latents.store.latent_store import LatentStore
@@ -139,6 +140,27 @@ def test_damage_is_reported_with_the_item_and_the_remedy(tmp_path):
     ):
         store.read(0)
     assert "checksum" in store.check(0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["latents", "posterior"])
+def test_what_is_not_finite_is_damage(tmp_path, dtype, kind):
+    for n, value in enumerate((np.nan, -np.nan, np.inf, -np.inf)):
+        root = tmp_path / str(n)
+        made = entry("a", dtype=dtype, kind=kind)
+        plain = bits(0, dtype, kind)
+        plain.flat[-1] = from_float32(np.array([value], np.float32), dtype)[0]
+        with StoreWriter(root) as writer:
+            writer.add(made, plain, space=SPACE)
+            writer.add(entry("b", dtype=dtype, kind=kind), bits(1, dtype, kind), space=SPACE)
+        store = LatentStore(root)
+        with pytest.raises(
+            LatentStoreError, match=rf"a in shard .*its {kind} is not finite.* cache prune .* --damaged"
+        ):
+            store.read(0)
+        assert same(store.read(1), bits(1, dtype, kind))
+        assert [i for i, _ in verify(store)] == [0]
+        assert LatentStore(root, verify="never").read(0) is not None
 
 
 def test_a_batch_of_two_shapes_is_refused(tmp_path):

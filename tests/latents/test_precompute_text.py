@@ -150,7 +150,7 @@ def test_what_does_not_belong_together(tmp_path, command_line, arguments, said):
 
 def test_numbers_are_kept_to_the_last_bit(tmp_path):
     fill(tmp_path, NAMES[:1])
-    odd = {"hidden_states": np.array([[np.nan, -0.0, 1e-45], [1, 2, 3]], np.float32), "pooled": np.arange(3.0)}
+    odd = {"hidden_states": np.array([[-1e38, -0.0, 1e-45], [1, 2, 3]], np.float32), "pooled": np.arange(3.0)}
     encoder = Stub()
     encoder.encode = lambda captions: [odd for _ in captions]
     precompute_text(tmp_path, encoder)

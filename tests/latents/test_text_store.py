@@ -64,6 +64,15 @@ def test_every_half_is_widened_to_its_own_bits():
     assert np.array_equal(unpack(packed).view(np.uint32), halves)
 
 
+def test_outputs_that_are_not_finite_are_refused(tmp_path):
+    for value in (np.nan, np.inf, -np.inf):
+        outputs = {"states": pack(np.array([[1, value]], np.float32)), "ids": pack(np.arange(3))}
+        with StoreWriter(tmp_path) as writer, pytest.raises(LatentStoreError, match=r"'a cat'.*not finite"):
+            writer.add_text(Caption("a cat").entry("", Encoding()), outputs)
+    with StoreWriter(tmp_path) as writer:
+        writer.add_text(Caption("a cat").entry("", Encoding()), {"states": pack(np.ones(2))})
+
+
 def test_negative_zeros_and_nan_payloads_are_bits_like_others():
     values = np.array([[1, 2], [-0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], np.float32)
     assert len(pack(values).bits) == 3

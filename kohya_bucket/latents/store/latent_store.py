@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import LatentStoreError
+from kohya_bucket.latents.fingerprint import Stale, StaleReason
+from kohya_bucket.latents.finite import all_finite
 from kohya_bucket.latents.store.contents import Contents, contents_of
 from kohya_bucket.latents.store.entries import OPAQUE, WITHOUT_MASKS, ItemTable
 from kohya_bucket.latents.store.exact_arrays import DamagedItemError, Packed, checksum, split, unpack
@@ -35,8 +37,8 @@ class LatentStore(ItemTable):
 
     Args:
         root: the store's folder, or its address in object storage ("s3://bucket/latents").
-        verify: "first" checks an item's checksum when this process first reads it (the default), "always" at
-            every read, "never" not at all.
+        verify: "first" checks an item when this process first reads it, by its checksum and for NaN and infinity (the
+            default), "always" at every read, "never" not at all.
 
     Attributes:
         shards: the usable shards, by name.
@@ -232,6 +234,8 @@ class LatentStore(ItemTable):
             if always or self._unchecked(info, tensors[SPANS], SPANS, row):
                 if checksum(tensors[SPANS][row], [one.bits for one in outputs.values()]) != int(self._crc[0][i]):
                     raise DamagedItemError("its checksum is wrong")
+                for name, output in outputs.items():
+                    _refuse_not_finite(name, output.bits)
                 self._files.checked(info, SPANS)[row] = True
             return outputs
 
@@ -248,6 +252,7 @@ class LatentStore(ItemTable):
             bits: npt.NDArray[Any] = self._files.tensors(info)[name][row]
             if zlib.crc32(bits.data) != int(self._crc[_role(name)][i]):
                 raise DamagedItemError(f"checksum of {name} is wrong")
+            _refuse_not_finite(name, bits)
             self._files.checked(info, name)[row] = True
             return bits
 
@@ -286,6 +291,11 @@ class LatentStore(ItemTable):
         if self.verify != "first" or not isinstance(array, np.ndarray):
             return self.verify != "never"
         return not self._files.checked(info, name)[row]
+
+
+def _refuse_not_finite(name: str, bits: npt.NDArray[Any]) -> None:
+    if not all_finite(bits):
+        raise DamagedItemError(str(StaleReason(Stale.NOT_FINITE, name)))
 
 
 def _role(tensor: str) -> int:

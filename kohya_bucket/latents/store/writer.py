@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import KohyaBucketError, LatentStoreError
+from kohya_bucket.latents.finite import all_finite
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.store.contents import Assigned, SequenceNumbers
 from kohya_bucket.latents.store.entries import (
@@ -166,9 +167,11 @@ class StoreWriter:
             sequence: its number, see `add_rows`.
 
         Raises:
-            LatentStoreError: see `check_outputs`.
+            LatentStoreError: NaN or infinity, or see `check_outputs`.
         """
         check_outputs(arrays)
+        if not all(all_finite(packed.bits) for packed in arrays.values()):
+            raise LatentStoreError(f"{entry.caption!r}: what text encoders make of it is not finite (NaN or infinity)")
         _check_collection(entry.collection)
         item = dict(sorted(arrays.items()))
         key = entry.collection, tuple((name, packed.layout) for name, packed in item.items())

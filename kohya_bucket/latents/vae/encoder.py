@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.latents.fingerprint import module_hash
+from kohya_bucket.latents.finite import all_finite
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.latents.vae.batches import MOST_TOGETHER, BatchLimit, is_out_of_memory
 from kohya_bucket.latents.vae.device import SideStream, Span, await_copy
@@ -270,9 +269,7 @@ class BatchEncoder:
         import torch
 
         parts = [done.plain] if done.flipped is None else [done.plain, done.flipped]
-        # By numpy: waking torch's threads for so little takes longer, and the device waits.
-        finite = np.logical_and.reduce([np.isfinite(part.numpy()).reshape(len(part), -1).all(axis=1) for part in parts])
-        for k in np.flatnonzero(~finite).tolist():
+        for k in (k for k in range(len(done.plain)) if not all(all_finite(part[k].numpy()) for part in parts)):
             wide = getattr(self._encoder, "in_float32", None)
             if wide is None:
                 done.bad[k] = "its latent is not finite (NaN or infinity)"
@@ -288,5 +285,5 @@ class BatchEncoder:
             noise = [torch.Generator().manual_seed(running.seeds[k])]
             for part, distribution in zip(parts, again, strict=True):
                 part[k] = self._sampled(*distribution, noise)[0]
-            if not all(torch.isfinite(part[k]).all() for part in parts):
+            if not all(all_finite(part[k].numpy()) for part in parts):
                 done.bad[k] = "its latent is not finite (NaN or infinity), in float32 either"

@@ -1,5 +1,6 @@
 """What the adapter calls: checks that name the trouble, whole files, and a store in place of npz."""
 
+import itertools
 import os
 import pickle
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from PIL import Image
 
 from kohya_bucket.errors import LatentStoreError
-from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, source_identity, source_now
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.trainers.sdscripts.caching.npz_cache import NpzCache
 from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, architecture_read_by, save_latents
@@ -41,16 +42,22 @@ def ltrb():
     return (0.0, 0.0, 128.0, 64.0)
 
 
+def cache_item(image, *args, **more):
+    """Of an image as it is now."""
+    return CacheItem(str(image), *args, source=source_now(image), **more)
+
+
 def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
     path = tmp_path / "a.npz"
-    item = CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v1")
+    item = cache_item(image, BUCKET, SIZE, flip=True, vae="v1")
     save_latents(path, item, SDXL, latents(), ltrb(), latents(seed=1))
     known, name = stored_fingerprint(path, BUCKET, SDXL)
     assert name == "a.png"
     assert (known.source_bytes, known.source_mtime_ns, "") == source_identity(image)
 
     def reasons(**changes):
-        return NpzCache(SDXL).stale_reasons(replace(item, path=str(path), **changes))
+        wanted = replace(item, path=str(path), **changes)
+        return NpzCache(SDXL).stale_reasons(replace(wanted, source=source_now(wanted.image)))
 
     assert reasons() == reasons(vae="") == reasons(flip=False) == []
     for changes, reason in (
@@ -69,12 +76,28 @@ def test_a_saved_cache_is_checked_by_everything_it_depends_on(tmp_path, image):
     assert reasons(vae="") == []  # a cache outlives its image
 
 
-def test_what_is_not_finite_is_not_cached(tmp_path, image):
-    bad = latents()
-    bad[0, 0, 0] = np.nan
-    with pytest.raises(LatentStoreError, match="not finite"):
-        save_latents(tmp_path / "a.npz", CacheItem(str(image), BUCKET, SIZE), SDXL, bad, ltrb())
-    assert not (tmp_path / "a.npz").exists()
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda a: a.name)
+def test_what_is_not_finite_counts_as_not_cached(tmp_path, image, arch):
+    path = tmp_path / f"a{arch.suffix}"
+    item = cache_item(image, BUCKET, SIZE, flip=True, alpha_mask=True, path=str(path))
+    for bad, value in itertools.product(("latents", "latents_flipped", "alpha_mask"), (np.nan, np.inf, -np.inf)):
+        parts = {"latents": latents(arch), "latents_flipped": latents(arch), "alpha_mask": np.ones(BUCKET[::-1], "f4")}
+        save_latents(path, item, arch, parts["latents"], ltrb(), parts["latents_flipped"], parts["alpha_mask"])
+        assert NpzCache(arch).stale_reasons(item) == []
+        parts[bad].flat[-1] = value
+        save_latents(path, item, arch, parts["latents"], ltrb(), parts["latents_flipped"], parts["alpha_mask"])
+        assert NpzCache(arch).stale_reasons(item) == [StaleReason(Stale.NOT_FINITE, f"{bad}{arch.key_suffix(BUCKET)}")]
+
+
+def test_outputs_of_captions_that_are_not_finite_count_as_not_cached(tmp_path):
+    path = tmp_path / "a_te_outputs.npz"
+    for dtype in (np.float16, np.float32, ">f4", np.float64):
+        states = np.zeros((300, 5000), dtype)
+        write_arrays(path, {"hidden_state1": states, "pool2": np.zeros(4), **text_marks("a cat")})
+        assert text_stale_reasons(path, Caption("a cat")) == []
+        states[-1, -1] = np.nan
+        write_arrays(path, {"hidden_state1": states})
+        assert text_stale_reasons(path, Caption("a cat")) == [StaleReason(Stale.NOT_FINITE, "hidden_state1")]
 
 
 def test_every_suffix_has_its_family():
@@ -131,7 +154,7 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     from kohya_bucket.trainers.sdscripts.caching.shards import ShardCache
 
     cache = ShardCache(tmp_path / "store", tmp_path, arch)
-    item = CacheItem(str(image), BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
+    item = cache_item(image, BUCKET, SIZE, flip=True, alpha_mask=True, vae="v1")
     assert cache.stale_reasons(item) == [StaleReason(Stale.MISSING)]
     with pytest.raises(LatentStoreError, match="cache again"):
         cache.load(str(image), BUCKET)
@@ -146,9 +169,9 @@ def test_a_store_in_place_of_npz(tmp_path, image, arch):
     assert (size, box) == (list(SIZE), list(ltrb()))
     again = ShardCache(tmp_path / "store", tmp_path, arch)
     assert again.stale_reasons(item) == []
-    assert kinds(again.stale_reasons(CacheItem(str(image), BUCKET, SIZE, flip=True, vae="v2"))) == [Stale.VAE]
+    assert kinds(again.stale_reasons(cache_item(image, BUCKET, SIZE, flip=True, vae="v2"))) == [Stale.VAE]
     os.utime(image, ns=(1, 1))
-    assert kinds(again.stale_reasons(item)) == [Stale.SOURCE]
+    assert kinds(again.stale_reasons(replace(item, source=source_now(image)))) == [Stale.SOURCE]
 
 
 def test_an_image_that_is_encoded_again_keeps_its_caption(tmp_path, image):
@@ -157,7 +180,7 @@ def test_an_image_that_is_encoded_again_keeps_its_caption(tmp_path, image):
 
     cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
     for vae in ("v1", "v2"):
-        cache.save(CacheItem(str(image), BUCKET, SIZE, vae=vae), latents(SDXL), ltrb())
+        cache.save(cache_item(image, BUCKET, SIZE, vae=vae), latents(SDXL), ltrb())
         cache.finish()
         if vae == "v1":
             write_manifest(cache.opened(), cache.opened().with_texts(caption={0: "its caption"}))
@@ -176,7 +199,7 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     caches = {
         name: ShardCache(tmp_path / "store", tmp_path, SDXL, collection=name.removesuffix(" again")) for name in sizes
     }
-    items = {name: CacheItem(str(image), size, SIZE, further=further) for name, (size, further) in sizes.items()}
+    items = {name: cache_item(image, size, SIZE, further=further) for name, (size, further) in sizes.items()}
     for name, cache in caches.items():
         cache.save(items[name], latents() if items[name].bucket_reso == BUCKET else small, ltrb())
     for cache in caches.values():
@@ -189,6 +212,7 @@ def test_two_resolutions_and_two_families_in_one_store(tmp_path, image):
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents())
     assert np.array_equal(cache.load(str(image), other)[0], small)
     os.utime(image, ns=(1, 1))
+    first = replace(first, source=source_now(image))
     cache.save(first, latents(), ltrb())
     cache.finish()
     assert cache.stale_reasons(first) == []
@@ -215,7 +239,7 @@ def test_what_precompute_stored_is_found(tmp_path):
     for i, path in enumerate(images):
         bucket, resized = (tuple(map(int, a[i])) for a in (data.placement.bucket_sizes, data.placement.resized_sizes))
         size = tuple(map(int, data.sizes[i]))
-        item = CacheItem(str(path), bucket, size, resized_size=resized, vae="posterior")
+        item = cache_item(path, bucket, size, resized_size=resized, vae="posterior")
         assert cache.stale_reasons(item) == []
         (at,) = store.find([path.name], "mine")
         assert np.array_equal(cache.load(str(path), bucket)[0], store.read(at))
@@ -231,9 +255,9 @@ def test_of_two_items_for_one_image_and_size_the_newer_counts(tmp_path, image, c
         writer.refresh()  # both before either has written
     for seed, (writer, changed) in enumerate(zip(writers, (1, 2), strict=True)):
         os.utime(image, ns=(changed, changed))
-        writer.save(CacheItem(str(image), BUCKET, SIZE), latents(seed=seed), ltrb())
+        writer.save(cache_item(image, BUCKET, SIZE), latents(seed=seed), ltrb())
         writer.commit()
     assert len(LatentStore(tmp_path / "store")) == 2
     cache = ShardCache(tmp_path / "store", tmp_path, SDXL)
-    assert cache.stale_reasons(CacheItem(str(image), BUCKET, SIZE)) == []
+    assert cache.stale_reasons(cache_item(image, BUCKET, SIZE)) == []
     assert np.array_equal(cache.load(str(image), BUCKET)[0], latents(seed=1))

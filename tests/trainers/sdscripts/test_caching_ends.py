@@ -86,6 +86,8 @@ class Strategy:
 class Dataset(SimpleNamespace):
     """As sd-scripts' own, it can be referred to weakly."""
 
+    __hash__ = object.__hash__
+
 
 def dataset_in(folder: Path, names: list[str]) -> Dataset:
     data = {}
@@ -297,6 +299,62 @@ def test_an_image_that_cannot_be_read_twice_ends_the_run_when_all_others_are_kep
         cache_latents(dataset, strategy, None, ONE, refusing({"1.png": 2}, error), AdapterOptions())
     missing = [name for name in NAMES if not Path(dataset.image_data[name].latents_npz).exists()]
     assert missing == ["1.png"]
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_images_that_are_edited_while_others_are_encoded_are_encoded_again(tmp_path: Path, kind: str) -> None:
+    """Some are loaded when they change: what their latents are made of is no longer there."""
+    settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
+    dataset = dataset_in(tmp_path, NAMES)
+
+    class Editing(Strategy):
+        def cache_batch_latents(self, *arguments) -> None:
+            if not self.batches:
+                for n, name in enumerate(NAMES):
+                    Image.new("RGB", (64, 64), (255 - n, 255, 255)).save(tmp_path / name)
+                    os.utime(tmp_path / name, ns=(n, n))
+            super().cache_batch_latents(*arguments)
+
+    for strategy, encoded in ((Editing(2), NAMES), (Strategy(2), NAMES), (Strategy(2), [])):
+        for info in dataset.image_data.values():
+            info.latents_npz = None
+        cache_latents(dataset, strategy, None, ONE, load, settings)
+        assert sorted(name for batch in strategy.batches for name in batch) == encoded
+
+
+@pytest.mark.parametrize("kind", ["npz", "shards"])
+def test_an_image_that_is_deleted_once_it_is_loaded_has_its_latents(tmp_path: Path, kind: str) -> None:
+    """As one that is deleted a moment later."""
+    settings = AdapterOptions(latent_cache=kind, latent_cache_dir=str(tmp_path / "store"))
+    dataset = dataset_in(tmp_path, NAMES)
+
+    def load_and_delete(infos: list[SimpleNamespace], *more: object) -> object:
+        loaded = load(infos, *more)
+        for info in infos:
+            Path(info.absolute_path).unlink()
+        return loaded
+
+    strategy = Strategy(2)
+    cache_latents(dataset, strategy, None, ONE, load_and_delete, settings)
+    for info in dataset.image_data.values():
+        assert np.isfinite(strategy.load_latents_from_disk(info.latents_npz, (64, 64))[0]).all()
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_latents_that_are_not_finite_end_the_run_wherever_they_are_kept(
+    tmp_path: Path, to_disk: bool, dtype: torch.dtype
+) -> None:
+    def load_bad(infos: list[SimpleNamespace], *more: object) -> object:
+        pixels, *rest = load(infos, *more)
+        pixels[[info.image_key == "3.png" for info in infos]] = float("nan")
+        return (pixels, *rest)
+
+    dataset, model = dataset_in(tmp_path, NAMES), SimpleNamespace(dtype=dtype)
+    with pytest.raises(LatentStoreError, match=r"3\.png: its latent is not finite.*; it is not cached") as raised:
+        cache_latents(dataset, Strategy(2, to_disk), model, ONE, load_bad, AdapterOptions())
+    assert ("--no_half_vae" in str(raised.value)) == (dtype is torch.float16)
+    assert not npz_path(str(tmp_path / "3.png"), (64, 64), ARCH).exists()
 
 
 def test_a_full_temporary_folder_is_said_in_one_line(no_room: NoRoom, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from kohya_bucket.latents.vae.encoder import noise_seed
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import is_first_process
+from kohya_bucket.trainers.sdscripts.caching.session import refuse_not_finite
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ class EncodingLoop:
         """Encode images; neighbours in one bucket share a batch.
 
         Raises:
-            KohyaBucketError: an image cannot be read, and `on_bad_image` is "stop"; or one cannot be read now.
+            KohyaBucketError: an image cannot be read, and `on_bad_image` is "stop"; or one cannot be read now; or a
+                latent is not finite.
         """
         import torch
         from tqdm import tqdm
@@ -244,8 +246,20 @@ class EncodingLoop:
         self._limit.went_well(len(batch.infos), batch.condition.bucket)
         self._busy += time.monotonic() - self._began
         self._running = None
+        self._refuse_not_finite(batch.infos)
         if self.keep is not None:
             self.keep(self._saved)
+
+    def _refuse_not_finite(self, infos: Sequence[Any]) -> None:
+        """Raise `LatentStoreError` for latents of the batch that are NaN or infinite, kept in memory or to be saved."""
+        in_float16 = str(getattr(self.model, "dtype", "")) == "torch.float16"
+        what_to_do = ": this VAE overflows in float16, so train with --no_half_vae" if in_float16 else ""
+        if self.keep is None:
+            made = [(info.latents, getattr(info, "latents_flipped", None)) for info in infos]
+        else:
+            made = [(arguments[1], *arguments[4:5]) for arguments in self._saved]
+        for info, latents in zip(infos, made, strict=False):  # a strategy may save otherwise than by its method
+            refuse_not_finite(latents, f"{info.absolute_path}: its latent", what_to_do)
 
     def _seed_generators(self, seed: int) -> None:
         """For what a strategy draws otherwise than for its batch at once."""

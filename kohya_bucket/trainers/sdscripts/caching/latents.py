@@ -12,7 +12,7 @@ from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.images.listing import file_key
 from kohya_bucket.latents.encode.worker import Background
-from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash
+from kohya_bucket.latents.fingerprint import Stale, StaleReason, module_hash, source_now
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.ranks import stop_all_ranks_on_error, warn_once
 from kohya_bucket.trainers.sdscripts.caching.encode import Condition, EncodingLoop, Load
@@ -176,6 +176,7 @@ class CachingSession:
                 interpolation=info.resize_interpolation,
                 further=isinstance(info.absolute_path, SizedPath),
                 path=path,
+                source=source_now(image),
             )
             key = file_key(image), bucket
             requested_here[key] = item.flip, item.alpha_mask

@@ -21,7 +21,7 @@ from kohya_bucket.images.formats import not_loaded
 from kohya_bucket.latents.fingerprint import NOTE, Stale, StaleReason
 from kohya_bucket.latents.store.storage import is_there
 from kohya_bucket.trainers.door.ranks import wait_for_ranks
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, finite_arrays, save_latents, temporary_folder
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array, save_latents, temporary_folder
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.check import ensure_current, holds_npz, origin_reasons
 from kohya_bucket.trainers.sdscripts.npz.read_write import (
@@ -128,7 +128,7 @@ class TrainersNpz(NpzCache):
         def save(path: str) -> None:
             self._save(path, latents, list(item.original_size), crop_ltrb, flipped, alpha_mask, keys)
 
-        _save_by_trainer(item.path, item, save, latents, flipped, keys)
+        _save_by_trainer(item.path, item, save, latents, keys)
 
     def stored(self, item: CacheItem) -> tuple[Any, Any]:
         import torch
@@ -144,8 +144,8 @@ def _noted_reasons(item: CacheItem) -> list[StaleReason]:
     entry, ignoring = item.to_compare()
     try:
         with OpenNpz(Path(item.path)) as file:
-            if damaged := file.damaged():
-                return [StaleReason(Stale.CHECKSUM, damaged)]
+            if fault := file.fault():
+                return [fault]
             for name in (name for name in file.names if name.startswith("original_size")):
                 size = tuple(map(int, file.numbers(name, 2)))
                 if size != entry.original_size:
@@ -159,15 +159,14 @@ def _noted_reasons(item: CacheItem) -> list[StaleReason]:
 
 
 def _save_by_trainer(
-    path: str | os.PathLike[str], item: CacheItem, save: Callable[[str], object], latents: Any, flipped: Any, keys: str
+    path: str | os.PathLike[str], item: CacheItem, save: Callable[[str], object], latents: Any, keys: str
 ) -> None:
     """Put in place whole what a trainer's `save` writes to the path that it is given, or adds to the file there, with
     the fingerprint of the latents, whose arrays' names end in `keys`.
 
     Raises:
-        LatentStoreError: latents that are not finite, or the disk refuses.
+        LatentStoreError: the disk refuses.
     """
-    plain = finite_arrays(item, latents, flipped)[0]
     with temporary_folder() as folder:
         made = folder / Path(path).name
         before = _arrays_in(Path(path))
@@ -175,7 +174,7 @@ def _save_by_trainer(
             write_arrays(made, before, sync=False)
         save(str(made))
         arrays = _arrays_in(made)
-    note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", plain))
+    note = note_of(item.fingerprint(), Path(item.image).name, arrays.get(f"latents{keys}", as_array(latents)))
     new = {name: a for name, a in arrays.items() if name not in before or not np.array_equal(a, before[name])}
     write_arrays(Path(path), {**new, f"{NOTE}{keys}": note}, sync=False)
 

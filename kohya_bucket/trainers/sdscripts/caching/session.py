@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from kohya_bucket.buckets.sizes import Size, as_pair
 from kohya_bucket.errors import LatentStoreError, why_not_written
-from kohya_bucket.latents.fingerprint import Fingerprint, Stale, source_identity
+from kohya_bucket.images.stamps import Stamp
+from kohya_bucket.latents.fingerprint import GONE, Fingerprint, Stale
+from kohya_bucket.latents.finite import all_finite
 from kohya_bucket.latents.items import Caption
 from kohya_bucket.latents.store.entries import StoreEntry
 from kohya_bucket.trainers.door.patching import Patches, Replacement
@@ -39,6 +41,7 @@ class CacheItem:
         interpolation: sd-scripts' `resize_interpolation`, None for its default.
         further: a size besides the bucket that sd-scripts knows of.
         path: of its npz; the image itself where latents are in a store.
+        source: the image file before it was read, by `source_now`.
     """
 
     image: str
@@ -51,33 +54,23 @@ class CacheItem:
     interpolation: str | None = None
     further: bool = False
     path: str = ""
+    source: Stamp = field(kw_only=True)
 
     def fingerprint(self) -> Fingerprint:
-        """What the item's latents depend on, with the image file as it is now.
-
-        Raises:
-            OSError: the image is gone.
-        """
-        return self._fingerprint(*source_identity(self.image)[:2])
+        """What the item's latents depend on."""
+        return trainers_fingerprint(
+            *self.source, self.vae, self.original_size, self.bucket_reso, self.resized_size, self.interpolation,
+            flip=self.flip, mask=self.alpha_mask,
+        )  # fmt: skip
 
     def to_compare(self) -> tuple[StoreEntry, tuple[Stale, ...]]:
         """The item as stored latents of it must be, and what of it cannot be compared, as `why_stale` ignores it.
 
         That is a VAE whose hash is not known yet, and an image that is gone: a cache outlives it.
         """
-        unknown = () if self.vae else (Stale.VAE,)
-        try:
-            fingerprint = self.fingerprint()
-        except OSError:
-            fingerprint, unknown = self._fingerprint(-1, -1), (*unknown, Stale.SOURCE)
-        entry = StoreEntry(Path(self.image).name, fingerprint, as_pair(self.original_size), (0.0, 0.0, 0.0, 0.0))
-        return entry, unknown
-
-    def _fingerprint(self, nbytes: int, mtime_ns: int) -> Fingerprint:
-        return trainers_fingerprint(
-            nbytes, mtime_ns, self.vae, self.original_size, self.bucket_reso, self.resized_size, self.interpolation,
-            flip=self.flip, mask=self.alpha_mask,
-        )  # fmt: skip
+        unknown = (*(() if self.vae else (Stale.VAE,)), *((Stale.SOURCE,) if self.source == GONE else ()))
+        crop = 0.0, 0.0, 0.0, 0.0
+        return StoreEntry(Path(self.image).name, self.fingerprint(), as_pair(self.original_size), crop), unknown
 
 
 def architecture_read_by(strategy: Any) -> Family:
@@ -131,13 +124,12 @@ def save_latents(
     `latents`, `flipped` [C, (1,) h, w] and `alpha_mask` [H, W] are arrays or tensors. `sync` is as in `write_file`.
 
     Raises:
-        LatentStoreError: not finite, of a shape that does not belong to the bucket, or the disk refuses.
+        LatentStoreError: a shape that does not belong to the bucket, or the disk refuses.
     """
-    plain, *mirrored = finite_arrays(item, latents, flipped)
+    mirrored, mask = (None if part is None else as_array(part) for part in (flipped, alpha_mask))
     left, top, right, bottom = (float(side) for side in crop_ltrb)
-    mask = None if alpha_mask is None else as_array(alpha_mask)
     crop, name, bucket = (left, top, right, bottom), Path(item.image).name, as_pair(item.bucket_reso)
-    made = NpzLatents(plain, as_pair(item.original_size), crop, next(iter(mirrored), None), mask)
+    made = NpzLatents(as_array(latents), as_pair(item.original_size), crop, mirrored, mask)
     write_npz(Path(path), made, bucket, arch, item.fingerprint(), source_name=name, sync=sync)
 
 
@@ -148,12 +140,10 @@ def as_array(values: Any) -> npt.NDArray[np.float32]:
     return np.asarray(values, dtype=np.float32)
 
 
-def finite_arrays(item: CacheItem, latents: Any, flipped: Any) -> list[npt.NDArray[np.float32]]:
-    """Latents, and the flipped ones if there are any, as arrays; `LatentStoreError` for NaN and infinity."""
-    parts = [as_array(part) for part in (latents, flipped) if part is not None]
-    if not all(np.isfinite(part).all() for part in parts):
-        raise LatentStoreError(f"{item.image}: its latent is not finite (NaN or infinity); it is not cached")
-    return parts
+def refuse_not_finite(made: Iterable[Any], whose: str, what_to_do: str = "") -> None:
+    """Raise `LatentStoreError` where one of the arrays or tensors that were made holds NaN or infinity."""
+    if not all(all_finite(as_array(values)) for values in made if values is not None):
+        raise LatentStoreError(f"{whose} is not finite (NaN or infinity); it is not cached{what_to_do}")
 
 
 Requested = dict[tuple[str, Size], tuple[bool, bool]]  # by file and bucket: (flipped, mask)

@@ -27,7 +27,7 @@ from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.options import AdapterOptions, store_folder
 from kohya_bucket.trainers.door.placed import PlacedDataset
 from kohya_bucket.trainers.door.ranks import is_first_process, wait_for_ranks
-from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array, finite_arrays
+from kohya_bucket.trainers.sdscripts.caching.session import CacheItem, as_array
 from kohya_bucket.trainers.sdscripts.families import Family
 from kohya_bucket.trainers.sdscripts.npz.exchange import npz_item
 from kohya_bucket.trainers.sdscripts.objects import HeldDataset, inner_of
@@ -128,7 +128,7 @@ class ShardCache:
         original, fingerprint = as_pair(item.original_size), item.fingerprint()
         entry = StoreEntry(source, fingerprint, original, (left, top, right, bottom), caption, collection)
         # as npz have them; copied, since they are written later
-        bits = [part.copy() for part in finite_arrays(item, latents, flipped)]
+        bits = [as_array(part).copy() for part in (latents, flipped) if part is not None]
         mask = None if mask is None or (mask == 255).all() else mask
         self._writing().add(entry, bits[0], flipped=bits[1] if item.flip else None, mask=mask, space=self.arch.space)
 

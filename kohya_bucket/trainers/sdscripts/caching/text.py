@@ -30,9 +30,14 @@ from kohya_bucket.trainers.door.ranks import (
     wait_for_ranks,
     warn_once,
 )
-from kohya_bucket.trainers.sdscripts.caching.session import replaced, shared_by, temporary_folder
+from kohya_bucket.trainers.sdscripts.caching.session import (
+    refuse_not_finite,
+    replaced,
+    shared_by,
+    temporary_folder,
+)
 from kohya_bucket.trainers.sdscripts.npz.names import refuse_too_long
-from kohya_bucket.trainers.sdscripts.npz.read_write import place_text_npz, text_marks, text_stale_reasons
+from kohya_bucket.trainers.sdscripts.npz.read_write import OpenNpz, place_text_npz, text_marks, text_stale_reasons
 from kohya_bucket.trainers.sdscripts.objects import Dataset, ImageRecord, TextStrategy
 from kohya_bucket.trainers.sdscripts.wording import say_recached
 
@@ -52,6 +57,9 @@ def cache_text_outputs(
         if ahead.asked and (strategy is None or not strategy.cache_to_disk):
             raise ConfigError(_NOTHING)  # what is kept in memory would be lost
         original(dataset, models, accelerator)
+        for info in dataset.image_data.values():
+            outputs = getattr(info, "text_encoder_outputs", None)
+            refuse_not_finite(outputs or (), f"{info.absolute_path}: what text encoders make of its caption")
         return
     if strategy.skip_disk_cache_validity_check:
         warn_once(
@@ -134,6 +142,9 @@ class TextSession:
         """
         for path, file in batch:
             if is_zipfile(file):  # else it is saved elsewhere, or in a way of the strategy's own
+                with OpenNpz(file) as made:
+                    arrays = [made.array(name) for name in made.names]
+                refuse_not_finite(arrays, f"{path}: what text encoders make of its caption")
                 marks = text_marks(self.captions[path].text, self.encoding.encoders, self.encoding.tokens)
                 place_text_npz(Path(path), file, marks)
                 file.unlink()

@@ -44,8 +44,8 @@ def npz_entry(
     The file beside is that of further sizes, or the usual one: which one a size is in depends on the version of
     sd-scripts and on the datasets of a run.
 
-    They serve only if every byte of theirs is what was written: all are read, and compared with the checksums that a
-    zip has. `ignoring` is as in `origin_reasons`.
+    They serve only if they are finite and every byte of theirs is what was written: all are read, and compared with the
+    checksums that a zip has. `ignoring` is as in `origin_reasons`.
     """
     fingerprint = wanted.fingerprint
     bucket = fingerprint.bucket_size
@@ -56,8 +56,8 @@ def npz_entry(
             return [unfit]
         reasons = origin_reasons(file, keys, fingerprint, image, ignoring)
         # last, since every byte is read
-        damaged = None if reasons else file.damaged(name + keys for name in parts)
-        return [StaleReason(Stale.CHECKSUM, damaged)] if damaged else reasons
+        fault = None if reasons else file.fault(name + keys for name in parts)
+        return [fault] if fault else reasons
 
     entry = _entry_in(path, bucket, arch, stale_reasons)
     if entry.reasons:

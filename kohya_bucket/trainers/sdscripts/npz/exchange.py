@@ -16,8 +16,9 @@ from kohya_bucket.errors import KohyaBucketError, LatentStoreError
 from kohya_bucket.extras import argument
 from kohya_bucket.files import GroupedSync, make_folder
 from kohya_bucket.images.remote import is_url
+from kohya_bucket.images.stamps import Stamp
 from kohya_bucket.latents.dtypes import from_float32, to_float32
-from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_identity
+from kohya_bucket.latents.fingerprint import UNKNOWN_VAE, Fingerprint, as_text, source_now
 from kohya_bucket.latents.items import EncodeOptions
 from kohya_bucket.latents.maintenance import source_paths
 from kohya_bucket.latents.store.entries import StoreEntry
@@ -95,6 +96,7 @@ def _add_latents(
 ) -> list[str]:  # fmt: skip
     """Add what a file holds to a store; for each of its sizes, or for the file, "" or why it is not added."""
     sizes: dict[Size, tuple[NpzLatents, Fingerprint | None, str]] = {}
+    stamp = source_now(image)  # before its cache is compared with it
     try:
         with OpenNpz(cache.path) as file:
             for bucket, keys in sorted(sizes_in(file, arch), key=lambda found: not found[1]):  # plain keys last
@@ -119,7 +121,7 @@ def _add_latents(
         mask: npt.NDArray[np.uint8] | None = None
         if item.alpha_mask is not None and not (item.alpha_mask == 1).all():
             mask = np.rint(np.nan_to_num(item.alpha_mask).clip(0, 1) * 255).astype(np.uint8)
-        fingerprint = _fingerprint(image, bucket, item, noted, encoding)
+        fingerprint = _fingerprint(stamp, bucket, item, noted, encoding)
         entry = StoreEntry(source, fingerprint, item.original_size, item.crop_ltrb, captions.get((name, source)), name)
         plain = from_float32(item.latents, encoding.dtype)
         flipped = None if item.flipped is None else from_float32(item.flipped, encoding.dtype)
@@ -128,14 +130,13 @@ def _add_latents(
 
 
 def _fingerprint(
-    image: str, bucket: tuple[int, int], item: NpzLatents, noted: Fingerprint | None, encoding: EncodeOptions
+    stamp: Stamp, bucket: tuple[int, int], item: NpzLatents, noted: Fingerprint | None, encoding: EncodeOptions
 ) -> Fingerprint:
     flip, mask = item.flipped is not None, item.alpha_mask is not None
     if noted is not None:
         return replace(noted, dtype=encoding.dtype, kind="latents", flip=flip, mask=mask)
-    nbytes, mtime_ns, _ = source_identity(image)
     vae = encoding.vae or UNKNOWN_VAE
-    made = trainers_fingerprint(nbytes, mtime_ns, vae, item.original_size, bucket, flip=flip, mask=mask)
+    made = trainers_fingerprint(*stamp, vae, item.original_size, bucket, flip=flip, mask=mask)
     return replace(made, dtype=encoding.dtype, interpolation=made.interpolation if encoding.vae else "unknown")
 
 

@@ -35,6 +35,7 @@ from kohya_bucket.files import update_file
 from kohya_bucket.images.stamps import hash_bytes
 from kohya_bucket.inputs import open_input
 from kohya_bucket.latents.fingerprint import NOTE, Fingerprint, Stale, StaleReason, why_different
+from kohya_bucket.latents.finite import all_finite
 from kohya_bucket.latents.items import Caption, Encoding, caption_bytes
 from kohya_bucket.latents.space import LatentSpace
 from kohya_bucket.trainers.sdscripts.families import Family
@@ -129,12 +130,14 @@ class OpenNpz:
         return list(array.tolist())
 
     def floats(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """An array of floating-point numbers of this shape."""
+        """An array of finite floating-point numbers of this shape."""
         if self.shape(name) != shape:  # before it is unpacked: it may claim to be large
             raise BrokenNpzError(f"{name} has shape {list(self.shape(name))}, not {list(shape)}")
         array = self.array(name)
         if array.dtype.kind != "f":
             raise BrokenNpzError(f"{name} holds {array.dtype}, not floating-point numbers")
+        if not all_finite(array):
+            raise BrokenNpzError(f"{name} is not finite (NaN or infinity)")
         return array
 
     def crc(self, name: str) -> int:
@@ -145,15 +148,23 @@ class OpenNpz:
         member = self._members[f"{name}.npy"]
         return member.compress_type == zipfile.ZIP_STORED and member.file_size > member.compress_size
 
-    def damaged(self, names: Iterable[str] | None = None) -> str | None:
-        """Name of the first array whose bytes have not the checksum stated; of all (None) or these, which are read."""
+    def fault(self, names: Iterable[str] | None = None) -> StaleReason | None:
+        """What is wrong with the first array whose bytes have not the checksum stated, or that is not finite.
+
+        Of all (None) or these, every byte is read.
+        """
         for name in self._members if names is None else [f"{name}.npy" for name in names]:
+            shown, finite = name.removesuffix(".npy"), True
             try:
                 with self._member(name) as (file, _):
-                    while file.read(1 << 20):
-                        pass
+                    floats = _float_type(file)
+                    while piece := file.read(_PIECE):
+                        whole = len(piece) // floats.itemsize if floats else 0
+                        finite = finite and (not floats or all_finite(np.frombuffer(piece, floats, whole)))
             except BrokenNpzError:
-                return name.removesuffix(".npy")
+                return StaleReason(Stale.CHECKSUM, shown)
+            if not finite:
+                return StaleReason(Stale.NOT_FINITE, shown)
         return None
 
     def copy_to(self, out: zipfile.ZipFile, content: bytes, renamed: Mapping[str, str]) -> None:
@@ -168,7 +179,7 @@ class OpenNpz:
         for name, member in self._members.items():
             new = renamed.get(name, name)
             # What of ours is damaged can be made again: it is left out.
-            if not new or (_OURS.fullmatch(name) and self.damaged([name[:-4]])):
+            if not new or (_OURS.fullmatch(name) and self.fault([name[:-4]])):
                 continue
             # Its bytes lie behind its header, and the name and extra field that follow that.
             at, data = member.header_offset, None
@@ -205,6 +216,18 @@ def _header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if not all(type(side) is int and side >= 0 for side in shape) or not dtype.itemsize:
         raise ValueError(f"no array has shape {shape} and type {dtype}")
     return tuple(shape), in_columns, dtype
+
+
+_PIECE = 1 << 20  # bytes, of whole numbers
+
+
+def _float_type(file: Any) -> np.dtype[Any] | None:
+    """The type of an array of floating-point numbers, whose header is read; None of anything else."""
+    try:
+        dtype = _header(file)[2]
+    except (ValueError, KeyError):
+        return None
+    return dtype if dtype.kind == "f" else None
 
 
 _LOCAL = struct.Struct("<4s5H3I2H")  # what precedes a member
@@ -409,7 +432,7 @@ def _plain_shape(file: OpenNpz) -> tuple[int, ...]:
     try:
         return file.shape("latents")
     except BrokenNpzError:
-        if file.damaged(["latents"]):
+        if file.fault(["latents"]):
             return ()
         raise LatentStoreError(_kept(file.path, "its 'latents' are none")) from None
 
@@ -549,8 +572,8 @@ def text_stale_reasons(
     """
     try:
         with OpenNpz(Path(path)) as file:
-            if damaged := file.damaged():
-                return [StaleReason(Stale.CHECKSUM, damaged)]
+            if fault := file.fault():
+                return [fault]
             said = {name: file.array(name).tobytes() for name in MARKS if name in file.names}
             rate = None
             if caption is not None and DROPOUT_KEY in file.names:

@@ -72,11 +72,15 @@ def test_what_is_not_to_be_trusted_is_skipped_and_named(tmp_path):
     paths = [npz_path(image, (300, 150), arch) for image in images]
     for k in range(3):
         write_npz(paths[k], item(arch), BUCKET, arch)
+    bad = item(arch)
+    bad.latents[0, 0, 0] = np.nan
+    write_npz(paths[3], bad, BUCKET, arch)
     paths[0].write_bytes(paths[0].read_bytes()[:500])
     os.utime(paths[1], ns=(1, 1))
     found = import_npz([str(p) for p in images], tmp_path / "store", arch, images_root=tmp_path)
     assert found.done == 1
     reasons = dict(found.skipped)
+    assert "is not finite (NaN or infinity)" in reasons[str(paths[3])]
     assert "broken" in reasons[str(paths[0])]
     assert "newer than its" in reasons[str(paths[1])]
 
