@@ -7,6 +7,7 @@ from PIL import Image
 from sdscripts_support import MeanVAE, build_groups, random_sizes, write_images, write_metadata
 from several_sizes import batches_of, cache_group, config_of, sizes_of
 
+from kohya_bucket.errors import UnreadableError
 from kohya_bucket.trainers.door import batches
 
 COUNT = 31
@@ -67,6 +68,33 @@ def test_a_cache_that_becomes_unreadable(patched, tmp_path):
     counts = trained_of(batches_of(patched, group, epochs=1))[0]
     assert key not in counts
     assert sum(counts.values()) == COUNT
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_folder_that_goes_away_ends_the_run(patched, tmp_path, workers, cached, capfd):
+    """And leaves no image out."""
+    for part in "ab":
+        write_images(tmp_path / part, random_sizes(COUNT, 1, 60, 300))
+    config = config_of(tmp_path, {"remainder": "keep"})
+    (dataset,) = config["datasets"]
+    dataset["subsets"] = [{**dataset["subsets"][0], "image_dir": str(tmp_path / part)} for part in "ab"]
+    group, _ = build_groups(patched, config)
+    if cached:
+        cache_group(group, MeanVAE(), True)
+    (tmp_path / "b").rename(tmp_path / "elsewhere")
+    with pytest.raises((SystemExit, UnreadableError), match=r"b is gone, or empty: .* cannot be read; bring back its"):
+        batches_of(patched, group, epochs=1, workers=workers)
+    assert "trains in its place" not in capfd.readouterr().err
+
+
+def test_a_folder_that_goes_away_while_it_is_cached_ends_the_run(patched, tmp_path, capfd):
+    write_images(tmp_path / "a", random_sizes(COUNT, 1, 60, 300))
+    group, _ = build_groups(patched, config_of(tmp_path, {}))
+    (tmp_path / "a").rename(tmp_path / "elsewhere")
+    with pytest.raises(SystemExit, match=r"a is gone, or empty: .* cannot be read; bring back its"):
+        cache_group(group, MeanVAE(), True)
+    assert "is left out" not in capfd.readouterr().err
 
 
 def test_stop_ends_the_run_with_one_line(patched, tmp_path, data):

@@ -30,7 +30,7 @@ from kohya_bucket.datasets.items import (
 )  # fmt: skip
 from kohya_bucket.datasets.planned_index import bucket_of, item_number, spare_images
 from kohya_bucket.datasets.sources import FileSource, ImageSource, checked_sizes
-from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError
+from kohya_bucket.errors import FileChangedError, KohyaBucketError, StorageError, UnreadableError
 from kohya_bucket.images import IMAGE_EXTENSIONS, MetadataCache, list_images
 from kohya_bucket.images.focus_files import read_focus, unfound
 from kohya_bucket.images.formats import UnreadableImageError
@@ -258,6 +258,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         Raises:
             KohyaBucketError: an image without a bucket; or one whose pixels cannot be read, with `on_bad_image="stop"`
                 or where no other image of its bucket can be.
+            UnreadableError, StorageError: nothing can be read now where it lies: its folder, share or storage is away.
         """
         return self.__getitems__([index])[0]
 
@@ -277,7 +278,7 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         for other in self._candidates(number, at, in_batch):
             try:
                 pixels = self._pixels(other)
-            except (StorageError, FileChangedError):  # nor can others be read, and all would be left out
+            except (StorageError, FileChangedError, UnreadableError):  # nor can others, and all would be left out
                 raise
             except KohyaBucketError as error:
                 if self.settings.on_bad_image == "stop":

@@ -21,10 +21,10 @@ from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images import MetadataCache, TextColumn, read_sizes
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.headers import header_of, read_header
-from kohya_bucket.images.listing import refuse_one_path
+from kohya_bucket.images.listing import refuse_if_away, refuse_one_path
 from kohya_bucket.images.parallel import Progress
 from kohya_bucket.images.pixels import NO_IMAGE, Pixels, explained, load_pixels, to_pixels
-from kohya_bucket.images.remote import fetched, split_archive
+from kohya_bucket.images.remote import fetched, is_url, split_archive
 from kohya_bucket.texts import is_whole
 
 _METHODS = ("__len__", "read_sizes", "pixels", "caption", "name")
@@ -145,7 +145,9 @@ def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
 
     Raises:
         UnreadableImageError: empty, broken, of a shape that no image has, or floats outside [0, 1].
+        UnreadableError, StorageError: it lies where nothing can be read now.
     """
+    encoded = None
     try:
         if isinstance(cell, Image.Image):
             return to_pixels(cell)
@@ -153,7 +155,11 @@ def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
         if encoded is None:
             return _as_rgb(_as_height_width(_array(cell)))
         return load_pixels(fetched(encoded) if isinstance(encoded, str) else encoded, obey_exif=obey_exif)
+    except KohyaBucketError:
+        raise
     except NO_IMAGE as error:
+        if isinstance(encoded, str) and isinstance(error, OSError) and not is_url(encoded):
+            refuse_if_away(encoded, error)
         raise UnreadableImageError(str(error)) from error
 
 

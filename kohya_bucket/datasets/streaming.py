@@ -32,6 +32,7 @@ from kohya_bucket.datasets.items import (
 from kohya_bucket.datasets.sources import at_rest, cell_pixels, cell_size, column_of, content_of
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.images.formats import UnreadableImageError
+from kohya_bucket.images.listing import refuse_if_away
 from kohya_bucket.images.pixels import explained
 from kohya_bucket.planning import EpochPlan, Ledger, plan_epoch
 from kohya_bucket.planning.fingerprint import agree
@@ -360,6 +361,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
                 placement = self.rule.place(np.array([size], dtype=np.int32))
                 bucket, reason = placement.bucket(0), placement.reason(0).text
             except UnreadableImageError as error:
+                if isinstance(error.__cause__, OSError):
+                    refuse_if_away(str(error.__cause__.filename or name), error.__cause__)
                 bucket, reason = None, str(error)
             if bucket is None:
                 counts.unplaced += 1

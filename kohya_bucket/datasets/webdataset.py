@@ -22,7 +22,7 @@ from kohya_bucket.datasets.images import BucketedDataset
 from kohya_bucket.datasets.items import ItemKeywords, ItemSettings
 from kohya_bucket.datasets.sources import CellSource, SourceSizes
 from kohya_bucket.datasets.streaming import StreamingBuckets, StreamKeywords
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.images.formats import UnreadableImageError, explain_os_error
 from kohya_bucket.images.stamps import read_unchanged
@@ -74,7 +74,7 @@ class TarSource(CellSource):
         try:
             return read_unchanged(shard, stamp, int(row[f"{what}offset"]), int(row[f"{what}length"]))
         except OSError as error:
-            raise KohyaBucketError(f"{shard}: this shard cannot be read ({explain_os_error(error)})") from error
+            raise UnreadableError(f"{shard}: this shard cannot be read now ({explain_os_error(error)})") from error
 
 
 if TYPE_CHECKING:

@@ -352,7 +352,7 @@ def read_header(path: str) -> HeaderRow:
             raise UnreadableImageError(f"not a usable path ({error})") from None
         # Windows says "permission denied" for folders.
         why = "a folder, not a file" if os.path.isdir(path) else explain_os_error(error)
-        raise UnreadableImageError(why) from None
+        raise UnreadableImageError(why) from error
     try:
         head = os.read(fd, HEAD_BYTES)
         if head and (row := _readers[head[0]](head, fd)) and row[0] and row[1]:
@@ -363,7 +363,7 @@ def read_header(path: str) -> HeaderRow:
             raise UnreadableImageError("an empty file (0 bytes)")
         return _by_pillow(fd, head)
     except OSError as error:
-        raise UnreadableImageError(explain_os_error(error)) from None
+        raise UnreadableImageError(explain_os_error(error)) from error
     finally:
         os.close(fd)
 

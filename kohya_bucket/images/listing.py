@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import chain
 
 from kohya_bucket.checks import as_flag, path_meant
-from kohya_bucket.errors import KohyaBucketError, reading
+from kohya_bucket.errors import KohyaBucketError, UnreadableError, may_pass, reading
 from kohya_bucket.images.formats import IMAGE_EXTENSIONS, is_listed
 from kohya_bucket.images.remote import is_url, list_remote
 from kohya_bucket.inputs import MAX_TABLE_BYTES, may_be_file
@@ -73,6 +73,31 @@ def are_there(paths: Iterable[str], base: str = "") -> list[bool]:
                 listed[folder] = frozenset(map(os.path.normcase, os.listdir(here)))
         out.append(name in listed[folder])
     return out
+
+
+def is_folder_away(path: str) -> bool:
+    """Whether the folder of a file is not there, or holds no file of its kind, as where a drive or a share is away."""
+    ending = os.path.splitext(path)[1].lower()
+    endings = IMAGE_EXTENSIONS if ending in IMAGE_EXTENSIONS else {ending}
+    with suppress(OSError), os.scandir(os.path.dirname(path) or os.curdir) as entries:
+        return not any(is_listed(one.name) and os.path.splitext(one.name)[1].lower() in endings for one in entries)
+    return True
+
+
+def refuse_if_away(path: str, error: OSError) -> None:
+    """Raise `UnreadableError` where a file that could not be read is not at fault itself.
+
+    The error may pass; or the file is gone, or not to be read, and so is its folder.
+    """
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError)):
+        if may_pass(error):
+            with reading(path):
+                raise error
+    elif is_folder_away(path):
+        raise UnreadableError(
+            f"{os.path.dirname(path) or os.curdir} is gone, or empty: {os.path.basename(path)} cannot be read; bring "
+            "back its drive, share or files, then run again, or resume"
+        ) from error
 
 
 def from_here(path: str) -> str:

@@ -1,6 +1,8 @@
 """`BucketedDataset`: what an item holds, and that a plain DataLoader can batch it."""
 
+import errno
 import logging
+import os
 import pickle
 from pathlib import Path
 
@@ -15,8 +17,9 @@ from kohya_bucket.buckets import (
     Bucket,
     geometry,
 )
+from kohya_bucket.datasets import sources
 from kohya_bucket.datasets.captions import caption_beside
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, StorageError, UnreadableError
 from kohya_bucket.images import MetadataCache
 from kohya_bucket.images.pixels import load_pixels
 from kohya_bucket.images.resize import resize_and_crop
@@ -379,3 +382,80 @@ def test_the_caption_of_an_address_without_an_ending_is_beside_it():
     for name in ("captions/a", "b.c/a"):
         memory.pipe(f"/{name}.txt", b"a cat")
         assert caption_beside(f"memory://{name}", ".txt") == "a cat"
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_folder_that_goes_away_ends_the_epoch_which_goes_on_once_it_is_back(
+    tmp_path: Path, workers: int, emptied: bool
+) -> None:
+    """As a drive or a share does, or what is mounted on a folder that stays."""
+    for part in "ab":
+        make_pictures(tmp_path / part, [(64, 64)] * 20)
+    dataset = BucketedDataset.from_folder(tmp_path, FixedBuckets(SET), captions=None)
+    sampler = BucketBatchSampler(dataset, 2, seed=1)
+    seen: list[str] = []
+    states = []
+
+    def train() -> None:
+        for batch in DataLoader(dataset, batch_sampler=sampler, num_workers=workers, prefetch_factor=workers or None):
+            if not states:
+                (tmp_path / "b").rename(tmp_path / "elsewhere")
+                if emptied:
+                    (tmp_path / "b").mkdir()
+            seen.extend(batch["path"])
+            states.append(sampler.state_dict())
+
+    with pytest.raises(UnreadableError, match=r"b is gone, or empty: .*; bring back its drive, share or files"):
+        train()
+    assert dataset.left_out.sum() == 0
+    if emptied:
+        (tmp_path / "b").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "b")
+    if not workers:  # whose state counts batches that are loaded ahead
+        sampler.load_state_dict(states[-1])
+        for batch in DataLoader(dataset, batch_sampler=sampler):
+            seen += batch["path"]
+        assert sorted(seen) == sorted(dataset.source.name(i) for i in range(40))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_fault_of_the_disk_that_may_pass_is_no_broken_image(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(path: str, **_: object) -> object:
+        raise OSError(code, os.strerror(code), path)
+
+    dataset = BucketedDataset(paths, FixedBuckets(SET))
+    monkeypatch.setattr(sources, "load_pixels", fail)
+    with pytest.raises(UnreadableError, match=r"0\.png: cannot be read now .*run again"):
+        dataset[0]
+    assert dataset.left_out.sum() == 0
+
+
+def test_a_file_that_is_gone_alone_or_may_not_be_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make_pictures(tmp_path / "a", [(64, 64)] * 4)
+    dataset = BucketedDataset(paths, FixedBuckets(SET))
+    Path(paths[1]).unlink()
+    assert dataset[1]["path"] != str(paths[1])
+    load = sources.load_pixels
+
+    def refused(path: str, **more: bool) -> object:
+        if path == str(paths[2]):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return load(path, **more)
+
+    monkeypatch.setattr(sources, "load_pixels", refused)
+    assert dataset[2]["path"] in {str(paths[0]), str(paths[3])}
+    assert dataset.left_out.tolist() == [0, 1, 1, 0]
+
+
+def test_storage_that_does_not_answer_is_no_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> object:
+        raise StorageError("s3 is away")
+
+    monkeypatch.setattr(sources, "fetched", fail)
+    with pytest.raises(StorageError, match="s3 is away"):
+        sources.cell_pixels("s3://bucket/a.png", False)

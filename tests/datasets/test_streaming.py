@@ -4,6 +4,7 @@ import io
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets
 from kohya_bucket.buckets import Bucket
 from kohya_bucket.datasets.sources import content_of
 from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, UnreadableError
+from tests.pictures import make_pictures
 from tests.warm import QUICK
 
 RULE = FixedBuckets(BucketSet.from_dims([(16, 16), (24, 16), (16, 24)]))
@@ -270,3 +272,17 @@ def test_whole_batches_are_not_batched_again() -> None:
         list(DataLoader(StreamingBuckets(Stream(6), RULE, 2), batch_size=2))
     with pytest.raises(KohyaBucketError, match="transform is 3"):
         StreamingBuckets(Stream(6), RULE, 2, transform=3)
+
+
+def test_a_folder_that_goes_away_ends_a_stream_of_paths(tmp_path: Path) -> None:
+    paths = make_pictures(tmp_path / "a", [(16, 16)] * 6)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for n, path in enumerate(paths):
+            if n == 4:
+                (tmp_path / "a").rename(tmp_path / "elsewhere")
+            yield {"image": str(path)}
+
+    stream = StreamingBuckets(rows, RULE, 2)
+    with pytest.raises(UnreadableError, match="a is gone, or empty"):
+        list(stream)

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.datasets.planned_index import spare_images
-from kohya_bucket.errors import ConfigError, KohyaBucketError, StorageError
+from kohya_bucket.errors import ConfigError, KohyaBucketError, StorageError, UnreadableError
 from kohya_bucket.images.formats import not_loaded
+from kohya_bucket.images.listing import refuse_if_away
 from kohya_bucket.texts import one_line
 from kohya_bucket.trainers.door.placed import InBuckets
 
@@ -103,6 +104,7 @@ class BadImages:
         _here[:] = [self]
 
 
+_OF_ALL_IMAGES = MemoryError, ConfigError, StorageError, UnreadableError  # no other image could be read either
 _here: list[BadImages] = []  # where this process counts; nothing until a plan is drawn from
 _told: set[tuple[int, int]] = set()
 
@@ -113,18 +115,22 @@ def batch_of_the_readable(
     """What `make` makes of `index`, without the images that cannot be read.
 
     Raises:
-        KohyaBucketError: `on_bad_image` is "stop".
+        KohyaBucketError: `on_bad_image` is "stop", or nothing can be read now where an image or its cache lies.
         Exception: as `make` raised it, where it is not an image's fault, or no image can be read in its place.
     """
     try:
         return make(index)
-    except (MemoryError, ConfigError, StorageError):  # of the storage: other images cannot be read either
+    except _OF_ALL_IMAGES:
         raise
     except Exception as raised:
         error = raised
     from torch.utils.data import get_worker_info
 
-    bad = {image: why for image in dict.fromkeys(index.images.tolist()) if (why := _why_unreadable(make, index, image))}
+    bad = {
+        image: why
+        for image in dict.fromkeys(index.images.tolist())
+        if (why := _why_unreadable(make, index, images, image))
+    }
     if not bad:
         raise error
     if on_bad_image == "stop" and get_worker_info() is None:  # a worker cannot end the run: it counts
@@ -147,17 +153,22 @@ def _spare(
     """Readable images of the same bucket that the batch does not hold, in an order that depends on its seed alone."""
     image, bucket = images.pairs
     for other in spare_images(image[bucket == index.bucket], excluded, index.seed):
-        if not _why_unreadable(make, index, other):
+        if not _why_unreadable(make, index, images, other):
             yield other
 
 
-def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, image: int) -> str:
+def _why_unreadable(make: Callable[[PlannedBatch], Any], index: PlannedBatch, images: InBuckets, image: int) -> str:
     """Why not even a batch of this image alone can be made; an empty text where it can."""
     try:
         make(index.with_images([image]))
-    except (MemoryError, StorageError):
+    except _OF_ALL_IMAGES:
         raise
     except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            refuse_if_away(str(cause.filename or images.keys[image]), cause)
         return not_loaded(error)
     return ""
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from kohya_bucket.buckets.sizes import Size
 from kohya_bucket.errors import ConfigError, KohyaBucketError, may_pass, reading
 from kohya_bucket.images.formats import UnreadableImageError, not_loaded
+from kohya_bucket.images.listing import is_folder_away, refuse_if_away
 from kohya_bucket.latents.encode.worker import lower_priority
 from kohya_bucket.latents.vae.batches import BatchLimit, is_out_of_memory
 from kohya_bucket.latents.vae.device import SideStream, await_copy
@@ -193,11 +194,14 @@ class EncodingLoop:
                 except (MemoryError, ConfigError):
                     raise
                 except Exception as why:  # whatever a reader raises at what it does not expect
-                    if not may_pass(why):
+                    path = str(info.absolute_path)
+                    if not may_pass(why) and not (isinstance(why, FileNotFoundError) and is_folder_away(path)):
                         leave_out(info, why, self.options)
                         self._left_out += 1
                     elif id(info) in put_off:  # for the second time: the run ends
-                        with reading(info.absolute_path):
+                        if isinstance(why, OSError):
+                            refuse_if_away(path, why)
+                        with reading(path):
                             raise
                     else:
                         put_off.add(id(info))
