@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kohya_bucket.errors import ConfigError
+from kohya_bucket.inputs import read_input
 
 
 def parsed(file: Path) -> ast.Module:
     """The code in a file. Raises `ConfigError` where this Python cannot read it."""
+    with _code_in(file):
+        return ast.parse(read_input(file, _MOST))  # Python knows its byte order marks and declared encodings
+
+
+def text_of(file: Path) -> str:
+    """The same as text, whatever it is. Raises `ConfigError` where it cannot be read."""
+    with _code_in(file):
+        return read_input(file, _MOST).decode("utf-8", "replace")
+
+
+_MOST = 1 << 22  # bytes of a source
+
+
+@contextmanager
+def _code_in(file: Path) -> Iterator[None]:
     try:
-        return ast.parse(file.read_bytes())  # Python knows its byte order marks and declared encodings
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}; it is to say what this trainer trains") from error
+        yield
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+        why = str(error) or type(error).__name__
+        raise ConfigError(f"{file} cannot be read: {why}; it is to say what this trainer trains") from error
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
@@ -40,6 +58,6 @@ def name_of(node: ast.expr | None) -> str:
 
 def value_of(node: ast.expr, constants: Mapping[str, Any]) -> Any:
     """What an expression stands for; of a choice, what nobody asked for gives. None where that is unknown."""
-    if isinstance(node, ast.IfExp):
-        return value_of(node.orelse, constants)
+    while isinstance(node, ast.IfExp):
+        node = node.orelse
     return node.value if isinstance(node, ast.Constant) else constants.get(name_of(node))

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kohya_bucket.buckets.clips import FrameGrid
 from kohya_bucket.checks import nearest
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.code import assigned, constants_in, files_in, name_of, parsed, value_of
+from kohya_bucket.trainers.door.code import assigned, constants_in, files_in, name_of, parsed, text_of, value_of
 from kohya_bucket.trainers.musubi.architectures import ANY, ARCHITECTURES, Family
 from kohya_bucket.trainers.musubi.checkout import known_checkout
 
@@ -94,27 +95,33 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
     # Code that compares with a family's constant anywhere else does more for that family than is known.
     compared_elsewhere = _compared(code)
     compared_elsewhere.subtract(_compared(begin))
-    programs = {file.stem: file.read_text(encoding="utf-8", errors="replace") for file in files_in(package, "*.py")}
+    programs = {file.stem: text_of(file) for file in files_in(package, "*.py")}
     found = {}
     for key, steps in zip(steps_of.keys, steps_of.values, strict=True) if isinstance(steps_of, ast.Dict) else ():
         constant = name_of(key)
         name, step = values.get(constant), value_of(steps, values)
-        if not isinstance(name, str) or not isinstance(step, int):
+        said = {setting: value_of(node, values) for setting, node in _settings(begin, constant)}
+        stride, base = said.get("vae_frame_stride") or 4, said.get("vae_frame_base") or 1
+        counts = step, stride, base, said.get("control_count_per_image") or 1
+        usable = all(type(n) is int and 1 <= n < 1 << 16 for n in counts)
+        if not (isinstance(name, str) and usable and _is_rate(said.get("target_fps"))):
             continue
         full_name = str(values.get(f"{constant}_FULL", name))
         trainers = tuple(file for file, text in programs.items() if _has(f"return {constant}", text))
-        said = {setting: value_of(node, values) for setting, node in _settings(begin, constant)}
         latents, text = (
             next((f for f in programs if f.endswith(end) and _has(f"architecture={constant}", programs[f])), f"…{end}")
             for end in ("_cache_latents", "_cache_text_encoder_outputs")
         )
-        grid = FrameGrid(said.get("vae_frame_stride") or 4, said.get("vae_frame_base") or 1)
         found[name] = Family(
-            name, full_name, full_name.replace("_", "-"), trainers, step, said.get("target_fps"), grid,
-            defined_in=package, plain=not compared_elsewhere[constant], latents=latents, text=text, stride=0,
+            name, full_name, full_name.replace("_", "-"), trainers, step, said.get("target_fps"),
+            FrameGrid(stride, base), defined_in=package, plain=not compared_elsewhere[constant], latents=latents, text=text, stride=0,
             passes=None, sees_controls=True, controls=said.get("control_count_per_image", 1), keeps_controls=True,
         )  # fmt: skip
     return found
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and 0 < value < 1 << 16)
 
 
 def _has(words: str, text: str) -> bool:
@@ -134,10 +141,12 @@ def _compared(nodes: Iterable[ast.AST]) -> Counter[str]:
 
 def _settings(body: Iterable[ast.stmt], constant: str) -> Iterator[tuple[str, ast.expr]]:
     """What statements assign to each name for all, or where something equals a constant."""
-    for statement in body:
+    waiting = [*reversed([*body])]
+    while waiting:
+        statement = waiting.pop()
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             yield name_of(target), statement.value
         elif isinstance(statement, ast.If):
             named = constant in _compared([statement.test])
-            yield from _settings(statement.body if named else statement.orelse, constant)
+            waiting += reversed(statement.body if named else statement.orelse)

@@ -12,7 +12,7 @@ from pathlib import Path
 from kohya_bucket.checks import path_meant
 from kohya_bucket.errors import KohyaBucketError
 from kohya_bucket.inputs import MAX_CONFIG_BYTES, read_input
-from kohya_bucket.trainers.door.code import constants_in, files_in, name_of, parsed, value_of
+from kohya_bucket.trainers.door.code import constants_in, files_in, name_of, parsed, text_of, value_of
 from kohya_bucket.trainers.door.programs import Programs
 from kohya_bucket.trainers.sdscripts.families import ARCHITECTURES, NEEDED, Family
 
@@ -82,7 +82,7 @@ def _has_submodule(folder: Path) -> bool:
 def has_patch(root: Path) -> bool:
     """Whether the block of `patches/library-init.patch` stands in the checkout."""
     init = root / "library" / "__init__.py"
-    return init.is_file() and "kohya_bucket" in init.read_text(encoding="utf-8", errors="replace")
+    return init.is_file() and "kohya_bucket" in text_of(init)
 
 
 def nearby_checkout() -> Path | None:
@@ -99,7 +99,7 @@ def npz_version(root: Path) -> str:
     Its strategy for SD and SDXL says so, in words that 0.10.2 brought; nothing is imported.
     """
     file = root / "library" / "strategy_sd.py"
-    plain = file.is_file() and "multi_resolution=True" not in file.read_text(encoding="utf-8", errors="replace")
+    plain = file.is_file() and "multi_resolution=True" not in text_of(file)
     return "0.10.1" if plain else ""
 
 
@@ -107,9 +107,9 @@ def steps_in(root: Path) -> dict[str, int]:
     """{trainer's file: what `bucket_reso_steps` must be a multiple of there}, by its source; nothing is imported."""
     steps_of = {}
     for file in files_in(root, "*.py"):
-        steps = map(int, _VERIFIED.findall(file.read_text(encoding="utf-8", errors="replace")))
+        steps = set(map(int, _VERIFIED.findall(text_of(file))))
         least = math.lcm(*(step for step in steps if step))
-        if least > 1:
+        if 1 < least < 1 << 16:  # no model has a greater one
             steps_of[file.name] = least
     return steps_of
 

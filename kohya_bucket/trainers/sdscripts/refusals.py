@@ -13,6 +13,7 @@ from typing import Any
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import pip_install
 from kohya_bucket.texts import parse_toml, read_text
+from kohya_bucket.trainers.door.code import text_of
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.placing import refuse_unmatched
 from kohya_bucket.trainers.door.ranks import end_run, exit_with_message, is_first_process, warn_once
@@ -53,7 +54,7 @@ def _trainer_uses_weights() -> bool:
     files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     here = {Path(file).resolve() for file in files if file and Path(file).suffix == ".py"}
     trainers = [file for file in here if file.parent == folder and file.is_file()]  # torch names one that is not there
-    return any(LOSS_WEIGHTS in file.read_text(encoding="utf-8", errors="replace") for file in trainers)
+    return any(LOSS_WEIGHTS in text_of(file) for file in trainers)
 
 
 def refuse_empty(group: Any) -> None:

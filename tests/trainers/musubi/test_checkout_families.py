@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,47 @@ def test_no_checkout_and_code_that_cannot_be_read(tmp_path: Path, monkeypatch: p
     defined_in.cache_clear()
     with pytest.raises(ConfigError, match=r"bucket\.py cannot be read"):
         architecture_named("qi21")
+
+
+DEEP = {
+    "sums": "x = 1" + "+1" * 20_000,
+    "brackets": "x = " + "(" * 5_000,
+    "choices": "x = " + "1 if y else " * 5_000 + "1",
+}
+
+
+@pytest.mark.parametrize("kind", [*DEEP, "elif", "sparse"])
+def test_code_that_is_nested_deeply_or_endless_ends_in_one_line_or_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any, kind: str
+) -> None:
+    package = write_checkout(tmp_path, drawn(1))
+    file = package / "dataset" / "architectures.py"
+    if kind == "sparse":
+        with open(file, "r+b") as opened:
+            opened.truncate(20 << 30)
+    elif kind == "elif":
+        chain = "        if a == 0:\n            pass\n" + "        elif a == 1:\n            pass\n" * 500
+        body = f"class ImageDataset:\n    def __init__(self):\n{chain}"
+        (package / "dataset" / "more.py").write_text(body, encoding="utf-8")
+    else:
+        file.write_text(file.read_text(encoding="utf-8") + DEEP[kind], encoding="utf-8")
+    (tmp_path / "c.toml").write_text("[[datasets]]\nimage_directory = 'im'\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    defined_in.cache_clear()
+    for command in ("plan", "doctor"):
+        code, out, error = command_line(command, "c.toml", "--arch", "qi21")
+        assert code in (1, 2)
+        assert "Traceback" not in out + error
+        assert len(error.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("value", ["'four'", "0.5", "True", "1_000_000_000"])
+def test_a_family_of_impossible_numbers_is_left_out(tmp_path: Path, value: str) -> None:
+    package = write_checkout(tmp_path, drawn(0))
+    (file,) = [f for f in (package / "dataset").glob("*.py") if "vae_frame_stride = " in f.read_text(encoding="utf-8")]
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(r"vae_frame_stride = \S+", f"vae_frame_stride = {value}", text), encoding="utf-8")
+    assert defined_in(package).keys() < set(NAMES)
 
 
 def test_a_config_of_each_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Any) -> None:

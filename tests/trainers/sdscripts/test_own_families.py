@@ -69,6 +69,13 @@ def test_their_trainers(tmp_path: Path) -> None:
     assert own_programs(root, "krea") is None
 
 
+def test_steps_that_no_model_can_have_ask_for_nothing(tmp_path: Path) -> None:
+    root = write_checkout(tmp_path, "number")
+    text = "".join(f"d.verify_bucket_reso_steps({n})\n" for n in range(1, 9999))
+    (root / "krea2_train.py").write_text(text, encoding="utf-8")
+    assert own_programs(root, "krea2").steps["krea2_train.py"] == 1  # type: ignore[union-attr]
+
+
 @pytest.mark.posix("links of POSIX")
 def test_a_checkout_that_is_open_in_an_editor(tmp_path: Path) -> None:
     root = write_checkout(tmp_path, "number")

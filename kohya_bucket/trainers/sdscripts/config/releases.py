@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohya_bucket.errors import ConfigError
-from kohya_bucket.trainers.door.code import parsed
+from kohya_bucket.trainers.door.code import parsed, text_of
 from kohya_bucket.trainers.sdscripts.families import version_numbers
 
 _FILES = ("config_util.py", "train_util.py", "finetuning_dataset.py", "controlnet_dataset.py")
@@ -85,7 +85,7 @@ class Release:
     def in_checkout(cls, folder: Path) -> Release:
         """That of a checkout, by the source in its `library` folder."""
         files = [file for name in _FILES if (file := folder / "library" / name).is_file()]
-        text = "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
+        text = "".join(map(text_of, files))
         changes = frozenset(change for change in Feature if change.value[1] in text)
         return cls(changes, str(folder), schema=_schema_in(folder / "library" / "config_util.py"))
 
