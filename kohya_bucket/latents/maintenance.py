@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from kohya_bucket.errors import LatentStoreError, reading
 from kohya_bucket.files import TEMPORARY_AGE, final_name
+from kohya_bucket.images.listing import file_key, list_images
 from kohya_bucket.images.origins import Origins
 from kohya_bucket.latents.fingerprint import source_changes
 from kohya_bucket.latents.store.contents import manifest_of, self_described
@@ -61,7 +62,8 @@ class StoreStatus:
         superseded: rows on disk that newer ones have replaced.
         unindexed: shards that the manifest does not name yet.
         damage: (file, problem).
-        changed, absent: sources of items whose image has changed, or is missing.
+        changed, absent: sources of items whose image has changed, or is gone.
+        missing: images of the folder that was named which have no item; None where none was named.
         no_images: all sources are missing, so the store was moved away from its images: nothing is stale.
         temporary: leftover files.
         of_images: it holds latents of images, not text-encoder outputs.
@@ -76,6 +78,7 @@ class StoreStatus:
     damage: list[tuple[str, str]]
     changed: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    missing: list[str] | None = None
     no_images: bool = False
     temporary: list[str] = field(default_factory=list)
     of_images: bool = True
@@ -83,7 +86,7 @@ class StoreStatus:
     @property
     def healthy(self) -> bool:
         """Nothing is damaged, stale or missing."""
-        return not (self.damage or self.changed or (self.absent and not self.no_images))
+        return not (self.damage or self.changed or self.missing or (self.absent and not self.no_images))
 
 
 def source_paths(store: LatentStore, images_root: Path | None = None) -> list[str]:
@@ -92,11 +95,18 @@ def source_paths(store: LatentStore, images_root: Path | None = None) -> list[st
 
 
 def status(store: LatentStore, *, images_root: Path | None = None, content: bool = False) -> StoreStatus:
-    """Look at a store and at its image files (length and time; with `content` also their hashes)."""
+    """Look at a store and at its image files (length and time; with `content` also their hashes).
+
+    Which images should be in it is known of a folder `images_root` that is named, and not of the store alone.
+    """
     paths = source_paths(store, images_root)
     absent = changed = np.zeros(len(store), dtype=bool)
+    missing = None
     if store.of_images:
         absent, changed = check_sources(store, paths, content=content)
+        if images_root is not None:
+            stored = set(map(file_key, paths))
+            missing = [image for image in list_images(images_root) if file_key(image) not in stored]
     names = ["collection", "dtype", "kind", "vae", "bucket_width", "bucket_height"]
     groups: dict[tuple[str, tuple[int, int], str, str, str], int] = {}
     for row in store.table.group_by(names, use_threads=False).aggregate([([], "count_all")]).to_pylist():
@@ -112,6 +122,7 @@ def status(store: LatentStore, *, images_root: Path | None = None, content: bool
         damage=list(store.damage),
         changed=[paths[i] for i in np.flatnonzero(changed).tolist()],
         absent=[paths[i] for i in np.flatnonzero(absent).tolist()],
+        missing=missing,
         no_images=bool(len(store)) and bool(absent.all()),
         temporary=temporary_files(store),
         of_images=store.of_images,
@@ -279,18 +290,18 @@ def pack(
     """Copy the items in order into as few shards as possible, in place or into a new store in `target`.
 
     A store in `target` is self-contained: it can be moved elsewhere and trained from without the images. A copy that
-    was interrupted is continued.
+    was interrupted is continued, and one that is whole stays as it is.
 
     Raises:
-        LatentStoreError: `target` already holds a store, or an item is damaged.
+        LatentStoreError: `target` already holds another store, or an item is damaged.
     """
     if target is not None:
         items: Sequence[int] = range(len(store))
         if Layout(target).shard_sizes():  # of a copy that was interrupted, or of another store
             there = LatentStore(target)
-            copied = set(_keys(there))
-            if there.layout.manifests() or not copied <= set(_keys(store)):
-                raise LatentStoreError(f"{target} already holds a latent store: choose an empty folder")
+            copied, wanted = set(_keys(there)), set(_keys(store))
+            if not copied <= wanted or (there.layout.manifests() and copied != wanted):
+                raise LatentStoreError(f"{target} already holds another latent store: choose an empty folder")
             items = [i for i, key in enumerate(_keys(store)) if key not in copied]
         if damaged := sum(not name.endswith(".parquet") for name, _ in store.damage):
             raise LatentStoreError(
@@ -321,8 +332,9 @@ def pack(
     return done
 
 
-def _keys(store: LatentStore) -> Iterator[tuple[str, str, int]]:
-    return zip(store.strings("collection"), store.strings("source"), store.column("written_ns").tolist(), strict=True)
+def _keys(store: LatentStore) -> Iterator[tuple[str, str, str | None, int]]:
+    texts = (store.strings(name) for name in ("collection", "source", "caption"))
+    return zip(*texts, store.column("written_ns").tolist(), strict=True)
 
 
 def _items_by_shard(store: LatentStore) -> dict[str, list[int]]:

@@ -60,7 +60,20 @@ def test_precompute_status_verify(tmp_path, images, run):
     assert store.entry(int(store.find(["img_000.png"])[0])).caption == "a caption"
     assert encoded_counts(run("precompute", folder, *options)[1])[:2] == (0, 5)
     code, text, _ = run("cache", "status", out)
+    assert (code, "whether images are missing is told with --image-dir" in text) == (0, True)
+    code, text, _ = run("cache", "status", out, "--image-dir", folder)
     assert (code, "everything is up to date" in text) == (0, True)
+    added = make_images(folder / "later", [(64, 64)] * 3)
+    code, text, _ = run("cache", "status", out, "--image-dir", folder)
+    assert (code, "an image without a latent: 3; what to do: run `precompute` for that folder again" in text) == (
+        1,
+        True,
+    )
+    assert json.loads(run("cache", "status", out, "--image-dir", folder, "--json")[1])["missing"] == list(
+        map(str, added)
+    )
+    for path in added:
+        path.unlink()
     code, text, _ = run("cache", "status", out, "--json")
     assert json.loads(text)["items"] == 5
     assert run("cache", "verify", out)[:2] == (0, "5 items read, 0 damaged, 0 files unusable\n")

@@ -262,7 +262,13 @@ def test_a_copy_that_was_interrupted_is_continued(tmp_path, monkeypatch):
     copy = LatentStore(tmp_path / "copy")
     assert all(same(copy.read(i), want[name]) for i, name in enumerate(copy.strings("source")))
     assert (len(copy), copy.replaced_rows(), copy.indexed) == (6, 0, True)
-    with pytest.raises(LatentStoreError, match="already holds"):  # a whole one
+    assert pack(LatentStore(tmp_path / "store"), tmp_path / "copy").copied == 6  # it is whole
+    for manifest in copy.layout.manifests()[:1]:  # stopped between its two
+        manifest.unlink()
+    assert pack(LatentStore(tmp_path / "store"), tmp_path / "copy").copied == 6
+    assert len(copy.layout.manifests()) == 2
+    fill(tmp_path / "store", "g")
+    with pytest.raises(LatentStoreError, match="already holds another"):
         pack(LatentStore(tmp_path / "store"), tmp_path / "copy")
 
 

@@ -283,13 +283,17 @@ def _print_status(seen: StoreStatus, store: Path) -> None:
          f"if it was moved, give its new folder with --image-dir; else `cache prune {shown} --gone` drops the latent"),
         (seen.changed, "its image changed",
          f"{again}, which encodes it again; `cache prune {shown} --stale` drops the old latent"),
+        (seen.missing or [], "an image without a latent", "run `precompute` for that folder again"),
         ([f"{name}: {problem}" for name, problem in seen.damage], "damaged",
          f"`cache prune {shown} --damaged` takes it out; then {again}"),
     ):  # fmt: skip
         if names:
             say(f"{what}: {len(names):,}; what to do: {remedy}")
             say_first(names)
-    say("everything is up to date" if seen.healthy else "not up to date: what to do is said above")
+    healthy = "everything is up to date"
+    if seen.of_images and seen.missing is None:
+        healthy = "all that is in it is up to date; whether images are missing is told with --image-dir"
+    say(healthy if seen.healthy else "not up to date: what to do is said above")
 
 
 def _end_if_not_removed(done: MaintenanceReport) -> None:

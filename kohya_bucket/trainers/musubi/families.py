@@ -114,8 +114,9 @@ def defined_in(package: Path | None) -> Mapping[str, Family]:
         )
         found[name] = Family(
             name, full_name, full_name.replace("_", "-"), trainers, step, said.get("target_fps"),
-            FrameGrid(stride, base), defined_in=package, plain=not compared_elsewhere[constant], latents=latents, text=text, stride=0,
-            passes=None, sees_controls=True, controls=said.get("control_count_per_image", 1), keeps_controls=True,
+            FrameGrid(stride, base), defined_in=package, plain=not compared_elsewhere[constant], latents=latents,
+            text=text, stride=0, passes=None, sees_controls=True, controls=said.get("control_count_per_image", 1),
+            keeps_controls=True,
         )  # fmt: skip
     return found
 
