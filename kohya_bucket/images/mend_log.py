@@ -307,6 +307,8 @@ def _undo(files: _Files, step: Step) -> bool:
         if fixed is None or not _is_there(fixed) or not _is_made(fixed, step):  # not changed yet, or undone already
             if _is_there(files.path):
                 return False
+            if step.moved and fixed is not None and _is_there(fixed):
+                raise KohyaBucketError(f"{fixed} was changed since: it keeps its new name")
             raise KohyaBucketError("is not there, nor what was kept of it")
         if not step.moved:  # a file that was written, of which there is nothing else
             raise KohyaBucketError(f"what was kept of it, {files.kept}, is gone")
@@ -319,6 +321,8 @@ def _undo(files: _Files, step: Step) -> bool:
     elif fixed is not None and os.path.lexists(fixed):
         if not _is_ours(fixed, files, step):
             raise KohyaBucketError(f"{fixed} was changed since: what it was is in {files.kept}")
+        if os.path.lexists(files.path) and not files.path.samefile(fixed):
+            raise KohyaBucketError(f"{files.path} is there already; what is to be put there is in {files.kept}")
         fixed.rename(files.gone)  # where nobody changes it any more; `_settle` checks it again and removes it
         _settle(files, step)
     _put(files.kept, files.path)
@@ -335,12 +339,15 @@ def _is_made(path: Path, step: Step) -> bool:
 
 
 def _settle(files: _Files, step: Step) -> None:
-    """Remove what a step wrote and no longer needs; a fixed file that was changed at the last moment goes back."""
+    """Remove what a step wrote and no longer needs; a fixed file goes back that was changed at the last moment, or
+    whose old name somebody took."""
     files.new.unlink(missing_ok=True)
     if files.becomes is not None and os.path.lexists(files.gone):
-        if not _is_ours(files.gone, files, step):
+        is_ours = _is_ours(files.gone, files, step)
+        if not is_ours or os.path.lexists(files.path):
             _put(files.gone, files.becomes)
-            raise KohyaBucketError(f"{files.becomes} was changed since: what it was is in {files.kept}")
+            what = f"{files.path} is there already" if is_ours else f"{files.becomes} was changed since"
+            raise KohyaBucketError(f"{what}: what it was is in {files.kept}")
         files.gone.unlink()
 
 

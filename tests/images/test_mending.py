@@ -154,7 +154,9 @@ def test_what_was_changed_since_or_took_a_name_stays(few: Path) -> None:
     Image.new("RGB", (64, 64)).save(few / "turned.png")
     mine = (few / "turned.png").read_bytes()
     (few / "a.gif").write_bytes(b"another")
+    mended = (few / "a.png").read_bytes()
     outcome = mend_log.undo(str(few))
+    assert (few / "a.png").read_bytes() == mended
     assert sorted(Path(path).name for path, _ in outcome.failed) == ["a.gif", "turned.png"]
     assert (few / "turned.png").read_bytes() == mine
     assert (few / "a.gif").read_bytes() == b"another"
@@ -162,6 +164,14 @@ def test_what_was_changed_since_or_took_a_name_stays(few: Path) -> None:
     (few / "turned.png").unlink()
     assert not mend_log.undo(str(few)).failed
     assert bytes_of(few) == before
+
+
+def test_a_renamed_file_that_was_edited_since_keeps_its_name_and_that_is_said(few: Path) -> None:
+    fixed(few)
+    (few / "b.jpg").write_bytes(b"edited")
+    ((path, why),) = mend_log.undo(str(few)).failed
+    assert (Path(path).name, "was changed since: it keeps its new name" in why) == ("b.png", True)
+    assert (few / "b.jpg").read_bytes() == b"edited"
 
 
 def test_an_interrupt_says_how_many_were_fixed_and_how_to_put_them_back(few: Path) -> None:
