@@ -27,7 +27,8 @@ EXTRAS = {
 }
 
 OPENCV = "pip install opencv-python-headless"
-"""In no extra: it comes in four packages that overwrite each other, and an environment that trains has one of them."""
+"""Of four packages that overwrite each other, and of which an environment with a trainer has one: else `torch` and all
+extras with it bring this one."""
 
 
 def pip_install(extra: str) -> str:
