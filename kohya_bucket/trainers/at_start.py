@@ -1,4 +1,4 @@
-"""Written by `kohya-bucket activate`; `kohya-bucket deactivate` takes it away.
+"""Written by `kohya-bucket activate`; `kohya-bucket activate --off` takes it away.
 
 Python imports this at every start in its environment. It waits for the package of a trainer, and puts kohya_bucket's
 plan behind it. Any other program goes on as it would without, no slower: so nothing is imported before.

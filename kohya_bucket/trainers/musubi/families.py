@@ -53,7 +53,8 @@ def architecture_named(word: str | None) -> Family:
 def _named(word: str, families: Mapping[str, Family]) -> Family | None:
     file = word.replace("\\", "/").rpartition("/")[2]
     for family in families.values():
-        names = map(_letters, (family.name, family.full_name, family.title))
+        files = (start.partition("_train")[0] for start in family.trainers)  # `zebra` of zebra_train_network.py
+        names = map(_letters, (family.name, family.full_name, family.title, *files))
         starts = any(re.match(rf"{start}(_|\.)", file) for start in family.trainers)
         if starts if file.endswith(".py") else _letters(word) in names:
             return family

@@ -105,6 +105,9 @@ def test_what_the_code_says_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert architecture_named(str(package / f"{name}_train_network.py")).name == name
         monkeypatch.chdir(tmp_path)
         assert architecture_named(f"model-{name}") == family == family_of(name, package)
+    (package / f"{name}_train_network.py").rename(package / "zebra_train_network.py")
+    defined_in.cache_clear()
+    assert architecture_named("zebra").name == name
 
 
 @pytest.mark.posix("links of POSIX")
