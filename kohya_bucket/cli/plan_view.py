@@ -26,7 +26,7 @@ _RULED: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding":
 def show(plan: Plan, images: bool, as_json: bool) -> None:
     """Print a plan, with `images` also each image and all names that findings are about."""
     if as_json:
-        typer.echo(json.dumps(plan.as_dict(), indent=2))
+        typer.echo(json.dumps(plan.as_dict(images), indent=2))
         return
     console = wide_console()
     for data in plan.datasets:
@@ -36,7 +36,7 @@ def show(plan: Plan, images: bool, as_json: bool) -> None:
     if plan.length is not None:
         for row in (row for row in plan.gpus if row.epochs == plan.gpus[0].epochs):  # all epochs are equally long
             where = f"on {counted(row.gpus, 'GPU')}: " if len(plan.gpus) > 1 else ""
-            say(where + plan.length.text(row.updates))
+            say(where + plan.length.text(row.updates, "update" if plan.accumulate > 1 else "step"))
     if len(plan.findings):
         console.print()
         _print_findings(console, plan.findings, plan.trainer, images)

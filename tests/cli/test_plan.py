@@ -328,6 +328,15 @@ def test_only_the_data_sets_from_which_no_buckets_follow_are_left_out(folder):
     assert run("plan", config).stdout.rstrip().endswith("dataset 2")
 
 
+def test_json_names_a_thousand_files_of_a_finding_or_with_images_all(folder):
+    for n in range(1200):
+        (folder / f"{n}.gif").touch()
+    config = write(folder)
+    for more, names in ([], 1000), (["--images"], 1200):
+        (finding,) = [f for f in as_json("plan", config, *more)["findings"] if f["code"] == "ignored-files"]
+        assert (len(finding["names"]), finding["count"]) == (names, 1200)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "epochs", "limit"),
@@ -351,10 +360,12 @@ def test_the_whole_training_of_a_preset(folder, settings, epochs, limit):
     (row,) = as_json("plan", preset)["gpus"]
     assert row == as_json("plan", preset, "--gpus", processes)["gpus"][0]
     assert row["gpus"] == processes
+    assert "epochs" not in row
     steps = row["updates"]
-    (line,) = [line for line in run("plan", preset).stdout.splitlines() if " steps" in line and "=" in line]
+    (line,) = [line for line in run("plan", preset).stdout.splitlines() if " = " in line]
     assert line.startswith(f"{epochs} epoch")
-    assert f"= {epochs * steps} steps" in line
+    unit = "updates" if "gradient_accumulation_steps" in settings else "steps"
+    assert f"= {epochs * steps} {unit}" in line
     assert limit is None or line.endswith(f" epoch {-(-limit // steps)}")
 
 

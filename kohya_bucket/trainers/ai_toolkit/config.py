@@ -110,11 +110,11 @@ class JobLength:
 
     steps: int
 
-    def text(self, steps: int) -> str:
-        """The whole training, for a reader, where an epoch has so many steps."""
-        epochs, more = divmod(self.steps, max(steps, 1))
-        rest = f" and {counted(more, 'step')} of the next" if more else ""
-        return f"{counted(self.steps, 'step')} are {epochs:,} epoch{'s' * (epochs != 1)}{rest}"
+    def text(self, updates: int, unit: str) -> str:
+        """See `TrainingLength`."""
+        epochs, more = divmod(self.steps, max(updates, 1))
+        rest = f" and {counted(more, unit)} of the next" if more else ""
+        return f"{counted(self.steps, unit)} are {epochs:,} epoch{'s' * (epochs != 1)}{rest}"
 
 
 @dataclass(frozen=True)

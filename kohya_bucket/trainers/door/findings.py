@@ -87,9 +87,10 @@ class Finding:
     def __str__(self) -> str:
         return self.text
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"severity": self.severity.value, "names": list(self.names)}
+    def as_dict(self, all_names: bool = False) -> dict[str, Any]:
+        """For JSON, with the first 1,000 names, or all; `count` is that of all."""
+        names = self.names if all_names else self.names[:_NAMED]
+        return asdict(self) | {"severity": self.severity.value, "names": list(names)}
 
 
 _OF_KEYS = frozenset({"unknown-key", "misplaced-key", "wrong-type", "bool-as-number", "overruled"})

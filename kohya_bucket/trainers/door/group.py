@@ -236,7 +236,7 @@ class GpuRow:
         largest: the batch of one GPU that costs most: `4 of 1024x1024`.
         shape_changes: how often a GPU's batch has another shape or number of images than the one before it, on the GPU
             where that is most often.
-        epochs: which ones, `1 to 4`, where resolutions follow a schedule.
+        epochs: which ones, `1 to 4`, where resolutions follow a schedule; else "".
     """
 
     gpus: int
@@ -257,7 +257,7 @@ class GpuRow:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "epochs" or value}
 
 
 def _largest(group: GroupPlanner, plan: EpochPlan) -> str:

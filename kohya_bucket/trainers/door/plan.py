@@ -17,8 +17,9 @@ _FORMAT = {"format": "kohya-bucket-plan", "version": 1}
 class TrainingLength(Protocol):
     """How long a trainer's settings let it train."""
 
-    def text(self, steps: int) -> str:
-        """The whole training, for a reader, where an epoch has so many steps (updates of the weights)."""
+    def text(self, updates: int, unit: str) -> str:
+        """The whole training, for a reader, where an epoch updates the weights so often; `unit` is "update", or "step"
+        where each step is one."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,18 @@ class Plan:
     left_out: bool = False
     hint: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """What `--json` prints, as `plan.schema.json` says. Keys are added; another change makes a new version."""
+    def as_dict(self, all_names: bool = False) -> dict[str, Any]:
+        """What `--json` prints, as `plan.schema.json` says. Keys are added; another change makes a new version.
+
+        Findings name at most 1,000 files each, or with `all_names` all.
+        """
         return {
             **_FORMAT,
             **self.head,
             "settings": asdict(self.options),
             "datasets": [{"number": data.number, **data.entry} for data in self.datasets],
             "gpus": [row.as_dict() for row in self.gpus],
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [finding.as_dict(all_names) for finding in self.findings],
         }
 
 

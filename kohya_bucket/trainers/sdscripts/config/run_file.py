@@ -67,17 +67,17 @@ class RunLength:
         computed = preset and bool(epochs) and not (most or steps)
         return cls(epochs, most, steps, max(batches, 1), computed, max(processes, 1) if preset else 1)
 
-    def text(self, steps: int) -> str:
-        """The whole training, for a reader, where an epoch has so many steps (updates of the weights)."""
+    def text(self, updates: int, unit: str) -> str:
+        """See `TrainingLength`; sd-scripts calls updates of the weights steps."""
         epochs = self.max_train_epochs or self.epochs or 1
-        total = f"{epochs:,} epoch{'s' * (epochs != 1)} = {counted(epochs * steps, 'step')}"
+        total = f"{epochs:,} epoch{'s' * (epochs != 1)} = {counted(epochs * updates, unit)}"
         if self.max_train_epochs:
-            over = self.max_train_steps and self.max_train_steps != epochs * steps
+            over = self.max_train_steps and self.max_train_steps != epochs * updates
             return total + (f"; max_train_epochs counts, not max_train_steps {self.max_train_steps}" if over else "")
         limit = self.max_train_steps or _DEFAULT_STEPS
         by = ", as the GUI computes it," if self.computed else "" if self.max_train_steps else ", sd-scripts' default,"
-        last = -(-limit // max(steps, 1))
-        return f"{total}; max_train_steps {limit}{by} ends {'in' if limit % max(steps, 1) else 'with'} epoch {last:,}"
+        last = -(-limit // max(updates, 1))
+        return f"{total}; max_train_steps {limit}{by} ends {'in' if limit % max(updates, 1) else 'with'} epoch {last:,}"
 
 
 class RunSettings(NamedTuple):
