@@ -41,9 +41,11 @@ def some(names: Sequence[str], limit: int = 3) -> str:
 
 def counted(count: int, what: str, one: str = "", many: str = "") -> str:
     """1 -> "1 image", 1200 -> "1,200 images"; with a verb, `one` or `many`, behind it: "1 image is"."""
-    ending = "" if count == 1 else "es" if what.endswith(("ch", "s", "x")) else "s"
+    if count != 1:
+        of_copy = what[-1:] == "y" and what[-2:-1] not in "aeiou"
+        what = f"{what[:-1]}ies" if of_copy else what + ("es" if what.endswith(("ch", "s", "x")) else "s")
     verb = one if count == 1 else many
-    return f"{count:,} {what}{ending}{' ' * bool(verb)}{verb}"
+    return f"{count:,} {what}{' ' * bool(verb)}{verb}"
 
 
 def read_regular(path: str | os.PathLike[str], limit: int = MAX_CONFIG_BYTES, want: str = _WANT) -> bytes:

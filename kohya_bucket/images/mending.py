@@ -250,7 +250,9 @@ def _judge(path: str, why: str) -> tuple[bool, str]:
 
 
 def _copies(paths: Sequence[str], links: Collection[str], look: FolderLook) -> Iterator[tuple[str, str]]:
-    """(copy, original) of files with equal content. The original is rather no link, then the first with a caption."""
+    """(copy, original) of files with equal content. The original is rather no link, then has a caption, then the
+    shortest name: that of a copy is longer.
+    """
     lengths: dict[int, list[str]] = defaultdict(list)
     for path in paths:
         try:
@@ -265,8 +267,12 @@ def _copies(paths: Sequence[str], links: Collection[str], look: FolderLook) -> I
             except OSError as error:
                 look.left.append((path, explain_os_error(error)))
         for same in equal.values():
-            original = min(same, key=lambda path: (path in links, not any(map(os.path.isfile, _captions_of(path)))))
+            original = min(same, key=lambda path: (path in links, not _has_caption(path), len(os.path.basename(path))))
             yield from ((path, original) for path in same if path != original)
+
+
+def _has_caption(path: str) -> bool:
+    return any(map(os.path.isfile, _captions_of(path)))
 
 
 def _captions_of(path: str) -> Iterable[str]:

@@ -60,7 +60,7 @@ class Preview:
 
     Attributes:
         steps: of each GPU in an epoch.
-        errors: what makes the trainer stop, in words; datasets with one are not planned.
+        errors: what makes the trainer stop, and what to do; datasets with one are not planned.
         data: all that `plan --json --images` prints, see `plan.schema.json`.
     """
 
@@ -117,7 +117,7 @@ def preview(
     for row in data["gpus"]:
         why, mend = "it is in buckets that fill no batch", {"small_buckets": "keep"}
         without += [NotTrained(0, name, why, mend) for name in row["never_trained"]]
-    errors = tuple(one["message"] for one in data["findings"] if one["severity"] == Severity.ERROR.value)
+    errors = tuple(one.text for one in plan.findings.of(Severity.ERROR))
     steps = next((row["steps"] for row in data["gpus"]), 0)
     return Preview(steps, tuple(buckets), tuple(without), errors, data)
 

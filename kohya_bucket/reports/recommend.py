@@ -136,7 +136,7 @@ def about_files(analysis: Analysis) -> Iterator[Recommendation]:
     images = analysis.images
     if broken := images.failures:
         fix = "repair or remove" + _fix([images.paths[i] for i in broken], "; {} sets aside what cannot be decoded")
-        gain, why = f"{len(broken):,} more images, or a clean log", "They are not trained"
+        gain, why = f"{counted(len(broken), 'more image')}, or a clean log", "They are not trained"
         yield _unmeasured(analysis, f"{len(broken):,} unreadable", fix, why, gain, "broken")
     if unlisted := images.unlisted:
         fix, gain = fix_command(images.paths[i] for i in unlisted), counted(len(unlisted), "more image")
@@ -220,7 +220,7 @@ def _copies(analysis: Analysis) -> Iterator[Recommendation]:
         spare[[i for group in duplicates for i in group[1:]]] = True
         after = _summary_of(analysis, ~spare, analysis.subject.rule)
         yield Recommendation(
-            "files", f"{int(spare.sum()):,} copies", "keep one of each group",
+            "files", counted(int(spare.sum()), "copy"), "keep one of each group",
             f"{counted(len(duplicates), 'image', 'is', 'are')} there more than once, and trained that much more often",
             _samples(analysis.summary, after), "", analysis.summary, after, "duplicates",
         )  # fmt: skip

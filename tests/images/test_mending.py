@@ -343,3 +343,10 @@ def test_an_image_whose_exif_pillow_cannot_read_is_named(tmp_path: Path) -> None
     Image.fromarray(deep).save(tmp_path / "deep.png", exif=b"II*\0")
     outcome = mend_log.apply(str(tmp_path), mending.find(str(tmp_path)).fixes, "cp1252")
     assert [why.partition(" (")[0] for _, why in outcome.failed] == ["its EXIF cannot be written again"]
+
+
+def test_of_equal_files_the_copy_is_set_aside(tmp_path: Path) -> None:
+    for name in ("portrait 1.jpg", "dup of portrait 1.jpg", "portrait 1 (2).jpg"):
+        Image.new("RGB", (64, 64)).save(tmp_path / name)
+    found = mending.find(str(tmp_path))
+    assert sorted(Path(fix.path).name for fix in found.fixes) == ["dup of portrait 1.jpg", "portrait 1 (2).jpg"]

@@ -96,7 +96,7 @@ def test_duplicates_are_grouped_by_hash() -> None:
     images = ImageTable(images.paths, images.sizes, images.repeats, images.orientation, hashes=["a", "b", "a", "", ""])
     analysis = analyze(Subject("set", images, RULES[0]))
     assert analysis.duplicates == [[0, 2]]
-    (advice,) = [r for r in recommend(analysis) if r.current == "1 copies"]
+    (advice,) = [r for r in recommend(analysis) if r.current == "1 copy"]
     assert "5 → 4" in advice.gain
 
 

@@ -403,6 +403,13 @@ def unknown_key(
     return "unknown-key", what, f"remove it; {here} knows {', '.join(sorted(tables[here]))}{hint}"
 
 
+def no_datasets(path: object, findings: Findings) -> ConfigError:
+    """The error for a config without datasets, with the first key that may have been meant to be one of theirs."""
+    strange = [one for one in findings if one.code in ("unknown-key", "misplaced-key")]
+    meant = f": {strange[0].message}: {strange[0].remedy}" if strange else ""
+    return ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train{meant}")
+
+
 def near_key(key: str, candidates: Collection[str], elsewhere: Mapping[str, str] | None = None) -> str | None:
     """The known key that another one was probably meant to be; None if none resembles it."""
     plain = key.strip().lower().replace("-", "_").replace(" ", "_")

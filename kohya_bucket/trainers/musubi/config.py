@@ -23,6 +23,7 @@ from kohya_bucket.trainers.door.config_source import (
     check_range,
     check_repeats,
     load_source,
+    no_datasets,
     read_table,
     real_path,
     unknown_key,
@@ -129,12 +130,12 @@ def read_config(path: str | os.PathLike[str], model: Family = ANY) -> MusubiConf
     _say_what_is_read(model, findings)
     _take_out_further(data, further, "", findings)
     for key in [key for key in data if key not in _TOP]:
+        code, _, remedy = unknown_key(str(key), "the top level", {"the top level": {*_TOP, TABLE}, **_TABLES})
         message = f"musubi-tuner stops at {key!r}: beside [general] and [[datasets]] there is nothing"
-        remedy = f"did you mean {nearest(key, (*_TOP, TABLE))}?"
-        findings.error("unknown-key", source.line_of(key).rstrip(", "), message, remedy)
+        findings.error(code, source.line_of(key).rstrip(", "), message, remedy)
     listed = data.get("datasets")
     if not isinstance(listed, list) or not listed:
-        raise ConfigError(f"{path}: there is no [[datasets]] in it, so there is nothing to train")
+        raise no_datasets(path, findings)
     general, general_read = _taken(
         data.get("general", {}), _GENERAL, ("general",), "[general]", source, findings, further
     )

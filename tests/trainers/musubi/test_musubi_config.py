@@ -64,7 +64,7 @@ def test_keys_of_general_and_of_each_data_set(tmp_path):
         ("target_frames = [30, 31]", "target-frames", "are rounded to [29]: Wan takes 4n+1 frames"),
         ("bucket_no_upscale = true", "clip-buckets", "as the newest musubi-tuner places them; up to 0.3.4"),
         ("num_repeats = 0", "no-repeats", "nothing of it is trained"),
-        ("[dataset]", "unknown-key", "beside [general] and [[datasets]] there is nothing: did you mean datasets?"),
+        ("[dataset]", "unknown-key", "beside [general] and [[datasets]] there is nothing: did you mean 'datasets'?"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, line, code, words):

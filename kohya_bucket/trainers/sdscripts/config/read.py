@@ -15,7 +15,7 @@ from kohya_bucket.errors import ConfigError
 from kohya_bucket.extras import argument
 from kohya_bucket.images import list_images
 from kohya_bucket.texts import counted, some
-from kohya_bucket.trainers.door.config_source import ConfigSource, load_source, real_path
+from kohya_bucket.trainers.door.config_source import ConfigSource, load_source, no_datasets, real_path
 from kohya_bucket.trainers.door.findings import Findings
 from kohya_bucket.trainers.door.options import AdapterOptions
 from kohya_bucket.trainers.door.programs import Programs
@@ -174,7 +174,7 @@ def _read(
     _check_release(release, findings)
     datasets = read_datasets(source, findings, command_line, release)
     if not source.data.get("datasets"):
-        raise ConfigError(f"{source.path}: there is no [[datasets]] in it, so there is nothing to train")
+        raise no_datasets(source.path, findings)
     base = source.path.resolve().parent if source.path else None
     options = AdapterOptions.of_config(source, findings)
     subsets = [subset for dataset in datasets for subset in dataset.subsets]
