@@ -141,6 +141,14 @@ def test_what_is_no_config(given, word, tmp_path, monkeypatch):
     assert word in said
 
 
+def test_a_key_that_resembles_another_is_said_with_it(folder):
+    with pytest.raises(KohyaBucketError, match="no key 'resolutoin': did you mean 'resolution'"):
+        kohya_bucket.preview({"resolutoin": 1})
+    data = [{"resolutoin": 256, "subsets": [{"image_dir": str(folder), "caption_extension": ".txt"}]}]
+    (error,) = kohya_bucket.preview({"datasets": data}).errors
+    assert error.endswith("did you mean 'resolution'? It is read as that here")
+
+
 def test_musubi_tuners_configs(folder):
     for k in range(len(SIZES)):
         (folder / f"{k}.txt").write_text("caption", encoding="utf-8")
