@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from kohya_bucket._version import __version__
 from kohya_bucket.checks import integer, whole
 from kohya_bucket.errors import PlanError
 from kohya_bucket.planning import EpochPlan
-from kohya_bucket.planning.fingerprint import agree
+from kohya_bucket.planning.fingerprint import NAMES, agree
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +63,13 @@ def gather(statement: Mapping[str, Any], group: Any = None) -> list[Mapping[str,
     return everyone
 
 
-def agree_on(plan: EpochPlan) -> None:
+def agree_on(plan: EpochPlan, names_digest: str | None = None, names: Callable[[], Sequence[str]] = tuple) -> None:
     """Compare this rank's plan with those of all other ranks; returns at once in a single process.
 
     Every rank of the default process group must call this. Works on a gloo group of its own, so it needs no GPU,
     and a rank that does not come is noticed after the time-out of the run's process group: another rank may be saving
-    or drawing samples meanwhile.
+    or drawing samples meanwhile. Where `names_digest` is known, numbers must stand for the same images; `names` gives
+    those of this rank.
 
     Raises:
         RanksDifferError: the plans differ, with the difference, on every rank.
@@ -95,10 +96,10 @@ def agree_on(plan: EpochPlan) -> None:
 
     compared = {  # the hash, and what names the difference if the hashes differ
         **plan.fingerprint, "world_size": plan.world_size, "first step": plan.first_step, "steps": plan.steps,
-        "kohya_bucket": __version__, "numpy": np.__version__, "hash": plan.hash,
+        "kohya_bucket": __version__, "numpy": np.__version__, "hash": plan.hash, NAMES: names_digest,
     }  # fmt: skip
     remedy = "Give all ranks the same data, settings, seed and epoch"
-    agree(compared, gather_soon, "is about to train another plan", remedy, deciding="hash")
+    agree(compared, gather_soon, "is about to train another plan", remedy, deciding="hash", names=names)
 
 
 def refuse_another_deal(sampler: Any) -> None:

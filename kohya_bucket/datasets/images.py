@@ -240,6 +240,12 @@ class BucketedDataset(Dataset[dict[str, Any]]):
         without = np.flatnonzero(self.bucket_indices < 0).tolist()
         return [(i, self.source.name(i), self._why_without(i)) for i in without]
 
+    @property
+    def image_names(self) -> Sequence[str]:
+        """[N] what tells images apart on all ranks and in all runs: the names, or what the source has for it."""
+        own: Sequence[str] | None = getattr(self.source, "image_names", None)
+        return [self.source.name(i) for i in range(len(self))] if own is None else own
+
     def _why_without(self, number: int) -> str:
         return self._unreadable.get(number) or Reason(int(self.reasons[number])).text
 

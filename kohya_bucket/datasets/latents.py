@@ -235,6 +235,12 @@ class BucketedLatentDataset(Dataset[dict[str, Any]]):
         """[N] number of the shard that each item lies in."""
         return self.store.shard_numbers()[self._rows]
 
+    @property
+    def image_names(self) -> list[str]:
+        """[N] the images as the store names them."""
+        names: list[str] = self._texts["source"].take(self._rows).to_pylist()
+        return names
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {str(self.store.layout.root)!r} n={len(self)} n_buckets={len(self.bucket_set)}>"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from kohya_bucket.planning import (
     never_full,
     never_trained,
 )
+from kohya_bucket.planning.fingerprint import NAMES, digest_of_names
 from kohya_bucket.planning.options import known_options
 
 
@@ -98,14 +100,16 @@ class BucketBatchSampler(Sampler[list[int]]):
     that was read to its end is followed by the next one. `set_epoch` chooses another.
 
     Args:
-        bucket_indices: a dataset with `bucket_indices` (and `bucket_set`, if it has one), or [N] bucket numbers,
-            -1 for images that are not to be trained; [N, R] with `resolution_mode`.
+        bucket_indices: a dataset with `bucket_indices` (and `bucket_set` and `image_names`, if it has them), or [N]
+            bucket numbers, -1 for images that are not to be trained; [N, R] with `resolution_mode`. Where it has no
+            names, ranks and saved states cannot tell whether a number stands for another image than it should.
         batch_size: images of one rank in one step; a number or [K] per bucket; None with `max_pixels`.
         shuffle: False gives the same order in every epoch: bucket after bucket, images by number.
         drop_last: True leaves out what does not fill a batch on all ranks (another part in each epoch), so that all
             batches are full: with a warning where a bucket fills none, and is never trained; `small_buckets` has
             other ways. False trains it in short batches. None leaves it to `remainder`.
-        num_replicas: ranks; by default those of torch.distributed, or 1.
+        num_replicas: ranks; by default those of torch.distributed, or 1. Without torch.distributed, ranks cannot compare
+            what they train: give them the same images in the same order.
         rank: this rank; by default that of torch.distributed, or 0.
         seed: of all epochs, the same on all ranks.
         options: remainder, order, repeats, max_pixels, ...; see `PlanOptions`.
@@ -142,6 +146,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         options = with_shards(known_options(BucketBatchSampler, options), bucket_indices)
         self.bucket_indices = buckets_of(bucket_indices)
         self._dataset = bucket_indices if hasattr(bucket_indices, "left_out") else None
+        self._named = bucket_indices if hasattr(bucket_indices, "image_names") else None
         bucket_set = getattr(bucket_indices, "bucket_set", None)
         if bucket_set is not None:
             options.setdefault("bucket_sizes", bucket_set.sizes)
@@ -227,7 +232,7 @@ class BucketBatchSampler(Sampler[list[int]]):
         planner = self._planner(replicas)
         plan = planner.plan_at(start)
         if replicas > 1:
-            agree_on(plan)
+            agree_on(plan, self._digest_of_names, self._image_names)
         self._start = self._read_to = start
         self._steps_before, self._epoch_steps = plan.first_step, plan.first_step + plan.steps
         if not plan.steps:
@@ -280,7 +285,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             position = planner.position(position, step)
         if read_to_its_end:
             position = position.next_epoch()
-        return position.state_dict(planner.fingerprint)
+        return position.state_dict(self._fingerprint(planner))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved position, on any number of ranks. Takes the same time for every position.
@@ -292,7 +297,7 @@ class BucketBatchSampler(Sampler[list[int]]):
             PlanError: it holds more steps than the epoch has.
         """
         planner = self._planner(self._ranks[0])
-        position = EpochPosition.from_state_dict(state, planner.fingerprint)
+        position = EpochPosition.from_state_dict(state, self._fingerprint(planner))
         ended = position.done and not planner.plan_at(position).steps
         self._move_to(position.next_epoch() if ended else position)
 
@@ -304,6 +309,16 @@ class BucketBatchSampler(Sampler[list[int]]):
     def _ranks(self) -> tuple[int, int]:
         """(ranks, this rank)."""
         return self._replicas or world()
+
+    def _image_names(self) -> Sequence[str]:
+        return () if self._named is None else self._named.image_names
+
+    @cached_property
+    def _digest_of_names(self) -> str | None:
+        return None if self._named is None else digest_of_names(self._image_names())
+
+    def _fingerprint(self, planner: EpochPlanner) -> dict[str, Any]:
+        return {**planner.fingerprint, NAMES: self._digest_of_names}
 
     def _planner(self, replicas: int) -> EpochPlanner:
         if replicas not in self._planners:

@@ -303,6 +303,10 @@ class FileSource(CellSource):
         scan = read_sizes(self.paths, cached=metadata_cache, workers=workers, progress=progress)
         self._sizes = SourceSizes(scan.upright_sizes() if self._obey_exif else scan.sizes, scan.failures)
 
+    @property
+    def image_names(self) -> TextColumn:
+        return self.paths
+
     def __len__(self) -> int:
         return len(self.paths)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
+from kohya_bucket.texts import one_line
 
 PLAN_VERSION = 3
 """Goes up with every change by which equal settings give another plan."""
@@ -31,6 +34,28 @@ def digest_of(values: npt.ArrayLike | None) -> str | None:
     digest = hashlib.blake2b(repr(array.shape).encode(), digest_size=8)
     digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+NAMES = "image_names"
+"""Key of `digest_of_names`, which says what image each number stands for; None or left out where that is not known."""
+OTHER_NAMES = "images have other names or are in another order"
+
+
+def names_below(names: Sequence[str]) -> list[str]:
+    """Names as every machine has them: behind the folder that all are in, with the separators of POSIX."""
+    listed = list(names)
+    common = commonprefix([min(listed), max(listed)]) if listed else ""
+    begin = max(common.rfind("/"), common.rfind("\\")) + 1
+    return [name[begin:].replace("\\", "/") for name in listed]
+
+
+def digest_of_names(names: Sequence[str]) -> str:
+    """Short digest of images' names in their order; the folder that all are in does not count."""
+    return _digest_of_texts(names_below(names))
+
+
+def _digest_of_texts(texts: Sequence[str]) -> str:
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def fingerprint_of(
@@ -58,7 +83,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
     texts = []
     for key in [*then, *(k for k in now if k not in then)]:
         a, b = then.get(key), now.get(key)
-        if key in ignore or a == b:
+        if key in ignore or a == b or (key == NAMES and None in (a, b)):
             continue
         if key == "images_per_bucket":
             texts += _bucket_differences(a or [], b or [])
@@ -67,6 +92,9 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], ignore: tuple[s
                 texts.append("images are in other buckets or in another order")
         elif key == "images":
             texts.append(f"{a} images, now {b}")
+        elif key == NAMES:
+            if then.get("images") == now.get("images"):
+                texts.append(OTHER_NAMES)
         elif _is_digest(a) and _is_digest(b):
             texts.append(f"other values of {key}")
         else:
@@ -106,6 +134,7 @@ def agree(
     *,
     deciding: str | None = None,
     ignore: tuple[str, ...] = (),
+    names: Callable[[], Sequence[str]] = tuple,
 ) -> list[Mapping[str, Any]]:
     """The values of all ranks, which are the same ones.
 
@@ -114,22 +143,47 @@ def agree(
         gather: see `Gather`.
         what: another one of these a rank has: for the message.
         remedy: what to do, a sentence for the message.
-        deciding: a key; where its values are equal, no other is looked at. Left out of the message.
+        deciding: a key; where its values are equal, no other is looked at but `NAMES`. Left out of the message.
         ignore: keys whose values may differ.
+        names: gives the names of this rank's images, for a message where their digests differ.
 
     Raises:
         RanksDifferError: they differ; every rank is told by the same message in what.
     """
     everyone = gather(values)
     first = everyone[0]
-    hidden = ignore if deciding is None else (*ignore, deciding)
+    hidden = (*ignore, NAMES) if deciding is None else (*ignore, NAMES, deciding)
     for rank, other in enumerate(everyone):
-        if deciding is not None and other[deciding] == first[deciding]:
+        alike = deciding is not None and other[deciding] == first[deciding]
+        named, another = first.get(NAMES), other.get(NAMES)
+        others_names = None not in (named, another) and named != another
+        if alike and not others_names:
             continue
         differing = differences(first, other, ignore=hidden)
+        if others_names:
+            differing.append(_first_other_name(names_below(names()), gather, rank))
         if differing or deciding is not None:
             raise RanksDifferError(
                 f"rank {rank} {what} than rank 0 (there, then on rank {rank}): "
                 f"{'; '.join(differing) or 'only the steps differ'}. {remedy}"
             )
     return everyone
+
+
+_BLOCK = 1024  # names that are compared by one digest, and then sent
+
+
+def _first_other_name(names: Sequence[str], gather: Gather, rank: int) -> str:
+    """The first image that has another name on a rank than on rank 0, in words; all ranks must call this."""
+    digests = [_digest_of_texts(names[i : i + _BLOCK]) for i in range(0, len(names), _BLOCK)]
+    everyone = gather({"digests": digests})
+    pairs = zip_longest(everyone[0]["digests"], everyone[rank]["digests"])
+    begin = _BLOCK * next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+    everyone = gather({"names": names[begin : begin + _BLOCK]})
+    pairs = zip_longest(everyone[0]["names"], everyone[rank]["names"])
+    differing = (f"image {i} is {_called(a)}, now {_called(b)}" for i, (a, b) in enumerate(pairs, begin) if a != b)
+    return next(differing, OTHER_NAMES)
+
+
+def _called(name: str | None) -> str:
+    return "none" if name is None else one_line(name)

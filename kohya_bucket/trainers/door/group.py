@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from kohya_bucket.buckets.sizes import IntArray
 from kohya_bucket.errors import ConfigError
 from kohya_bucket.latents.token_grids import TOKEN_GRIDS
 from kohya_bucket.planning import EpochPlanner
-from kohya_bucket.planning.fingerprint import digest_of
+from kohya_bucket.planning.fingerprint import NAMES, digest_of, digest_of_names
 from kohya_bucket.planning.idle import dealt_costs, idle_share, idle_share_of
 from kohya_bucket.planning.options import EpochOptions
 from kohya_bucket.planning.plan import BucketCounts, EpochPlan, rank_costs
@@ -116,7 +115,7 @@ class GroupPlanner:
 
     def fingerprint(self, world_size: int) -> dict[str, Any]:
         """What decides a group's plans, as plain values; the folder that the images lie in does not."""
-        own = {"image_names": self._names, "max_pixels": self.options.max_pixels}
+        own = {NAMES: self._digest_of_names, "max_pixels": self.options.max_pixels}
         return {**self.planner(world_size).fingerprint, **own}
 
     @cached_property
@@ -124,10 +123,13 @@ class GroupPlanner:
         """Digest of what crops keep; None where no focus is set. It changes pictures, and no plan."""
         return digest_of(np.concatenate(self._focus)) if self._focus else None
 
+    def image_names(self) -> list[str]:
+        """[N] the keys of all datasets' images, one dataset after another."""
+        return [key for keys in self._keys for key in keys]
+
     @cached_property
-    def _names(self) -> str:
-        names = "\0".join(os.path.basename(key) for keys in self._keys for key in keys)  # noqa: PTH119
-        return hashlib.blake2b(names.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    def _digest_of_names(self) -> str:
+        return digest_of_names(self.image_names())
 
     @cached_property
     def shape_of_bucket(self) -> IntArray:

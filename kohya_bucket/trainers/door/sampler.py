@@ -153,6 +153,7 @@ class PlanSampler(Sampler[PlannedBatch], Planned):
             "holds another dataset",
             "Every process must see the same files and settings; with a validation split, set validation_seed",
             ignore=("seed",),
+            names=self.planner.image_names,
         )
         return int(everyone[0]["seed"])
 
