@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 import torch.distributed as dist
@@ -150,8 +152,15 @@ class MeetingPlace(NamedTuple):
         return cls(ranks, time_out().total_seconds(), address)
 
 
+_LOOK_AGAIN = timedelta(seconds=0.25)  # whether rank 0 has opened another meeting
+
+
 class Meeting:
     """One occasion on which ranks compare notes, in rounds. A rank's n-th meeting of a name is with the others' n-th.
+
+    A store may hold notes of processes that were started before these ones, by an elastic restart, and nothing that all
+    nodes know tells the two apart: TORCHELASTIC_RESTART_COUNT is a node's own. So rank 0 opens each meeting under a key
+    that is new, and opens it to those who have answered.
 
     Raises:
         PlanError: in `gather`: a rank did not come.
@@ -163,31 +172,62 @@ class Meeting:
         # A connection of its own: waiting would hold up the process group's, and a fork would share its parent's.
         if isinstance(place.address, tuple):
             host, port = place.address
-            self._store: dist.Store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            self._store: dist.Store = dist.TCPStore(
+                host, port, is_master=False, wait_for_workers=False, timeout=self._patience
+            )
         else:
             self._store = dist.FileStore(place.address)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        prefix = f"kohya_bucket/{attempt}/{name}"
-        meetings = self._store.add(f"{prefix}/rank {self._rank}", 1)  # of this name, on this rank
-        self._prefix = f"{prefix}/{meetings}"
+        self._called = f"kohya_bucket/{name}"  # key of where the last meeting of this name is
+        self._prefix = ""  # of this meeting's keys, once all ranks have come
         self._round = 0
 
     def gather(self, statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """What every rank gives in this round, by rank."""
         self._round += 1
-        keys = [f"{self._prefix}/{self._round}/{rank}" for rank in range(self._ranks)]
-        self._store.set(keys[self._rank], json.dumps(statement))
         try:
-            self._store.wait(keys, self._patience)
-            notes = [json.loads(self._store.get(key)) for key in keys]
+            self._prefix = self._prefix or (self._opened() if self._rank == 0 else self._joined())
+            notes = self._notes(f"{self._prefix}/{self._round}", json.dumps(statement))
         except RuntimeError as error:
             raise PlanError(
                 f"not all ranks came to compare what they read within {self._patience.total_seconds():g} s, the "
                 f"time-out of the process group; see the other ranks' logs for what stopped them ({error})"
             ) from error
-        if self._round > 2 and isinstance(self._store, dist.TCPStore):  # all ranks have read it
-            self._store.delete_key(f"{self._prefix}/{self._round - 2}/{self._rank}")
-        return notes
+        if isinstance(self._store, dist.TCPStore):
+            if self._round > 2:  # all ranks have read it
+                self._store.delete_key(f"{self._prefix}/{self._round - 2}/{self._rank}")
+            if self._round == 1 and self._rank == 0:  # all have come: who comes early to the next one waits for its call
+                self._store.delete_key(self._called)
+        return [json.loads(note) for note in notes]
+
+    def _notes(self, prefix: str, own: str) -> list[str]:
+        """What every rank has put under a prefix, this one `own`."""
+        keys = [f"{prefix}/{rank}" for rank in range(self._ranks)]
+        self._store.set(keys[self._rank], own)
+        self._store.wait(keys, self._patience)
+        return [self._store.get(key).decode() for key in keys]
+
+    def _opened(self) -> str:
+        """Rank 0: the prefix of a new meeting, which all ranks have answered to."""
+        prefix = f"{self._called}/{uuid4().hex}"
+        self._store.set(self._called, prefix)
+        self._store.set(f"{prefix}/come", json.dumps(self._notes(f"{prefix}/name", "")))
+        return prefix
+
+    def _joined(self) -> str:
+        """Another rank: the same, once this rank is among those who have come; an older meeting does not know it."""
+        own, end = uuid4().hex, monotonic() + self._patience.total_seconds()
+        while True:
+            self._store.wait([self._called], timedelta(seconds=max(end - monotonic(), 0.001)))
+            prefix = self._store.get(self._called).decode()
+            self._store.set(f"{prefix}/name/{self._rank}", own)
+            come = f"{prefix}/come"
+            with suppress(RuntimeError):  # not all have: rank 0 may meanwhile call to another one
+                self._store.wait([come], _LOOK_AGAIN)
+                if json.loads(self._store.get(come))[self._rank] == own:
+                    return prefix
+            if monotonic() > end:
+                raise RuntimeError("rank 0 has opened no meeting")
+            sleep(_LOOK_AGAIN.total_seconds())
 
 
 def meeting(place: MeetingPlace | None, name: str) -> Meeting | None:

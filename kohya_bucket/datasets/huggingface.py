@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kohya_bucket.checks import as_flag
 from kohya_bucket.datasets.captions import caption_of_cell
-from kohya_bucket.datasets.sources import CellSource, SourceSizes, cell_size, column_of
+from kohya_bucket.datasets.sources import CellSource, SourceSizes, cell_size, column_of, content_of
 from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.images import TextColumn
 from kohya_bucket.images.formats import UnreadableImageError
 
 _ROWS = 256
@@ -49,13 +51,22 @@ class HuggingFaceSource(CellSource):
         self._captions: Any = None if caption_column is None else self._only(caption_column)
         self._obey_exif = as_flag("obey_exif", obey_exif)
 
+    @property
+    def image_names(self) -> Sequence[str]:
+        """[N] of each image its path, or a digest of what its cell holds, as it was when sizes were read.
+
+        A transform of the dataset's own may change both each time, so there they are the numbers of the rows.
+        """
+        return self._names
+
     def __len__(self) -> int:
         return len(self._dataset)
 
     def read_sizes(self) -> SourceSizes:
         only = self._only(self._image)
         sizes = np.zeros((len(only), 2), dtype=np.int32)
-        failures = []
+        failures, names = [], []
+        changes = _has_own_transform(self._dataset)
         for start in range(0, len(only), _ROWS):
             stop = min(start + _ROWS, len(only))
             part = only[start:stop]
@@ -64,10 +75,12 @@ class HuggingFaceSource(CellSource):
             else:
                 cells = [column_of(only[i], self._image, self.name(i)) for i in range(start, stop)]
             for i, cell in enumerate(cells, start):
+                names.append(self.name(i) if changes else _told_apart(cell))
                 try:
                     sizes[i] = cell_size(cell, self._obey_exif)
                 except UnreadableImageError as error:
                     failures.append((i, self.name(i), str(error)))
+        self._names = TextColumn.from_texts(names)
         return SourceSizes(sizes, failures)
 
     def cell(self, index: int) -> Any:
@@ -84,6 +97,11 @@ class HuggingFaceSource(CellSource):
 
     def _only(self, column: str) -> Any:
         return self._dataset if self._whole_rows else self._dataset.select_columns([column])
+
+
+def _told_apart(cell: Any) -> str:
+    content = content_of(cell)
+    return content if isinstance(content, str) else hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
 def refuse_splits(dataset: Any) -> None:

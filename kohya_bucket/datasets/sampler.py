@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import Sampler
+from torch.utils.data import ConcatDataset, Sampler, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from kohya_bucket.buckets.arrays import runs
 from kohya_bucket.checks import array_of, as_flag, integer, one_of, opened_by_numpy, whole
@@ -75,10 +78,36 @@ def buckets_of(dataset: Any) -> npt.NDArray[Any]:
             f"{what}: keep Lightning from replacing the batch sampler, which knows its ranks, by "
             "use_distributed_sampler=False"
         )
-    raise PlanError(
-        f"{what}: to train a part of a dataset, give the dataset itself and repeats=, 0 for each image that is left "
-        "out; to join several, make one dataset of all their files (docs/tutorial-loop.md, Split and join)"
-    )
+    raise PlanError(f"{what}: {_WHOLE_DATASETS}")
+
+
+_WHOLE_DATASETS = (
+    "to train a part of a dataset, give the dataset itself and repeats=, 0 for each image that is left out; to join "
+    "several, make one dataset of all their files (docs/tutorial-loop.md, Split and join)"
+)
+
+
+def _dataset_of_reader() -> Any:
+    """What the loader that reads now loads from, of which torch does not tell a sampler; None without a loader."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        reader = frame.f_locals.get("self")
+        if isinstance(reader, _BaseDataLoaderIter):
+            return reader._dataset
+        frame = frame.f_back
+    return None
+
+
+def _refuse_new_numbers(dataset: Any) -> None:
+    """Raises `PlanError` for torch's wrappers that make new numbers of a `PlannedIndex`, and so drop its bucket."""
+    if isinstance(dataset, (Subset, ConcatDataset)):
+        raise PlanError(
+            f"the loader reads a {type(dataset).__name__}, which does not hand on in which bucket an image is to be "
+            f"trained, and this plan trains some in another than their own: {_WHOLE_DATASETS}"
+        )
+    held = getattr(dataset, "datasets", ())  # of a StackDataset, which hands everything on
+    for inner in held.values() if isinstance(held, Mapping) else held:
+        _refuse_new_numbers(inner)
 
 
 def _settle_drop_last(drop_last: bool, options: dict[str, Any]) -> None:
@@ -231,6 +260,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         replicas, rank = self._ranks
         planner = self._planner(replicas)
         plan = planner.plan_at(start)
+        if plan.moves:
+            _refuse_new_numbers(_dataset_of_reader())
         if replicas > 1:
             agree_on(plan, self._digest_of_names, self._image_names)
         self._start = self._read_to = start

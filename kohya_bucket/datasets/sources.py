@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -166,25 +165,25 @@ def cell_pixels(cell: Any, obey_exif: bool) -> Pixels:
 _ENOUGH = 4096
 
 
-def content_of(cell: Any) -> bytes:
+def content_of(cell: Any) -> bytes | str:
     """What tells the image of a cell at rest from another, without decoding it: both ends of its file, or a corner.
 
-    Of a path it is the last part alone, since machines may hold the same file in other folders.
+    Of a cell that only says where the image lies, that is the path, which is another where the folder is.
     """
     if isinstance(cell, Image.Image):
         file = getattr(cell, "fp", None)
         if isinstance(file, io.BytesIO):
             cell = file.getvalue()
         else:
-            cell = np.asarray(cell.crop((0, 0, 64, 64))) if file is None else str(cell.size)
+            cell = np.asarray(cell.crop((0, 0, 64, 64))) if file is None else cell.filename or str(cell.size)
     try:
         encoded = _encoded(cell)
         if encoded is None:
-            encoded = np.ascontiguousarray(_array(cell)[:64, :64]).tobytes()
+            encoded = np.ascontiguousarray(_as_height_width(_array(cell))[:64, :64]).tobytes()
     except UnreadableImageError as error:
         return str(error).encode()
     if isinstance(encoded, str):
-        return PurePath(split_archive(encoded)[0]).name.encode()
+        return split_archive(encoded)[0]
     return b"%d " % len(encoded) + encoded[:_ENOUGH] + encoded[-_ENOUGH:]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,7 +31,7 @@ from kohya_bucket.datasets.items import (
     register_bucket_collation,
 )
 from kohya_bucket.datasets.sources import at_rest, cell_pixels, cell_size, column_of, content_of
-from kohya_bucket.errors import KohyaBucketError
+from kohya_bucket.errors import KohyaBucketError, PlanError
 from kohya_bucket.images.formats import UnreadableImageError
 from kohya_bucket.images.listing import refuse_if_away
 from kohya_bucket.images.pixels import explained
@@ -203,7 +204,8 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         shuffle: draw buckets and images at random from the buffer; otherwise batches leave when complete.
         remainder: "keep", "pad" or "drop", as for `plan_epoch`.
         seed: of the shuffle, together with the epoch given to `set_epoch`.
-        num_replicas: how many processes train; by default those of torch.distributed, or 1.
+        num_replicas: how many processes train; by default those of torch.distributed, or 1. More need its process
+            group, by which they compare.
         rank: which of them this is; by default that of torch.distributed, or 0.
         transform: as for `BucketedDataset.from_hf`.
         pixel_range: as for `BucketedDataset.from_hf`.
@@ -217,6 +219,7 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             caption that is not text, a batch none of whose images can be read, or a second pass over an iterator that
             has ended.
         RanksDifferError: in a pass: a rank reads other samples than another, or in another order.
+        PlanError: in a pass: ranks that have no process group, or one that does not come.
 
     Examples:
         >>> from PIL import Image
@@ -385,7 +388,14 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
             "num_workers": 0 if worker is None else worker.num_workers,
         }  # fmt: skip
         name = f"stream of worker {0 if worker is None else worker.id}"
-        return _Comparison(meeting(self._meeting_place(), name), settings, batch_size * ranks, buffer_size)
+        place = self._meeting_place()
+        if ranks > 1 and place is None:
+            raise PlanError(
+                f"num_replicas is {ranks}, but there is no process group by which the ranks compare what they read, and "
+                "a stream in another order on one of them is trained in part: call torch.distributed.init_process_group "
+                "first; 'gloo' will do"
+            )
+        return _Comparison(meeting(place, name), settings, batch_size * ranks, buffer_size)
 
     def _mine(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         stream = self._stream() if callable(self._stream) else self._stream
@@ -419,12 +429,18 @@ class _Comparison:
     def __init__(self, meeting: Meeting | None, settings: Mapping[str, Any], first: int, every: int) -> None:
         self._meeting, self._settings = meeting, settings
         self._read, self._hash = 0, hashlib.blake2b(digest_size=8)
+        self._folder: str | None = None  # of the first image, where cells are paths
         self._next, self._every = first, every
 
     def add(self, cell: Any, caption: Any) -> None:
         if self._meeting is None:
             return
-        self._hash.update(content_of(cell))
+        content = content_of(cell)
+        if isinstance(content, str):  # of a path, what does not change with the folder that holds all
+            path = content.replace("\\", "/")
+            self._folder = posixpath.dirname(path) if self._folder is None else self._folder
+            content = posixpath.relpath(path, self._folder).encode("utf-8", "surrogateescape")
+        self._hash.update(content)
         self._hash.update(repr(caption).encode())
         self._read += 1
         if self._read == self._next:

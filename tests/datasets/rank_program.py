@@ -8,6 +8,7 @@ Every rank writes one line of JSON per batch into FOLDER; rank 0 saves the posit
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from kohya_bucket import BucketedDataset, BucketedLatentDataset, KohyaBuckets
 from kohya_bucket.datasets import agreement
 from kohya_bucket.datasets.accelerated import prepare_loader
 from kohya_bucket.datasets.sampler import BucketBatchSampler
@@ -166,7 +168,40 @@ def loss_of(model: torch.nn.Module, images: np.ndarray) -> torch.Tensor:
     return ((model(x)[:, 0] - torch.tensor(images % 7)) ** 2).mean()
 
 
-PARTS = {"train": train, "plain": plain, "gradients": gradients}
+def names(folder: Path) -> None:
+    """Datasets that are another one on the last rank: what is trained of each, or why it is not."""
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    last, log, rule = rank == world - 1 > 0, Log(folder, rank), KohyaBuckets(64, 32, 128, 32)
+    root = folder / f"machine {rank}"  # equal trees in other places
+    files = [root / "a" / f"{i}.png" for i in range(6)]
+    more = [root / "b" / f"{i}.png" for i in range(6)]
+    if last:
+        shutil.copytree(root / "a", root / "one renamed")
+        (root / "one renamed" / "5.png").rename(root / "one renamed" / "5b.png")
+
+    def shown(name: str) -> str:
+        return "/".join(Path(name).parts[-2:])
+
+    cases = {
+        "same": lambda: BucketedDataset(files + more, rule),
+        "reversed": lambda: BucketedDataset(files[::-1] if last else files, rule),
+        "exchanged": lambda: BucketedDataset(more + files if last else files + more, rule),
+        "renamed": lambda: BucketedDataset.from_folder(root / ("one renamed" if last else "a"), rule, captions=None),
+        "store": lambda: BucketedLatentDataset(folder / ("other latents" if last else "latents")),
+    }
+    for case, make in cases.items():
+        dataset, trained, refused = make(), [], ""
+        try:
+            for batch in BucketBatchSampler(dataset, 2, seed=3):
+                trained += [shown(dataset.image_names[i]) for i in batch]
+        except PlanError as error:
+            refused = str(error)
+        log.write(case=case, trained=trained, refused=refused)
+
+
+PARTS = {"train": train, "plain": plain, "gradients": gradients, "names": names}
 
 
 def rank_of(rank: int, ranks: int, store: Path, part: str, folder: Path, *numbers: int) -> None:

@@ -107,6 +107,43 @@ def rank_of(rank: int, ranks: int, store: str, folder: Path, workers: int) -> No
     os._exit(0)
 
 
+def elastic_rank(rank: int, attempt: int, own_count: int, port: int, folder: Path, workers: int) -> None:
+    """A rank of a run that was started again; the store outlives it. At the first attempt, rank 1 dies in mid-epoch."""
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": str(own_count)})
+    store = dist.PrefixStore(f"attempt {attempt}", dist.TCPStore("127.0.0.1", port, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    stream = StreamingBuckets(Shuffled(5), RULE, 2, caption_column="text", buffer_size=10)
+    context, steps = QUICK if workers else None, []
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        for batch in DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context):
+            steps.append([int(caption) for caption in batch["caption"]])
+            if (rank, attempt, epoch, len(steps) % 5) == (1, 0, 1, 0):
+                os._exit(1)
+    (folder / f"rank{rank}.json").write_text(json.dumps(steps), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)
+
+
+def restarted(folder: Path, counts: tuple[int, int], workers: int) -> list[list[list[int]]]:
+    """Per rank what it trained in each step after an elastic restart, with a restart count of each rank's own node."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for attempt, of_ranks in enumerate([(0, 0), counts]):
+        processes = [
+            QUICK.Process(target=elastic_rank, args=(rank, attempt, of_ranks[rank], server.port, folder, workers))
+            for rank in range(2)
+        ]
+        for process in processes:
+            process.start()
+        processes[1].join(timeout=300)
+        assert processes[1].exitcode == 1 - attempt
+        if attempt == 0:
+            processes[0].terminate()  # it waits for rank 1, as torchrun's agent finds it
+        processes[0].join(timeout=300)
+    assert processes[0].exitcode == 0
+    return [json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
 def started(folder: Path, ranks: int, workers: int, at_port: bool) -> dict[str, list[dict]]:
     """{case: what each rank wrote}."""
     store = (folder / "meeting").as_uri()

@@ -17,6 +17,7 @@ from kohya_bucket.buckets import Bucket  # noqa: E402
 from kohya_bucket.datasets.sources import cell_pixels, cell_size  # noqa: E402
 from kohya_bucket.errors import KohyaBucketError  # noqa: E402
 from kohya_bucket.images.formats import UnreadableImageError  # noqa: E402
+from tests.pictures import make_pictures  # noqa: E402
 
 pytestmark = pytest.mark.further
 
@@ -198,3 +199,24 @@ def test_captions_that_are_no_text_are_refused(captions: list[Any]) -> None:
     dataset = BucketedDataset.from_hf(hf, RULE, caption_column="text")
     with pytest.raises(KohyaBucketError, match=r"hf:1: its caption is .* but must be one text"):
         dataset[1]
+
+
+def test_rows_are_told_apart_by_what_they_hold() -> None:
+    """So that ranks, and saved positions, notice a table in another order; a transform may change rows each time."""
+
+    def names(kind: str, order: list[int]) -> list[str]:
+        return list(BucketedDataset.from_hf(KINDS[kind]().select(order), RULE).image_names)
+
+    for kind in set(KINDS) - {"own transform"}:
+        whole, turned = names(kind, [0, 1, 2, 3]), names(kind, [3, 1, 2, 0])
+        assert len(set(whole)) == 4
+        assert turned == [whole[i] for i in (3, 1, 2, 0)]
+    assert names("own transform", [3, 1, 2, 0]) == [f"hf:{i}" for i in range(4)]
+
+
+def test_rows_of_paths_are_told_apart_by_their_paths(tmp_path) -> None:
+    paths = [str(path) for path in make_pictures(tmp_path / "images", SIZES)]
+    table = datasets.Dataset.from_dict({"image": paths}).cast_column("image", datasets.Image())
+    assert list(BucketedDataset.from_hf(table, RULE).image_names) == paths
+    opened = [{"image": Image.open(path)} for path in paths]
+    assert list(BucketedDataset.from_hf(opened, RULE).image_names) == paths

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 from torch import zeros
-from torch.utils.data import ConcatDataset, DataLoader, SequentialSampler, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from kohya_bucket import BucketBatchSampler, BucketedDataset, KohyaBuckets, bucketed_loader, plan_epoch
 from kohya_bucket.errors import KohyaBucketError
@@ -68,6 +77,34 @@ def test_datasets_that_do_not_know_their_buckets_are_refused_before_they_are_rea
             plan_epoch(joined, 2)
     with pytest.raises(KohyaBucketError, match="use_distributed_sampler=False"):  # as Lightning makes it anew
         BucketBatchSampler(SequentialSampler(dataset), batch_size=2, drop_last=False)
+
+
+@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
+def test_wrappers_that_drop_the_bucket_of_an_index_are_refused_before_an_image_is_read(folder, loader) -> None:
+    dataset = Untouchable.from_folder(folder, RULE)
+    options = {"remainder": "catch_all", "bucket_sizes": dataset.bucket_set.sizes}
+    parts = random_split(dataset, [3, 4])
+    rest = Subset(dataset, range(1, 7))
+    for wrapped, images in (
+        (rest, [*range(1, 7)]),
+        (parts[1], parts[1].indices),
+        (Subset(rest, [0, 2, 4]), [1, 3, 5]),
+        (ConcatDataset([dataset, dataset]), [*range(7), *range(7)]),
+        (StackDataset(image=Subset(dataset, range(5)), number=range(5)), [*range(5)]),
+    ):
+        sampler = BucketBatchSampler(dataset.bucket_indices[images], 4, **options)
+        with pytest.raises(
+            KohyaBucketError, match=r"^the loader reads a (Subset|ConcatDataset), which .*give the dataset itself and repeats"
+        ):
+            list(loader(wrapped, batch_sampler=sampler))
+    dataset = BucketedDataset.from_folder(folder, RULE)
+    stacked = StackDataset(image=dataset, number=range(len(dataset)))  # hands indices on as they are
+    sampler = BucketBatchSampler(dataset.bucket_indices, 4, **options)
+    trained = [batch for batch in loader(stacked, batch_sampler=sampler)]
+    assert sorted(i for batch in trained for i in batch["number"].tolist()) == [*range(7)]
+    # A plan that moves nothing needs no bucket.
+    kept = BucketBatchSampler(dataset.bucket_indices[rest.indices], 4)
+    assert sum(len(batch["path"]) for batch in loader(Subset(dataset, rest.indices), batch_sampler=kept)) == 6
 
 
 @pytest.mark.parametrize("remainder", ["keep", "catch_all"])

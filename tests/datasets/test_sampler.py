@@ -249,3 +249,33 @@ def test_damaged_positions_are_refused(change: dict) -> None:
     assert list(sampler) == planned(0)
     with pytest.raises(ResumeError, match="not a saved position but a NoneType"):
         sampler.load_state_dict(None)
+
+
+class Named:
+    """A dataset of 12 images of one bucket, as far as a sampler asks."""
+
+    bucket_indices = np.zeros(12, dtype=int)
+
+    def __init__(self, names: list[str]) -> None:
+        self.image_names = names
+
+
+def test_a_position_is_for_the_same_images_in_the_same_order() -> None:
+    names = [f"/data/photos/{i:02}.png" for i in range(12)]
+
+    def sampler(names: list[str] | None) -> BucketBatchSampler:
+        return BucketBatchSampler(Named.bucket_indices if names is None else Named(names), 2, seed=5)
+
+    state = json.loads(json.dumps(sampler(names).state_dict(step=2)))
+    others = names[::-1], [*names[:5], "/data/photos/05b.png", *names[6:]], [names[1], names[0], *names[2:]]
+    for other in others:
+        with pytest.raises(ResumeError, match="images have other names or are in another order"):
+            sampler(other).load_state_dict(state)
+    without = {**state, "fingerprint": {k: v for k, v in state["fingerprint"].items() if k != "image_names"}}
+    unknown = sampler(None).state_dict(step=2)
+    moved = [name.replace("/data/", "/mnt/") for name in names]
+    # A folder that was moved; states of samplers that did not know names, and samplers that do not.
+    for loaded, now in ((state, moved), (without, names), (unknown, names), (state, None), (unknown, None)):
+        goes_on = sampler(now)
+        goes_on.load_state_dict(loaded)
+        assert goes_on.plan().first_step == 2

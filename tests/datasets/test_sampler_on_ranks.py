@@ -18,7 +18,9 @@ import pytest
 import torch
 from rank_program import IDS, loss_of, rank_of, small_model
 
-from kohya_bucket import planning
+from kohya_bucket import BucketedDataset, KohyaBuckets, planning, precompute_latents
+from tests.latents.stub_encoders import MeanEncoder
+from tests.pictures import make_pictures
 from tests.warm import QUICK
 
 plan_epoch = functools.partial(planning.plan_epoch, step_shapes="one")  # steps that do not depend on the ranks
@@ -121,6 +123,37 @@ def test_plain_ranks_train_the_plan_and_notice_a_difference(
     assert [len(w) for w in waits] == [1] * (ranks - 1) + [0]
     for (alone,) in waits[:-1]:
         assert "not all ranks came to compare their plans within 3 s" in alone["alone"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_that_see_other_images_are_refused(tmp_path: Path, ranks: int) -> None:
+    for rank in range(ranks):
+        for part in "ab":
+            make_pictures(tmp_path / f"machine {rank}" / part, [(64, 64)] * 6)
+    files, more = ([tmp_path / "machine 0" / part / f"{i}.png" for i in range(6)] for part in "ab")
+    for store, paths in (("latents", files), ("other latents", [*files[:5], more[5]])):
+        dataset = BucketedDataset(paths, KohyaBuckets(64, 32, 128, 32))
+        precompute_latents(dataset, MeanEncoder(), tmp_path / store)
+    assert start(ranks, "names", tmp_path) == 0
+    found = {rows[0]["case"]: rows for rows in zip(*entries(tmp_path, "case"), strict=True)}
+    assert sorted(name for row in found.pop("same") for name in row["trained"]) == sorted(
+        f"{part}/{i}.png" for part in "ab" for i in range(6)
+    )
+    told = {
+        "reversed": "image 0 is 0.png, now 5.png",
+        "exchanged": "image 0 is a/0.png, now b/0.png",
+        "renamed": "image 5 is 5.png, now 5b.png",
+        "store": "image 0 is 0.png, now a/0.png",
+    }
+    assert found.keys() == told.keys()
+    for case, rows in found.items():
+        for row in rows:
+            if ranks == 1:
+                assert (row["refused"], len(row["trained"])) == ("", 12 if case == "exchanged" else 6)
+                continue
+            assert f"rank {ranks - 1} is about to train another plan than rank 0" in row["refused"]
+            assert (told[case] in row["refused"], row["trained"]) == (True, [])
 
 
 @pytest.mark.slow

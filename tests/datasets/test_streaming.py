@@ -4,6 +4,7 @@ import io
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from torch.utils.data import DataLoader
 
 from kohya_bucket import BucketSet, FixedBuckets, KohyaBuckets
 from kohya_bucket.buckets import Bucket
+from kohya_bucket.datasets.agreement import MeetingPlace
 from kohya_bucket.datasets.sources import content_of
 from kohya_bucket.datasets.streaming import StreamBuffer, StreamingBuckets
-from kohya_bucket.errors import KohyaBucketError, UnreadableError
+from kohya_bucket.errors import KohyaBucketError, PlanError, UnreadableError
+from kohya_bucket.planning.fingerprint import RanksDifferError
 from tests.pictures import make_pictures
 from tests.warm import QUICK
 
@@ -126,13 +129,47 @@ def test_without_shuffling_batches_leave_in_the_order_of_arrival() -> None:
     assert completed == sorted(completed)
 
 
+def read_by_ranks(folder: Path, streams: list[Any], **options: Any) -> list[list[dict[str, Any]]]:
+    """What each rank reads of its stream; ranks are threads here, which meet in a file."""
+
+    def read(rank: int) -> list[dict[str, Any]]:
+        stream = StreamingBuckets(streams[rank], RULE, 4, num_replicas=len(streams), rank=rank, **options)
+        stream._place = MeetingPlace((len(streams), rank), 60, str(folder / "meeting"))
+        return list(stream)
+
+    with ThreadPoolExecutor(len(streams)) as pool:
+        return list(pool.map(read, range(len(streams))))
+
+
+def test_ranks_that_cannot_compare_what_they_read_are_refused() -> None:
+    """They were given by hand: a stream that is shuffled on each of them would be trained in part."""
+    stream = StreamingBuckets(Stream(60), RULE, 2, num_replicas=2, rank=0)
+    for workers in (0, 1):
+        context = QUICK if workers else None
+        loader = DataLoader(stream, batch_size=None, num_workers=workers, multiprocessing_context=context)
+        with pytest.raises(PlanError, match=r"num_replicas is 2, but there is no process group"):
+            next(iter(loader))
+    assert len(list(StreamingBuckets(Stream(8), RULE, 8, num_replicas=1, rank=0))) > 0
+
+
+def test_images_of_a_stream_are_told_apart_by_their_folders_too(tmp_path: Path) -> None:
+    """Ranks that list two folders in another order read the same last parts of paths in the same order."""
+    rows = []
+    for machine in "xy":
+        for part in "ab":
+            make_pictures(tmp_path / machine / part, [(64, 64)] * 4)
+        rows.append([{"image": str(tmp_path / machine / part / f"{i}.png")} for part in "ab" for i in range(4)])
+    elsewhere = read_by_ranks(tmp_path, rows, name_column="image")
+    trained = sorted("/".join(Path(path).parts[-2:]) for batches in elsewhere for b in batches for path in b["path"])
+    assert trained == [f"{part}/{i}.png" for part in "ab" for i in range(4)]
+    with pytest.raises(RanksDifferError, match="what the images are, in their order"):
+        read_by_ranks(tmp_path / "x", [rows[0], rows[1][4:] + rows[1][:4]])
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
-def test_all_ranks_train_one_bucket_per_step_and_as_many_steps(remainder: str) -> None:
-    ranks = [
-        list(StreamingBuckets(Stream(101), RULE, 4, num_replicas=3, rank=r, buffer_size=48, remainder=remainder))
-        for r in range(3)
-    ]
+def test_all_ranks_train_one_bucket_per_step_and_as_many_steps(remainder: str, tmp_path: Path) -> None:
+    ranks = read_by_ranks(tmp_path, [Stream(101)] * 3, buffer_size=48, remainder=remainder)
     assert len({len(batches) for batches in ranks}) == 1
     seen: Counter[int] = Counter()
     for step in zip(*ranks, strict=True):

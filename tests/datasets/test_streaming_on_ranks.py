@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.datasets.stream_ranks import N, started
+from tests.datasets.stream_ranks import N, restarted, started
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,22 @@ def test_ranks_share_a_stream_or_fail_before_the_first_batch(
             assert case == "changes later" or row["trained"] == []
             if "another stream" in reasons[case]:
                 assert "same seed" in row["refused"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "workers"),
+    [
+        pytest.param((1, 2), 0, marks=pytest.mark.slow),
+        pytest.param((0, 1), 0, marks=pytest.mark.slow),
+        pytest.param((1, 1), 1, marks=pytest.mark.weekly),
+    ],
+)
+def test_a_restarted_run_meets_whatever_its_nodes_count_and_its_store_holds(
+    tmp_path: Path, counts: tuple[int, int], workers: int
+) -> None:
+    """Each node counts its own restarts, and a store may still hold what earlier processes said."""
+    ranks = restarted(tmp_path, counts, workers)
+    assert len({len(steps) for steps in ranks}) == 1
+    assert Counter(image for step in zip(*ranks, strict=True) for image in {i for batch in step for i in batch}) == (
+        dict.fromkeys(range(N), 3)
+    )
