@@ -195,7 +195,9 @@ class Meeting:
         if isinstance(self._store, dist.TCPStore):
             if self._round > 2:  # all ranks have read it
                 self._store.delete_key(f"{self._prefix}/{self._round - 2}/{self._rank}")
-            if self._round == 1 and self._rank == 0:  # all have come: who comes early to the next one waits for its call
+            if (
+                self._round == 1 and self._rank == 0
+            ):  # all have come: who comes early to the next one waits for its call
                 self._store.delete_key(self._called)
         return [json.loads(note) for note in notes]
 
@@ -218,7 +220,7 @@ class Meeting:
         own, end = uuid4().hex, monotonic() + self._patience.total_seconds()
         while True:
             self._store.wait([self._called], timedelta(seconds=max(end - monotonic(), 0.001)))
-            prefix = self._store.get(self._called).decode()
+            prefix: str = self._store.get(self._called).decode()
             self._store.set(f"{prefix}/name/{self._rank}", own)
             come = f"{prefix}/come"
             with suppress(RuntimeError):  # not all have: rank 0 may meanwhile call to another one

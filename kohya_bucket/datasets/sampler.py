@@ -137,8 +137,8 @@ class BucketBatchSampler(Sampler[list[int]]):
         drop_last: True leaves out what does not fill a batch on all ranks (another part in each epoch), so that all
             batches are full: with a warning where a bucket fills none, and is never trained; `small_buckets` has
             other ways. False trains it in short batches. None leaves it to `remainder`.
-        num_replicas: ranks; by default those of torch.distributed, or 1. Without torch.distributed, ranks cannot compare
-            what they train: give them the same images in the same order.
+        num_replicas: ranks; by default those of torch.distributed, or 1. Without torch.distributed, ranks cannot
+            compare what they train: give them the same images in the same order.
         rank: this rank; by default that of torch.distributed, or 0.
         seed: of all epochs, the same on all ranks.
         options: remainder, order, repeats, max_pixels, ...; see `PlanOptions`.

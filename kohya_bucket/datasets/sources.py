@@ -56,7 +56,8 @@ class ImageSource(Protocol):
         """Its caption; "" where there is none."""
 
     def name(self, index: int) -> str:
-        """Its path, or whatever else tells a person which image it is."""
+        """Its path, or whatever else tells which image it is, to a person, to other ranks and to a later run; for ranks
+        and runs a source may have `image_names`, [N], instead."""
 
 
 class CellSource(ImageSource, Protocol):

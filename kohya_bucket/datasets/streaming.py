@@ -391,9 +391,9 @@ class StreamingBuckets(IterableDataset[dict[str, Any]]):
         place = self._meeting_place()
         if ranks > 1 and place is None:
             raise PlanError(
-                f"num_replicas is {ranks}, but there is no process group by which the ranks compare what they read, and "
-                "a stream in another order on one of them is trained in part: call torch.distributed.init_process_group "
-                "first; 'gloo' will do"
+                f"num_replicas is {ranks}, but there is no process group by which the ranks compare what they read, "
+                "and of a stream that comes in another order on one of them, images would be missed: call "
+                "torch.distributed.init_process_group first; 'gloo' will do"
             )
         return _Comparison(meeting(place, name), settings, batch_size * ranks, buffer_size)
 

@@ -44,7 +44,7 @@ OTHER_NAMES = "images have other names or are in another order"
 def names_below(names: Sequence[str]) -> list[str]:
     """Names as every machine has them: behind the folder that all are in, with the separators of POSIX."""
     listed = list(names)
-    common = commonprefix([min(listed), max(listed)]) if listed else ""
+    common = commonprefix([min(listed), max(listed)]) if listed else ""  # noqa: RUF071 (of texts of any system)
     begin = max(common.rfind("/"), common.rfind("\\")) + 1
     return [name[begin:].replace("\\", "/") for name in listed]
 

@@ -181,9 +181,6 @@ def names(folder: Path) -> None:
         shutil.copytree(root / "a", root / "one renamed")
         (root / "one renamed" / "5.png").rename(root / "one renamed" / "5b.png")
 
-    def shown(name: str) -> str:
-        return "/".join(Path(name).parts[-2:])
-
     cases = {
         "same": lambda: BucketedDataset(files + more, rule),
         "reversed": lambda: BucketedDataset(files[::-1] if last else files, rule),
@@ -195,7 +192,7 @@ def names(folder: Path) -> None:
         dataset, trained, refused = make(), [], ""
         try:
             for batch in BucketBatchSampler(dataset, 2, seed=3):
-                trained += [shown(dataset.image_names[i]) for i in batch]
+                trained += ["/".join(Path(dataset[i]["path"]).parts[-2:]) for i in batch]
         except PlanError as error:
             refused = str(error)
         log.write(case=case, trained=trained, refused=refused)

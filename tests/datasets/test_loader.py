@@ -94,13 +94,14 @@ def test_wrappers_that_drop_the_bucket_of_an_index_are_refused_before_an_image_i
     ):
         sampler = BucketBatchSampler(dataset.bucket_indices[images], 4, **options)
         with pytest.raises(
-            KohyaBucketError, match=r"^the loader reads a (Subset|ConcatDataset), which .*give the dataset itself and repeats"
+            KohyaBucketError,
+            match=r"^the loader reads a (Subset|ConcatDataset), which .*give the dataset itself and repeats",
         ):
             list(loader(wrapped, batch_sampler=sampler))
     dataset = BucketedDataset.from_folder(folder, RULE)
     stacked = StackDataset(image=dataset, number=range(len(dataset)))  # hands indices on as they are
     sampler = BucketBatchSampler(dataset.bucket_indices, 4, **options)
-    trained = [batch for batch in loader(stacked, batch_sampler=sampler)]
+    trained = list(loader(stacked, batch_sampler=sampler))
     assert sorted(i for batch in trained for i in batch["number"].tolist()) == [*range(7)]
     # A plan that moves nothing needs no bucket.
     kept = BucketBatchSampler(dataset.bucket_indices[rest.indices], 4)
