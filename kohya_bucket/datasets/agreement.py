@@ -195,9 +195,7 @@ class Meeting:
         if isinstance(self._store, dist.TCPStore):
             if self._round > 2:  # all ranks have read it
                 self._store.delete_key(f"{self._prefix}/{self._round - 2}/{self._rank}")
-            if (
-                self._round == 1 and self._rank == 0
-            ):  # all have come: who comes early to the next one waits for its call
+            elif self._round == 1 and self._rank == 0:  # all have come; who is early at the next one waits for its call
                 self._store.delete_key(self._called)
         return [json.loads(note) for note in notes]
 

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kohya_bucket.errors import PlanError
-from kohya_bucket.texts import one_line
 
 PLAN_VERSION = 3
 """Goes up with every change by which equal settings give another plan."""
@@ -186,4 +185,4 @@ def _first_other_name(names: Sequence[str], gather: Gather, rank: int) -> str:
 
 
 def _called(name: str | None) -> str:
-    return "none" if name is None else one_line(name)
+    return "missing" if name is None else repr(name)

@@ -141,10 +141,10 @@ def test_ranks_that_see_other_images_are_refused(tmp_path: Path, ranks: int) -> 
         f"{part}/{i}.png" for part in "ab" for i in range(6)
     )
     told = {
-        "reversed": "image 0 is 0.png, now 5.png",
-        "exchanged": "image 0 is a/0.png, now b/0.png",
-        "renamed": "image 5 is 5.png, now 5b.png",
-        "store": "image 0 is 0.png, now a/0.png",
+        "reversed": "image 0 is '0.png', now '5.png'",
+        "exchanged": "image 0 is 'a/0.png', now 'b/0.png'",
+        "renamed": "image 5 is '5.png', now '5b.png'",
+        "store": "image 0 is '0.png', now 'a/0.png'",
     }
     assert found.keys() == told.keys()
     for case, rows in found.items():

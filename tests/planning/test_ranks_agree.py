@@ -66,11 +66,11 @@ def test_a_number_stands_for_one_image_on_all_ranks(deciding: str | None) -> Non
     other = [*names[:2222], "/data/b/0722b.png", *names[2223:]]
     exchanged = names[1500:] + names[:1500]  # the same last parts, in the same order
     for third, told in (
-        (names[::-1], "image 0 is a/0000.png, now b/1499.png"),
-        (exchanged, "image 0 is a/0000.png, now b/0000.png"),
-        (other, "image 2222 is b/0722.png, now b/0722b.png"),
+        (names[::-1], "image 0 is 'a/0000.png', now 'b/1499.png'"),
+        (exchanged, "image 0 is 'a/0000.png', now 'b/0000.png'"),
+        (other, "image 2222 is 'b/0722.png', now 'b/0722b.png'"),
     ):
         for said in refused_names(names, names, third, deciding=deciding):
             assert said == f"rank 2 trains others than rank 0 (there, then on rank 2): {told}. Do it alike"
     for said in refused_names(names, names[:-1]):
-        assert said.endswith("3000 images, now 2999; image 2999 is b/1499.png, now none. Do it alike")
+        assert said.endswith("3000 images, now 2999; image 2999 is 'b/1499.png', now missing. Do it alike")

@@ -19,6 +19,7 @@ from kohya_bucket.trainers.door.sampler import PlanSampler
 
 IMAGES = 60
 SIZES = np.random.RandomState(0).randint(200, 900, (IMAGES, 2)).astype(np.int32)
+NAMES = [f"{i}.png" for i in range(IMAGES)]
 KEYS = DatasetKeys((256, 256), True, 64, 1024)
 TABLES = [
     {},
@@ -30,9 +31,8 @@ TABLES = [
 ]
 
 
-def sampler_of(table, batch_size, epoch=1, seed=5):
+def sampler_of(table, batch_size, epoch=1, seed=5, names=NAMES):
     options = AdapterOptions.from_tables(("here", table))
-    names = [f"{i}.png" for i in range(IMAGES)]
     images = place_images(names, SIZES, np.ones(IMAGES, dtype=int), batch_size, KEYS, options).trained
     return PlanSampler(GroupPlanner([images], options), seed, SimpleNamespace(value=epoch))
 
@@ -101,6 +101,7 @@ def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
     )
     assert sampler_of({}, 2, seed=7).seed == 7
     assert sampler_of({}, 2, seed=8).seed == 7
+    assert sampler_of({}, 2, names=[f"/elsewhere/{name}" for name in NAMES]).seed == 7
     with pytest.raises(RanksDifferError) as error:
         sampler_of({"remainder": "pad"}, 3)
     assert str(error.value) == (
@@ -108,3 +109,21 @@ def test_ranks_take_the_first_ones_seed_and_refuse_other_data(monkeypatch):
         "global_batch was 4, now 6. Every process must see the same files and settings; "
         "with a validation split, set validation_seed"
     )
+
+
+def test_a_rank_with_other_files_is_told_the_first_that_differs(monkeypatch):
+    """Also where the same names are in two folders that a rank lists in another order."""
+    names = [f"/data/{folder}/{i}.png" for folder in ("cats", "dogs") for i in range(IMAGES // 2)]
+    exchanged = names[IMAGES // 2 :] + names[: IMAGES // 2]
+    monkeypatch.setattr("kohya_bucket.trainers.door.sampler.world", lambda: (2, 0))
+    rounds = []
+    monkeypatch.setattr("kohya_bucket.trainers.door.sampler.gather", lambda mine: rounds.append(mine) or [mine, mine])
+    sampler_of({}, 2, names=names)
+    first, here = rounds[:], []
+    below = [name.removeprefix("/data/") for name in names]
+    said = [*first, {"digests": ["of rank 0"]}, {"names": below}]
+    monkeypatch.setattr(
+        "kohya_bucket.trainers.door.sampler.gather", lambda mine: here.append(mine) or [said[len(here) - 1], mine]
+    )
+    with pytest.raises(RanksDifferError, match=r"rank 1\): image 0 is 'cats/0.png', now 'dogs/0.png'. Every process"):
+        sampler_of({}, 2, names=exchanged)
