@@ -439,7 +439,7 @@ class _Comparison:
         if isinstance(content, str):  # of a path, what does not change with the folder that holds all
             path = content.replace("\\", "/")
             self._folder = posixpath.dirname(path) if self._folder is None else self._folder
-            content = posixpath.relpath(path, self._folder).encode("utf-8", "surrogateescape")
+            content = posixpath.relpath(path, self._folder).encode("utf-8", "surrogatepass")
         self._hash.update(content)
         self._hash.update(repr(caption).encode())
         self._read += 1

@@ -54,7 +54,7 @@ def digest_of_names(names: Sequence[str]) -> str:
 
 
 def _digest_of_texts(texts: Sequence[str]) -> str:
-    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def fingerprint_of(
