@@ -195,7 +195,7 @@ def _dataset(analysis: Analysis, limit: int) -> dict[str, Any]:
         "underfilled": len(analysis.underfilled),
         "rare": {"count": len(analysis.rarely_used), "below": FEW},
         "advice": [
-            {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost", "listed")}
+            {k: getattr(r, k) for k in ("setting", "current", "proposed", "why", "gain", "cost", "listed", "harm")}
             for r in recommend(analysis)
         ],
         "trainers": trained_on(analysis),

@@ -73,6 +73,19 @@ class Recommendation:
     listed: str = ""
     must: bool = False
 
+    @property
+    def harm(self) -> str:
+        """How bad it is that files are as they are; the worst of these is the first of `HARM`."""
+        return next((harm for harm, lists in HARM.items() if self.listed in lists), list(HARM)[-1])
+
+
+HARM: dict[str, Sequence[str]] = {
+    "not trained": ("broken", "without_bucket", "not_listed"),
+    "harms training": ("misread", "exif_rotated", "outliers", "most_enlarged"),
+    "worth a look": ("duplicates",),
+}
+"""Keys of `Analysis.lists`, by what their files do to a training."""
+
 
 def _short_share(summary: Summary) -> float:
     return summary.short_batches / summary.batches if summary.batches else 0.0
@@ -386,7 +399,8 @@ _MANY = 0.25  # of the images: so many are not exceptions, and a setting may be 
 
 
 def recommend(analysis: Analysis) -> list[Recommendation]:
-    """Changes that are worth it for these images: of files first, then of settings, the most effective first.
+    """Changes that are worth it for these images: of files first, the most harmful of most files, then of settings, the
+    most effective first.
 
     A setting is listed when it lowers the mean or the 95th percentile of crop loss, the share of enlarged images,
     of short batches or of images without a bucket, or trains more pixels, by a margin that matters, and by more
@@ -396,7 +410,9 @@ def recommend(analysis: Analysis) -> list[Recommendation]:
     """
     if not analysis.summary.placed and not len(analysis.unplaced):
         return []
-    return [*about_files(analysis), *_about_settings(analysis)]
+    counts = {listed.key: len(listed.images) for listed in analysis.lists}
+    files = sorted(about_files(analysis), key=lambda one: (list(HARM).index(one.harm), -counts.get(one.listed, 0)))
+    return [*files, *_about_settings(analysis)]
 
 
 def most_worth(analysis: Analysis, recommendations: Sequence[Recommendation]) -> Recommendation | None:

@@ -100,6 +100,18 @@ def test_duplicates_are_grouped_by_hash() -> None:
     assert "5 → 4" in advice.gain
 
 
+def test_advice_on_files_begins_with_what_harms_most() -> None:
+    sizes = [(1200, 900)] * 60 + [(200, 200)] * 5 + [(0, 0)] * 2
+    orientation = np.array([6] * 18 + [1] * 49, np.uint8)
+    hashes = ["a"] * 40 + [f"{n}" for n in range(27)]
+    images = table(sizes, orientation=orientation, hashes=hashes, failures={65: "cut off", 66: "cut off"})
+    advice = [one for one in recommend(analyze(Subject("set", images, RULES[0]))) if one.setting == "files"]
+    assert [(one.listed, one.harm) for one in advice] == [
+        ("broken", "not trained"), ("exif_rotated", "harms training"), ("most_enlarged", "harms training"),
+        ("duplicates", "worth a look"),
+    ]  # fmt: skip
+
+
 def test_long_images_ask_for_a_longer_bucket_and_get_what_was_promised() -> None:
     sizes = [(1800, 600)] * 60 + [(1000, 1000)] * 60
     a = analyze(Subject("set", table(sizes), KohyaBuckets(1024, 256, 1024), 4))

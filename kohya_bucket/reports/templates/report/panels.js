@@ -27,10 +27,10 @@ function advice(view) {
 }
 
 /* A problem of the files themselves: how bad it is, what to do, and where they are listed. */
-const SEVERITY = { broken: ["bad", "not trained"], without_bucket: ["bad", "not trained"], outliers: ["warn", "harms training"], most_enlarged: ["warn", "harms training"] };
+const TAGS = { "not trained": "bad", "harms training": "warn" };
 function aboutFiles(view, a) {
-  const [cls, text] = SEVERITY[a.listed] || ["soft", "worth a look"], list = view.data.lists.find((one) => one.key === a.listed && one.count);
-  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${cls}` }, text), h("div", {}, `${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`),
+  const list = view.data.lists.find((one) => one.key === a.listed && one.count);
+  return h("div", { class: "change" }, h("b", {}, a.current), " ", h("span", { class: `tag ${TAGS[a.harm] || "soft"}` }, a.harm), h("div", {}, `${a.proposed[0].toUpperCase()}${a.proposed.slice(1)}`),
     list ? h("button", { type: "button", class: "bare link", onclick: () => view.showList(list) }, "Show the files") : null);
 }
 
